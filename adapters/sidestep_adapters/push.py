@@ -1,0 +1,291 @@
+"""The engine's end of a stream: a deque, and one daemon thread that does the rest.
+
+``push`` appends to a deque and returns: no encoding, no lock, no system call and
+no exception on the thread that serves requests. The publisher thread encodes,
+sends, retransmits and reads acknowledgements by the rules of ``session.sender``.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import secrets
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from multiprocessing import util as multiprocessing_util
+from random import Random
+
+import zmq
+
+from sidestep.session.sender import Sender, State
+from sidestep.wire.items import Item, encode_item
+from sidestep.wire.limits import MAX_ITEM_BYTES
+from sidestep.wire.messages import EngineInfo
+
+log = logging.getLogger(__name__)
+
+QUEUE_ITEMS = 4096
+FLUSH = 0.05
+SLICE = 1e-4
+"""Seconds of encoding after which the publisher lets the engine have the interpreter."""
+REST = 5e-4
+DRAIN = 2.0
+"""Seconds that closing may take while the exporter still answers."""
+COMPLAIN = 60.0
+
+Extra = Callable[[], Iterable[Item]]
+
+_publishers: weakref.WeakSet[Publisher] = weakref.WeakSet()
+_inherited: list[object] = []
+"""A forked child keeps its parent's sockets referenced: closing them would disturb the parent."""
+
+
+class Publisher:
+    """Sends one process's items to the exporter.
+
+    Attributes:
+        errors: Records that could not be translated or encoded.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        stream: str,
+        engines: Sequence[EngineInfo],
+        *,
+        extra: Extra | None = None,
+        flush: float = FLUSH,
+    ) -> None:
+        self.errors = 0
+        self._endpoint = endpoint
+        self._stream = stream
+        self._engines = list(engines)
+        self._extra = extra
+        self._flush = flush
+        self._queue: deque[Item] = deque()
+        self._overflowed = 0
+        self._encoding = False
+        self._complained_at = -COMPLAIN
+        self._closed = False
+        self._start()
+        _publishers.add(self)
+        # A child of multiprocessing leaves by os._exit, past atexit, but runs finalizers.
+        finish = _weakly(self)
+        atexit.register(finish)
+        multiprocessing_util.Finalize(self, finish, exitpriority=10)
+
+    def push(self, item: Item) -> None:
+        """Queue ``item``, which must own its values; where the queue is full, count it."""
+        if self._thread is None:
+            self._revive()
+        if len(self._queue) < QUEUE_ITEMS:
+            self._queue.append(item)
+        else:
+            self._overflowed += 1
+
+    def fail(self, what: str) -> None:
+        """Count a record that could not be translated; say so once a minute. For ``except``."""
+        self.errors += 1
+        self._complain("%s: %d so far", what, self.errors, exc_info=True)
+
+    def describe(self, engines: Sequence[EngineInfo]) -> None:
+        """Replace what the stream says about its engines; known ones keep their index."""
+        self._engines = list(engines)
+        self._described.set()
+
+    @property
+    def queued(self) -> int:
+        """Items that are not encoded yet."""
+        return len(self._queue)
+
+    @property
+    def held(self) -> int:
+        """Bytes that are encoded and not known to be applied."""
+        return self._sender.held_bytes
+
+    @property
+    def drained(self) -> bool:
+        """Whether the exporter has applied all that was pushed before the last flush."""
+        # In this order: what has left the queue is being encoded, or is the sender's.
+        return not self._queue and not self._encoding and self._sender.drained
+
+    @property
+    def connected(self) -> bool:
+        """Whether the exporter has answered."""
+        return self._sender.state is State.STREAMING
+
+    @property
+    def dropped(self) -> int:
+        """Items given up so far."""
+        return self._sender.dropped + self._overflowed
+
+    def close(self, timeout: float = DRAIN) -> None:
+        """Send what is queued, say goodbye, stop; at most ``timeout`` seconds, at most once."""
+        if self._closed or self._thread is None:
+            return
+        self._closed = True
+        self._deadline = time.monotonic() + timeout
+        self._stop.set()
+        self._thread.join(timeout + 1.0)
+
+    def after_fork(self) -> None:
+        """In a forked child: the thread is the parent's, and so is all that is queued."""
+        _inherited.append((self._sender, self._thread, self._stop, self._described))
+        self._thread = None
+        self._queue = deque()
+
+    def _start(self) -> None:
+        incarnation = secrets.randbits(63)
+        self._sender = Sender(self._stream, incarnation, self._engines, Random(incarnation))
+        self._stop = threading.Event()
+        self._described = threading.Event()
+        self._deadline = 0.0
+        self._thread: threading.Thread | None = threading.Thread(
+            target=self._run, name="sidestep-publisher", daemon=True
+        )
+        self._thread.start()
+
+    def _revive(self) -> None:
+        """A forked child pushes for the first time: it is a stream of its own."""
+        self._stream = f"{self._stream}/{os.getpid()}"
+        self._overflowed = 0
+        self._closed = False
+        self._start()
+
+    def _run(self) -> None:
+        context = zmq.Context()
+        socket = self._connect(context)
+        extra_at = time.monotonic() + 1.0
+        while not self._stop.wait(self._flush):
+            try:
+                if self._extra is not None and time.monotonic() >= extra_at:
+                    extra_at = time.monotonic() + 1.0
+                    self._queue.extend(self._extra())
+                self._encode()
+                self._pump(socket)
+                if self._sender.reopen:
+                    socket.close(linger=0)
+                    socket = self._connect(context)
+                    self._sender.reopened()
+            except Exception:  # noqa: BLE001 - nothing here may ever reach the engine
+                self.fail("publishing failed")
+                self._sender.reopen = True
+                time.sleep(self._flush)
+        try:
+            self._finish(socket)
+        except Exception:  # noqa: BLE001 - likewise
+            self.fail("closing failed")
+        socket.close(linger=0)
+        context.term()
+
+    def _connect(self, context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
+        socket = context.socket(zmq.DEALER)
+        socket.linger = 0
+        # Without IMMEDIATE, frames would queue for, and die with, a connection never made.
+        for option, value in (
+            (zmq.IMMEDIATE, 1),
+            (zmq.SNDHWM, 64),
+            (zmq.RECONNECT_IVL, 50),
+            (zmq.RECONNECT_IVL_MAX, 5000),
+            (zmq.HEARTBEAT_IVL, 5000),
+            (zmq.HEARTBEAT_TIMEOUT, 15000),
+        ):
+            socket.setsockopt(option, value)
+        socket.connect(self._endpoint)
+        return socket
+
+    def _encode(self) -> None:
+        """Encode what is queued, in slices: the interpreter belongs to the engine."""
+        self._encoding = True
+        started = time.perf_counter()
+        encoded: list[bytes] = []
+        for _ in range(len(self._queue)):
+            try:
+                item = encode_item(self._queue.popleft())
+            except Exception:  # noqa: BLE001 - an odd value costs its own record
+                self.fail("an item could not be encoded")
+                continue
+            if len(item) > MAX_ITEM_BYTES:
+                self._sender.dropped += 1
+                continue
+            encoded.append(item)
+            if time.perf_counter() - started > SLICE:
+                time.sleep(REST)
+                started = time.perf_counter()
+        self._sender.dropped += self._overflowed
+        self._overflowed = 0
+        self._sender.errors = self.errors
+        self._sender.add(encoded)
+        self._encoding = False
+
+    def _pump(self, socket: zmq.Socket[bytes]) -> None:
+        """Send what may be sent, read what came, until neither goes on."""
+        if self._described.is_set():
+            self._described.clear()
+            self._sender.describe(self._engines)
+        moved = True
+        while moved:
+            moved = False
+            now = time.monotonic()
+            while (frame := self._sender.next_frame(now)) is not None:
+                try:
+                    socket.send(frame, zmq.NOBLOCK)
+                except zmq.Again:
+                    break
+                self._sender.sent(now)
+                moved = True
+            while (answer := _receive(socket)) is not None:
+                self._sender.receive(answer, now)
+                moved = True
+        if self._sender.complaint:
+            self._complain("the exporter at %s refuses: %s", self._endpoint, self._sender.complaint)
+
+    def _finish(self, socket: zmq.Socket[bytes]) -> None:
+        """Drain until the deadline while the exporter answers, then say goodbye."""
+        self._encode()
+        while time.monotonic() < self._deadline:
+            self._pump(socket)
+            if self._sender.drained or self._sender.reopen or not self.connected:
+                break
+            time.sleep(0.005)
+        if self.connected:
+            socket.send(self._sender.bye("closed"), zmq.NOBLOCK)
+            # Its answer is the proof that linger 0 does not cut the goodbye off.
+            socket.poll(max(0, int((self._deadline - time.monotonic()) * 1000)))
+
+    def _complain(self, text: str, *args: object, exc_info: bool = False) -> None:
+        now = time.monotonic()
+        if now - self._complained_at >= COMPLAIN:
+            self._complained_at = now
+            log.warning("sidestep: " + text, *args, exc_info=exc_info)
+
+
+def _receive(socket: zmq.Socket[bytes]) -> bytes | None:
+    try:
+        return socket.recv(zmq.NOBLOCK)
+    except zmq.Again:
+        return None
+
+
+def _weakly(publisher: Publisher) -> Callable[[], None]:
+    """Closes the publisher if it still exists."""
+    reference = weakref.ref(publisher)
+
+    def close() -> None:
+        alive = reference()
+        if alive is not None:
+            alive.close()
+
+    return close
+
+
+def _after_fork() -> None:
+    for publisher in list(_publishers):
+        publisher.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)

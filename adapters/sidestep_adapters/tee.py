@@ -1,0 +1,132 @@
+"""``sidestep record``: stands where an exporter would, and writes down what engines send.
+
+With an exporter behind it, frames pass through in both directions untouched, so
+that delivery stays between the engine and the exporter. Without one, the tee
+answers for itself.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import zmq
+
+from sidestep.endpoint import Claim, claim, router
+from sidestep.errors import RunError, WireError
+from sidestep.session.receiver import Received, Receiver
+from sidestep.wire.messages import FromExporter, decode_from_sender, encode
+from sidestep_adapters.recording import Greeting, Items, Writer
+
+POLL = 0.05
+Socket = zmq.Socket[bytes]
+
+
+class Tee:
+    """One listening socket, a recording, and a connection to the exporter per engine connection.
+
+    Args:
+        upstream: The exporter's endpoint; empty where there is none.
+    """
+
+    def __init__(self, endpoint: str, upstream: str, writer: Writer) -> None:
+        self.items = 0
+        self._upstream = upstream
+        self._writer = writer
+        self._receiver = Receiver(secrets.randbits(63))
+        self._started = time.monotonic()
+        self._context = zmq.Context()
+        self._front = router(self._context)
+        self._backs: dict[bytes, Socket] = {}
+        self._poller = zmq.Poller()
+        self._poller.register(self._front, zmq.POLLIN)
+        try:
+            self._claim: Claim = claim(self._front, endpoint)
+        except Exception:
+            self._front.close(linger=0)
+            self._context.term()
+            raise
+
+    def run(self, stop: threading.Event, report: Callable[[int], None] = lambda _: None) -> None:
+        """Record until ``stop``.
+
+        Raises:
+            RunError: The recording cannot be written.
+        """
+        try:
+            while not stop.is_set():
+                for socket, _ in self._poller.poll(POLL * 1000):
+                    self._read(socket)
+                if not self._upstream:
+                    self._answer(self._receiver.acks(time.monotonic()))
+                report(self.items)
+        except OSError as error:
+            raise RunError(f"the recording cannot be written: {error.strerror}") from None
+        finally:
+            for socket in (self._front, *self._backs.values()):
+                socket.close(linger=200)
+            self._context.term()
+            self._claim.release()
+            self._writer.close()
+
+    def _read(self, socket: Any) -> None:
+        for _ in range(100):
+            try:
+                frames = socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            if socket is self._front:
+                self._from_engine(frames)
+            else:
+                peer = next(peer for peer, back in self._backs.items() if back is socket)
+                self._send(self._front, [peer, *frames])
+
+    def _from_engine(self, frames: list[bytes]) -> None:
+        peer, *payload = frames
+        try:
+            message = decode_from_sender(payload[0] if payload else b"")
+            received = self._receiver.receive(peer, message, time.monotonic())
+            self._record(received)
+            replies = received.replies
+        except WireError as error:
+            replies = self._receiver.refuse_frame(peer, error)
+        if self._upstream:
+            self._send(self._back(peer), payload)
+        else:
+            self._answer(replies)
+
+    def _record(self, received: Received) -> None:
+        stream = received.stream
+        if stream is None:
+            return
+        at = time.monotonic() - self._started
+        if received.greeted:
+            self._writer.write(Greeting(at, stream.id, stream.engines))
+        if received.items:
+            self.items += len(received.items)
+            self._writer.write(Items(at, stream.id, list(received.items)))
+
+    def _back(self, peer: bytes) -> Socket:
+        """The connection to the exporter that stands for ``peer``."""
+        back = self._backs.get(peer)
+        if back is None:
+            back = self._context.socket(zmq.DEALER)
+            back.linger = 0
+            back.connect(self._upstream)
+            self._backs[peer] = back
+            self._poller.register(back, zmq.POLLIN)
+        return back
+
+    def _answer(self, replies: list[tuple[bytes, FromExporter]]) -> None:
+        for peer, message in replies:
+            self._send(self._front, [peer, encode(message)])
+
+    def _send(self, socket: Socket, frames: list[bytes]) -> None:
+        try:
+            socket.send_multipart(frames, zmq.NOBLOCK)
+        except zmq.ZMQError:
+            # As on any lossy link: whoever misses it asks again.
+            return

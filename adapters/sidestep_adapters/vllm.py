@@ -1,0 +1,267 @@
+"""What the vLLM plugin does with vLLM's stats objects; needs no vLLM itself.
+
+``plugin`` wraps this in the class that vLLM loads; recordings are replayed
+through the very same code.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from sidestep.buckets import one_two_five
+from sidestep.wire.items import Item, Samples, VllmRejection, VllmSleep, VllmStep
+from sidestep.wire.limits import MAX_LABEL_CHARS, MAX_OBSERVATIONS, MAX_STRUCTS
+from sidestep.wire.messages import EngineInfo
+from sidestep.wire.vllm import CacheStats, IterationStats, SchedulerStats
+from sidestep_adapters.translate import to_wire
+from sidestep_adapters.vllm_connectors import families
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Description:
+    """What vLLM's configuration says about the engines of one front end.
+
+    Attributes:
+        model: The served model name, the label ``model_name``.
+        api_server: This front end's number among its engine's API servers.
+        features: Options that are on, as the catalogue names them.
+        info: Info metrics by short name.
+        num_spec_tokens: Positions of a draft.
+        connector: Class of the KV connector, or empty.
+    """
+
+    model: str
+    max_model_len: int
+    engines: tuple[int, ...]
+    namespace: str
+    api_server: int = 0
+    features: tuple[str, ...] = ()
+    custom_buckets: Mapping[str, Sequence[float]] = dataclasses.field(default_factory=dict)
+    info: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
+    num_spec_tokens: int = 0
+    connector: str = ""
+
+    @property
+    def stream(self) -> str:
+        """Stable over restarts, and apart from every other process of this deployment."""
+        return printable(
+            f"{self.namespace}/{self.model}/engine{self.engines[0]}/api{self.api_server}"
+        )
+
+    @property
+    def engine_infos(self) -> list[EngineInfo]:
+        """For the hello, in the order of ``engines``."""
+        tokens = one_two_five(self.max_model_len)
+        bounds = {"request_tokens": [*tokens], **{k: [*v] for k, v in self.custom_buckets.items()}}
+        return [
+            EngineInfo(
+                id=printable(f"{self.namespace}/{self.model}/{index}"),
+                dialect="vllm",
+                labels={"engine": str(index), "model_name": printable(self.model)},
+                info={
+                    name: {label: printable(value) for label, value in labels.items()}
+                    for name, labels in self.info.items()
+                },
+                bounds=bounds,
+                features=list(self.features),
+                closed={"position": [str(p) for p in range(self.num_spec_tokens)]},
+            )
+            for index in self.engines
+        ]
+
+
+def printable(text: object) -> str:
+    """``text`` as a label value may be: short, and without control characters."""
+    cut = str(text)[:MAX_LABEL_CHARS]
+    return cut if cut.isprintable() else "".join(c if c.isprintable() else "?" for c in cut)
+
+
+def namespace() -> str:
+    """What tells this deployment's engines from others' that feed the same exporter."""
+    return os.environ.get("SIDESTEP_NAMESPACE") or socket.gethostname()
+
+
+def describe(config: Any, engines: Iterable[int]) -> Description:
+    """Read a ``VllmConfig``; options that its release does not have are off."""
+    model = config.model_config
+    observability = getattr(config, "observability_config", None)
+    speculative = getattr(config, "speculative_config", None)
+    lora = getattr(config, "lora_config", None)
+    transfer = getattr(config, "kv_transfer_config", None)
+    diffusion = bool(getattr(model, "is_diffusion", False))
+    options = {
+        "spec_decode": speculative is not None and not diffusion,
+        "diffusion": diffusion,
+        "kv_cache_metrics": getattr(observability, "kv_cache_metrics", False),
+        "nan_check": os.environ.get("VLLM_COMPUTE_NANS_IN_LOGITS", "0") not in ("", "0"),
+        "kv_consumer": getattr(transfer, "is_kv_consumer", False),
+        "watermark": getattr(config, "watermark_config", None) is not None,
+        "iteration_details": getattr(observability, "enable_logging_iteration_details", False),
+        "cudagraph": getattr(observability, "cudagraph_metrics", False),
+        "lora": lora is not None,
+    }
+    served = model.served_model_name
+    return Description(
+        model=str(served[0] if isinstance(served, list | tuple) else served),
+        max_model_len=model.max_model_len,
+        engines=tuple(engines),
+        namespace=namespace(),
+        api_server=_api_server(config),
+        features=tuple(name for name, on in options.items() if on),
+        custom_buckets=getattr(observability, "custom_histogram_buckets", None) or {},
+        info={} if lora is None else {"lora": {"max_lora": str(lora.max_loras)}},
+        num_spec_tokens=getattr(speculative, "num_speculative_tokens", None) or 0,
+        connector=str(getattr(transfer, "kv_connector", None) or ""),
+    )
+
+
+def _api_server(config: Any) -> int:
+    """This process's number among several API servers; older releases name the process only."""
+    rank = getattr(getattr(config, "parallel_config", None), "_api_process_rank", None)
+    if isinstance(rank, int) and rank >= 0:
+        return rank
+    from multiprocessing import current_process  # noqa: PLC0415 - only where it is needed
+
+    number = current_process().name.rpartition("_")[2]
+    return int(number) if number.isdecimal() else 0
+
+
+class VllmTap:
+    """One front end's records, translated and pushed. Nothing here ever raises.
+
+    Args:
+        push: Takes an item that owns its values; a Publisher's.
+        fail: Called inside ``except`` with what went wrong.
+        engines: vLLM's engine indexes, in the hello's order.
+        connector: Class name of the KV connector, or empty.
+    """
+
+    def __init__(
+        self,
+        push: Callable[[Item], None],
+        fail: Callable[[str], None],
+        engines: Sequence[int],
+        *,
+        connector: str = "",
+        diffusion: bool = False,
+    ) -> None:
+        self._push = push
+        self._fail = fail
+        self._index = {engine: index for index, engine in enumerate(engines)}
+        self._connector = connector
+        self._diffusion = diffusion
+
+    def record(
+        self,
+        scheduler_stats: Any,
+        iteration_stats: Any,
+        mm_cache_stats: Any = None,
+        engine_idx: int = 0,
+    ) -> None:
+        """One engine step, as vLLM's stat loggers get it; runs on the serving event loop."""
+        try:
+            index = self._index[engine_idx]
+            stamp = time.monotonic()
+            try:
+                step = VllmStep(
+                    index,
+                    stamp,
+                    time.time(),
+                    _convert(scheduler_stats, SchedulerStats),
+                    _convert(iteration_stats, IterationStats),
+                    _convert(mm_cache_stats, CacheStats),
+                )
+            except (msgspec.ValidationError, UnicodeError):
+                self._salvage(index, scheduler_stats, iteration_stats, mm_cache_stats)
+            else:
+                self._rename(step)
+                self._push(step)
+            # vLLM goes on extending these lists after the call: they are read now.
+            payload = getattr(scheduler_stats, "kv_connector_stats", None)
+            if payload:
+                self._push(Samples(index, stamp, families(payload, self._connector)))
+        except Exception:  # noqa: BLE001 - an exception here kills the engine's serving
+            self._fail("a record could not be translated")
+
+    def record_sleep_state(self, sleep: int = 0, level: int = 0) -> None:
+        """All engines of this front end fall asleep or wake up."""
+        try:
+            for index in self._index.values():
+                self._push(VllmSleep(index, time.monotonic(), int(sleep), int(level)))
+        except Exception:  # noqa: BLE001 - likewise
+            self._fail("a sleep state could not be translated")
+
+    def record_admission_rejection(self, reason: str) -> None:
+        """The front end turned a request away; vLLM does not say for which engine."""
+        try:
+            self._push(VllmRejection(0, time.monotonic(), printable(reason)))
+        except Exception:  # noqa: BLE001 - likewise
+            self._fail("a rejection could not be translated")
+
+    def _salvage(self, index: int, scheduler: Any, iteration: Any, mm_cache: Any) -> None:
+        """Translate a record with a value that the wire does not take, or with too many."""
+        found, lost = to_wire(
+            _Record(scheduler, iteration, mm_cache, index, time.monotonic(), time.time()), VllmStep
+        )
+        self._rename(found)
+        for step in split(found):
+            self._push(step)
+        if lost:
+            raise ValueError(f"{lost} values were left out")
+
+    def _rename(self, step: VllmStep) -> None:
+        """vLLM keeps a diffusion model's numbers in its speculative-decoding struct."""
+        stats = step.scheduler
+        if self._diffusion and stats is not None:
+            stats.diffusion_stats, stats.spec_decoding_stats = stats.spec_decoding_stats, None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Record:
+    """A record's objects under the step's field names."""
+
+    scheduler: Any
+    iteration: Any
+    mm_cache: Any
+    engine: int
+    stamp: float
+    wall: float
+
+
+def _convert(source: object, struct: type[Any]) -> Any:
+    """One call that copies every list, so that the item owns its values."""
+    return None if source is None else msgspec.convert(source, struct, from_attributes=True)
+
+
+def split(step: VllmStep) -> list[VllmStep]:
+    """``step`` as items within the wire's limits; what follows the first is observations only."""
+    steps = [step]
+    lists = (
+        (step.iteration, "inter_token_latencies_iter", MAX_OBSERVATIONS),
+        (step.iteration, "time_to_first_tokens_iter", MAX_OBSERVATIONS),
+        (step.iteration, "max_num_generation_tokens_iter", MAX_OBSERVATIONS),
+        (step.iteration, "n_params_iter", MAX_OBSERVATIONS),
+        (step.iteration, "finished_requests", MAX_STRUCTS),
+        (step.scheduler, "kv_cache_eviction_events", MAX_STRUCTS),
+    )
+    for owner, name, limit in lists:
+        values = [] if owner is None else getattr(owner, name)
+        for start in range(limit, len(values), limit):
+            iteration, scheduler = IterationStats(), SchedulerStats()
+            target = iteration if owner is step.iteration else scheduler
+            setattr(target, name, values[start : start + limit])
+            steps.append(
+                VllmStep(
+                    step.engine, step.stamp, step.wall, scheduler, iteration, None, more=True
+                )
+            )
+        if len(values) > limit:
+            setattr(owner, name, values[:limit])
+    return steps

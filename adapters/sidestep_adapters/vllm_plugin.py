@@ -1,0 +1,138 @@
+"""The stat logger that vLLM loads through the entry-point group ``vllm.stat_logger_plugins``.
+
+Without ``SIDESTEP_ENDPOINT`` it does nothing at all: no socket, no thread.
+``SIDESTEP_VLLM_MODE`` is ``beside`` (vLLM's own metrics stay) or ``instead``
+(vLLM keeps none: it takes any PrometheusStatLogger subclass as its replacement).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from vllm.v1.metrics import loggers
+
+from sidestep.wire.items import Samples
+from sidestep_adapters.push import Publisher
+from sidestep_adapters.vllm import Description, VllmTap, describe, printable
+from sidestep_adapters.vllm_frontend import FrontendTap
+
+log = logging.getLogger(__name__)
+
+MODES = ("beside", "instead")
+
+
+def endpoint() -> str:
+    """Where the exporter listens; empty: this plugin does nothing."""
+    return os.environ.get("SIDESTEP_ENDPOINT", "")
+
+
+def mode() -> str:
+    """``beside`` or ``instead``; an unknown word is said aloud and read as ``beside``."""
+    chosen = os.environ.get("SIDESTEP_VLLM_MODE") or "beside"
+    if chosen not in MODES:
+        log.warning("SIDESTEP_VLLM_MODE=%s: must be one of %s; taking beside", chosen, MODES)
+        return "beside"
+    return chosen
+
+
+def _base() -> type:
+    """What to derive from: it decides whether vLLM adds its own Prometheus logger.
+
+    Releases before the aggregate base wrap the plain one per engine.
+    """
+    if endpoint() and mode() == "instead":
+        return loggers.PrometheusStatLogger
+    return getattr(loggers, "AggregateStatLoggerBase", loggers.StatLoggerBase)
+
+
+class SidestepStatLogger(_base()):  # type: ignore[misc]
+    """Pushes what vLLM's front end records to sidestep's exporter."""
+
+    def __init__(self, vllm_config: Any, engine_indexes: Sequence[int] | int | None = None) -> None:
+        # Deliberately not the base's: PrometheusStatLogger's would register every metric.
+        self.engine_indexes = _indexes(engine_indexes)
+        self._tap: VllmTap | None = None
+        self._publisher: Publisher | None = None
+        self._config = vllm_config
+        if not endpoint():
+            return
+        try:
+            self._connect(describe(vllm_config, self.engine_indexes))
+        except Exception:
+            log.exception("sidestep: the plugin could not start; the engine goes on without it")
+
+    def _connect(self, description: Description) -> None:
+        frontend = FrontendTap()
+        publisher = Publisher(
+            endpoint(),
+            description.stream,
+            description.engine_infos,
+            extra=lambda: _samples(frontend),
+        )
+        self._description = description
+        self._publisher = publisher
+        self._tap = VllmTap(
+            publisher.push,
+            publisher.fail,
+            description.engines,
+            connector=description.connector,
+            diffusion="diffusion" in description.features,
+        )
+        self._tap.record_sleep_state()
+
+    def record(
+        self,
+        scheduler_stats: Any,
+        iteration_stats: Any,
+        mm_cache_stats: Any = None,
+        engine_idx: int = 0,
+    ) -> None:
+        """One engine step; never blocks and never raises."""
+        if self._tap is not None:
+            self._tap.record(scheduler_stats, iteration_stats, mm_cache_stats, engine_idx)
+
+    def log_engine_initialized(self) -> None:
+        """The cache's size is known now: say it again in the hello."""
+        if self._publisher is None:
+            return
+        try:
+            self._publisher.describe(with_cache(self._description, self._config).engine_infos)
+        except Exception:  # noqa: BLE001 - the engine must start all the same
+            self._publisher.fail("the cache configuration could not be read")
+
+    def record_sleep_state(self, sleep: int = 0, level: int = 0) -> None:
+        """The engines fell asleep or woke up."""
+        if self._tap is not None:
+            self._tap.record_sleep_state(sleep, level)
+
+    def record_admission_rejection(self, reason: str) -> None:
+        """The front end's queue was full."""
+        if self._tap is not None:
+            self._tap.record_admission_rejection(reason)
+
+    def log(self) -> None:
+        """Nothing: the exporter prints the statistics line."""
+
+
+def _samples(frontend: FrontendTap) -> list[Samples]:
+    """Runs in the publisher thread, about once a second."""
+    found = frontend.families()
+    return [Samples(0, time.monotonic(), found)] if found else []
+
+
+def with_cache(description: Description, config: Any) -> Description:
+    """``description`` with the cache configuration, every field of it, as a label."""
+    labels = {name: printable(value) for name, value in config.cache_config.metrics_info().items()}
+    return dataclasses.replace(description, info={**description.info, "cache_config": labels})
+
+
+def _indexes(given: Sequence[int] | int | None) -> list[int]:
+    """Older releases make one logger per engine and pass its index alone."""
+    if given is None:
+        return [0]
+    return [given] if isinstance(given, int) else list(given)

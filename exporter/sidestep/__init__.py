@@ -1,0 +1,3 @@
+"""Metrics of LLM inference engines, taken off the engine's own loop."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,157 @@
+"""Composition: the parts of one exporter process, and how long they live."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import signal
+import socket
+from collections.abc import AsyncIterator, Iterable
+from importlib.metadata import entry_points
+
+from aiohttp import web
+from prometheus_client.registry import Collector
+
+from sidestep import __version__
+from sidestep.catalogue import DIALECTS
+from sidestep.config import Config
+from sidestep.errors import ConfigError
+from sidestep.http import Pages, application
+from sidestep.ingest import Ingest
+from sidestep.plan import compile_layout
+from sidestep.registry import Registry
+from sidestep.selfmetrics import SelfMetrics, own_registry
+from sidestep.statslog import StatsLog
+
+log = logging.getLogger(__name__)
+
+COLLECTORS_GROUP = "sidestep.collectors"
+"""Entry points of a user's own prometheus_client collectors: classes or functions without
+arguments that return one."""
+
+
+class Exporter:
+    """One exporter: made from a Config, alive inside ``running``.
+
+    Attributes:
+        registry: Engines and their series.
+        metrics: The exporter's own numbers.
+        addresses: Host and port of every listener, once running.
+        endpoints: Where engines connect, once running.
+    """
+
+    def __init__(self, config: Config, collectors: Iterable[Collector] = ()) -> None:
+        self.config = config
+        layouts = {name: compile_layout(name, legacy=config.metrics_legacy) for name in DIALECTS}
+        self.registry = Registry(layouts, config.buckets)
+        self.metrics = SelfMetrics()
+        self.ingest = Ingest(self.registry, self.metrics, boot=secrets.randbits(63))
+        self.collectors = own_registry(self.metrics, [*installed_collectors(), *collectors])
+        self.addresses: list[tuple[str, int]] = []
+
+    @property
+    def endpoints(self) -> list[str]:
+        """Where engines connect."""
+        return self.ingest.endpoints
+
+    @property
+    def url(self) -> str:
+        """The metrics page, by the first listener."""
+        host, port = self.addresses[0]
+        shown = "127.0.0.1" if host in ("", "0.0.0.0", "::") else host  # noqa: S104
+        shown = f"[{shown}]" if ":" in shown else shown
+        return f"http://{shown}:{port}{self.config.web_telemetry_path}"
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[Exporter]:
+        """Listen, ingest and log until the block ends; then apply what has arrived.
+
+        Raises:
+            ConfigError: An address or endpoint cannot be had.
+        """
+        sockets = [listen(host, port) for host, port in self.config.web_listen_address]
+        self.addresses = [s.getsockname()[:2] for s in sockets]
+        try:
+            self.ingest.open(self.config.ingest_endpoint)
+        except ConfigError:
+            for bound in sockets:
+                bound.close()
+            self.ingest.close()
+            raise
+        pages = Pages(self.registry, self.collectors, self.metrics, self.ingest.endpoints)
+        app = application(pages, self.config.web_telemetry_path, lambda: bool(self.endpoints))
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=5.0)
+        await runner.setup()
+        for bound in sockets:
+            await web.SockSite(runner, bound).start()
+        interval = self.config.log_stats_interval
+        lines = asyncio.create_task(StatsLog(self.registry).run(interval)) if interval else None
+        try:
+            yield self
+        finally:
+            if lines is not None:
+                lines.cancel()
+            self.ingest.close()
+            await runner.cleanup()
+
+
+def installed_collectors() -> list[Collector]:
+    """What other installed packages register under ``sidestep.collectors``.
+
+    Raises:
+        ConfigError: One of them cannot be made.
+    """
+    found: list[Collector] = []
+    for point in entry_points(group=COLLECTORS_GROUP):
+        try:
+            found.append(point.load()())
+        except Exception as error:
+            raise ConfigError(f"collector {point.name}: {error!r}") from error
+    return found
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; an empty host is all addresses.
+
+    Raises:
+        ConfigError: The address is taken, not ours, or unknown.
+    """
+    shown = f"{host}:{port}"
+    try:
+        found = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        # All addresses of both families through one socket, where the host has IPv6.
+        found.sort(key=lambda entry: entry[0] == socket.AF_INET6, reverse=not host)
+        family, _, _, _, address = found[0]
+        dual = family == socket.AF_INET6 and not host
+        return socket.create_server(
+            address[:2], family=family, backlog=128, dualstack_ipv6=dual and socket.has_ipv6
+        )
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigError(f"cannot listen on {shown}: {reason}") from None
+
+
+async def serve(config: Config) -> None:
+    """Run an exporter until SIGTERM or SIGINT, then drain and return.
+
+    Raises:
+        ConfigError: An address or endpoint cannot be had.
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with Exporter(config).running() as exporter:
+        log.info(
+            "sidestep %s: metrics on %s, engines connect to %s; counters start anew with"
+            " this process, its own end is a counter reset",
+            __version__,
+            exporter.url,
+            ", ".join(exporter.endpoints),
+        )
+        await stop.wait()
+    log.info("drained and stopped")

@@ -1,0 +1,89 @@
+"""Bucket families: upper bounds of the classic histograms, and how they are overridden.
+
+An engine's own override (vLLM's ``--custom-histogram-buckets``) arrives in its
+hello and wins over these defaults; the exporter's configuration wins over both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+from sidestep.errors import ConfigError
+
+Bounds = tuple[float, ...]
+
+VLLM: Mapping[str, Bounds] = {
+    "request_latency": (
+        0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0,
+        120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
+    ),
+    "time_to_first_token": (
+        0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5,
+        10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
+    ),
+    "inter_token_latency": (
+        0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5,
+        10.0, 20.0, 40.0, 80.0,
+    ),
+    "iteration_tokens": (
+        1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0,
+    ),
+    "request_params_n": (1.0, 2.0, 5.0, 10.0, 20.0),
+    "request_num_preemptions": (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0),
+    "request_tokens": (),  # from the model's length: see one_two_five
+    "kv_cache_residency": (
+        0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0,
+        60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0,
+    ),
+}  # fmt: skip
+"""vLLM 0.33's families under the engine's own keys."""
+
+OWN: Mapping[str, Bounds] = {
+    "iteration_duration": (
+        0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0,
+        2.5, 5.0, 10.0,
+    ),
+    "iteration_requests": (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0),
+    "milliseconds": (
+        1.0, 2.5, 5.0, 7.5, 10.0, 25.0, 50.0, 75.0, 100.0, 250.0, 500.0, 1000.0, 2500.0, 5000.0,
+    ),
+}  # fmt: skip
+"""Families of metrics that no engine has; chosen here."""
+
+DEFAULT_MAX_MODEL_LEN = 131072
+"""Top of the token-count families where an engine does not say its own."""
+
+
+def one_two_five(limit: int) -> Bounds:
+    """The series 1, 2, 5, 10, 20, 50, ... up to ``limit``, as vLLM caps token counts.
+
+    >>> one_two_five(100)
+    (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
+    """
+    decades = range(len(str(max(limit, 1))))
+    return tuple(float(m * 10**d) for d in decades for m in (1, 2, 5) if m * 10**d <= limit)
+
+
+DEFAULTS: Mapping[str, Bounds] = {
+    **VLLM,
+    **OWN,
+    "request_tokens": one_two_five(DEFAULT_MAX_MODEL_LEN),
+}
+
+
+def checked(family: str, bounds: Iterable[object]) -> Bounds:
+    """``bounds`` as floats.
+
+    Raises:
+        ConfigError: Not numbers, not finite, not strictly increasing, or none at all.
+    """
+    values = list(bounds)
+    if not values or not all(
+        isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v) for v in values
+    ):
+        raise ConfigError(f"buckets of {family}: give one or more finite numbers")
+    result = tuple(float(v) for v in values if isinstance(v, int | float))
+    if any(a >= b for a, b in zip(result, result[1:], strict=False)):
+        raise ConfigError(f"buckets of {family} must increase strictly")
+    return result

@@ -1,0 +1,20 @@
+"""The tables: every metric is one row, and everything else is derived from the rows."""
+
+from __future__ import annotations
+
+from sidestep.catalogue import vllm, vllm_connectors, vllm_legacy, vllm_own
+from sidestep.catalogue.model import Row, check
+
+DIALECTS: dict[str, tuple[Row, ...]] = {
+    "vllm": (*vllm.ROWS, *vllm_connectors.ROWS, *vllm_own.ROWS, *vllm_legacy.ROWS),
+}
+"""Rows by the dialect that an engine's hello names."""
+
+
+def rows_of(dialect: str, *, legacy: bool = False) -> tuple[Row, ...]:
+    """The rows of ``dialect``; hidden ones only with ``legacy``.
+
+    Raises:
+        CatalogueError: A row cannot work.
+    """
+    return check(tuple(r for r in DIALECTS[dialect] if legacy or r.status != "hidden"))

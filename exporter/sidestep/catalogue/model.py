@@ -1,0 +1,136 @@
+"""What a catalogue row says. The rows themselves stand in the dialects' modules."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Literal
+
+from sidestep.errors import CatalogueError
+
+Kind = Literal["counter", "gauge", "histogram"]
+Combine = Literal["sum", "max", "mean"]
+Status = Literal["live", "deprecated", "hidden"]
+"""``deprecated``: the engine still has it, we still show it; ``hidden``: only with ``--metrics.legacy``."""
+
+ENGINE_LABELS = ("engine", "model_name")
+"""What nearly every series of an engine carries."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Hook:
+    """Fed by the function of this name in ``apply``: more than one field decides."""
+
+    name: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Reading:
+    """Computed at scrape time by the function of this name in ``readings``."""
+
+    name: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Same:
+    """The same data as another row, under another name."""
+
+    name: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Constant:
+    """Always this value: what it once measured no longer exists in the engine."""
+
+    value: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Info:
+    """Labels of an info metric, from the hello's ``info`` under this name."""
+
+    name: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sampled:
+    """Travels self-described in ``Samples`` items; the row fixes its kind, labels and bounds."""
+
+
+Source = str | Mapping[str, str] | Hook | Reading | Same | Constant | Info | Sampled
+"""A path below an item (see ``plan``), one path per label value, or one of the above."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One metric family.
+
+    Attributes:
+        name: As exposed; a counter with its ``_total``.
+        help: Own words, one sentence.
+        labels: All label names, sorted, as they are exposed.
+        closed: Values of the row's own label known to the catalogue: those
+            series start at 0. Empty where the values are open.
+        buckets: Bucket family of a histogram.
+        bounds: Bounds of a histogram that belongs to no family.
+        combine: How the engines of a pod make one number.
+        feature: Shown from the start only where the hello names this option;
+            otherwise from its first data on.
+        since: First release of the engine that has it, where known.
+        until: Last release of the engine that has it, where it has gone.
+        successor: What to use instead of a deprecated row.
+    """
+
+    name: str
+    kind: Kind
+    source: Source
+    help: str
+    labels: tuple[str, ...] = ENGINE_LABELS
+    closed: tuple[str, ...] = ()
+    buckets: str = ""
+    bounds: tuple[float, ...] = ()
+    combine: Combine = "sum"
+    feature: str = ""
+    since: str = ""
+    until: str = ""
+    status: Status = "live"
+    successor: str = ""
+
+    @property
+    def own_labels(self) -> tuple[str, ...]:
+        """The labels that tell the children of one engine apart."""
+        return tuple(label for label in self.labels if label not in ENGINE_LABELS)
+
+    @property
+    def exposed_help(self) -> str:
+        """HELP text; a deprecated row says so and names its successor."""
+        if self.status == "live":
+            return self.help
+        return f"DEPRECATED: use {self.successor}. {self.help}"
+
+
+def check(rows: tuple[Row, ...]) -> tuple[Row, ...]:
+    """``rows``, when every one of them can work.
+
+    Raises:
+        CatalogueError: Names the row and what is wrong with it.
+    """
+    seen: set[str] = set()
+    for row in rows:
+        if row.name in seen:
+            raise CatalogueError(f"{row.name}: two rows have this name")
+        seen.add(row.name)
+        if row.labels != tuple(sorted(row.labels)):
+            raise CatalogueError(f"{row.name}: labels must be sorted")
+        if (row.kind == "counter") != row.name.endswith("_total") and row.kind != "histogram":
+            raise CatalogueError(f"{row.name}: counters, and no gauges, end in _total")
+        if row.kind == "histogram" and bool(row.buckets) == bool(row.bounds):
+            raise CatalogueError(f"{row.name}: a histogram has a bucket family or bounds")
+        if row.closed and len(row.own_labels) != 1:
+            raise CatalogueError(f"{row.name}: closed values need exactly one own label")
+        if (row.status == "live") == bool(row.successor):
+            raise CatalogueError(f"{row.name}: a row on its way out, and no other, names a successor")
+    for row in rows:
+        if isinstance(row.source, Same) and row.source.name not in seen:
+            raise CatalogueError(f"{row.name}: no row {row.source.name} to show again")
+    return rows

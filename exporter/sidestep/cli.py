@@ -1,0 +1,157 @@
+"""The command line. A user's mistake is one line on standard error and exit code 2."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.resources
+import os
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import click
+
+from sidestep import __version__, logs
+from sidestep.config import CONFIG_FILE, SETTINGS, Config, Setting, default_endpoint, read
+from sidestep.errors import ConfigError, SidestepError
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+RECORDING = "vllm-0.32.jsonl.gz"
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="sidestep")
+def cli() -> None:
+    """Metrics of LLM inference engines, taken off the engine's own loop."""
+
+
+def _settings(command: Command) -> Command:
+    """Every setting as an option; parsing is ``config.read``'s, so that all sources agree."""
+    for setting in (CONFIG_FILE, *reversed(SETTINGS)):
+        command = _option(setting)(command)
+    return command
+
+
+def _option(setting: Setting) -> Callable[[Command], Command]:
+    default = setting.default
+    shown = ", ".join(default) if isinstance(default, tuple) else str(default)
+    text = f"{setting.help} [{setting.variable}; default: {shown.lower() or '-'}]"
+    if setting.switch:
+        return click.option(f"--{setting.flag}", setting.key, flag_value=True, help=text)
+    return click.option(
+        f"--{setting.flag}",
+        setting.key,
+        metavar=setting.metavar,
+        multiple=setting.repeatable,
+        help=text,
+    )
+
+
+@cli.command()
+@_settings
+def serve(**flags: Any) -> None:
+    """Run the exporter: engines push to it, Prometheus scrapes it."""
+    from sidestep.app import serve as run_exporter
+
+    config = read(flags, os.environ)
+    logs.set_up(config.log_level, config.log_format)
+    asyncio.run(run_exporter(config))
+
+
+@cli.command()
+@click.option("--once", is_flag=True, help="Play the recording once, show the totals, end.")
+@click.option("--speed", type=click.Choice(["real", "max"]), default="real", show_default=True)
+@_settings
+def demo(*, once: bool, speed: str, **flags: Any) -> None:
+    """Start an exporter and play a recorded run of a real vLLM engine to it, over and over."""
+    from sidestep.demo import run_demo
+
+    environ = {"SIDESTEP_LOG_STATS_INTERVAL": "0", **os.environ}
+    own = Path(tempfile.mkdtemp(prefix="sidestep-demo-"))
+    if not flags["ingest_endpoint"] and "SIDESTEP_INGEST_ENDPOINT" not in environ:
+        flags["ingest_endpoint"] = (f"ipc://{own}/ingest.ipc",)
+    config = read(flags, environ)
+    logs.set_up(config.log_level, config.log_format)
+    try:
+        asyncio.run(run_demo(config, recording(), once=once, realtime=speed == "real"))
+    finally:
+        for left in own.iterdir():
+            left.unlink()
+        own.rmdir()
+
+
+@cli.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--connect", metavar="ENDPOINT", help="The exporter's ingest endpoint.")
+@click.option("--speed", type=click.Choice(["real", "max"]), default="real", show_default=True)
+@click.option(
+    "--namespace", default="replay", show_default=True, help="Of the engines in a JSON-lines file."
+)
+def replay(file: Path, connect: str | None, speed: str, namespace: str) -> None:
+    """Play FILE, a recording of either form, to an exporter."""
+    from sidestep_adapters.replay import Replay
+
+    logs.set_up("warning", "text")
+    endpoint = _endpoint(connect or os.environ.get("SIDESTEP_ENDPOINT") or default_endpoint())
+    player = Replay(file, endpoint, realtime=speed == "real", namespace=namespace)
+    player.run()
+    click.echo(f"replayed {player.progress.records} records; the exporter has applied all of them")
+
+
+@cli.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--listen", metavar="ENDPOINT", help="Where engines connect, as to an exporter.")
+@click.option("--connect", metavar="ENDPOINT", default="", help="Exporter to pass everything to.")
+def record(file: Path, listen: str | None, connect: str) -> None:
+    """Write what engines send to FILE, and pass it on to an exporter if there is one."""
+    from sidestep_adapters.recording import Writer
+    from sidestep_adapters.tee import Tee
+
+    logs.set_up("info", "text")
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    endpoint = listen or default_endpoint()
+    tee = Tee(endpoint, _endpoint(connect) if connect else "", Writer(file))
+    click.echo(f"recording what engines send to {endpoint}; Ctrl-C ends", err=True)
+    tee.run(stop)
+    click.echo(f"recorded {tee.items} items to {file}", err=True)
+
+
+def _endpoint(text: str) -> str:
+    if not text.startswith(("ipc://", "tcp://")):
+        raise ConfigError(f"endpoint {text!r}: must begin with ipc:// or tcp://")
+    return text
+
+
+def recording() -> Path:
+    """The recorded run that ships with the package."""
+    return Path(str(importlib.resources.files("sidestep") / "data" / RECORDING))
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run a command and exit: 0, 1 for trouble while running, 2 for a mistake."""
+    try:
+        code = cli.main(args=arguments, prog_name="sidestep", standalone_mode=False)
+    except click.ClickException as error:
+        _die(error.format_message(), 2)
+    except ConfigError as error:
+        _die(str(error), 2)
+    except SidestepError as error:
+        _die(str(error), 1)
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(1)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _die(message: str, code: int) -> NoReturn:
+    line = " ".join(message.split())
+    sys.stderr.write(f"sidestep: {line}\n")
+    sys.exit(code)

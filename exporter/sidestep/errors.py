@@ -1,0 +1,31 @@
+"""Error types, split by whose fault it is."""
+
+from __future__ import annotations
+
+
+class SidestepError(Exception):
+    """Everything raised on purpose; any other exception is a bug."""
+
+
+class WireError(SidestepError):
+    """The sender's fault: count it by ``reason``, drop what it names, go on.
+
+    Attributes:
+        reason: One of a small fixed set, used as a label value.
+    """
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason = reason
+
+
+class CatalogueError(SidestepError):
+    """Our fault: a catalogue row that cannot work; refuse to start."""
+
+
+class ConfigError(SidestepError):
+    """The operator's fault: one line on standard error, exit code 2."""
+
+
+class RunError(SidestepError):
+    """The surroundings' fault while running (a peer, a disk): one line, exit code 1."""

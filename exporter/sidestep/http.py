@@ -1,0 +1,203 @@
+"""The HTTP routes: metrics page, health, landing page, typed JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import html
+import time
+import zlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+from aiohttp import web
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+
+from sidestep import __version__
+from sidestep.histogram import Histogram
+from sidestep.registry import Engine, Registry
+from sidestep.render.text import render
+from sidestep.selfmetrics import SelfMetrics
+from sidestep.view import children, combined, families, is_shared, labels_of
+
+TEXT = "text/plain; version=0.0.4; charset=utf-8"
+OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+_GZIP_BITS = 16 + zlib.MAX_WBITS
+
+
+class Pages:
+    """Renders pages, each state of the registry once."""
+
+    def __init__(
+        self, registry: Registry, own: CollectorRegistry, metrics: SelfMetrics, endpoints: list[str]
+    ) -> None:
+        self.registry = registry
+        self.own = own
+        self.metrics = metrics
+        self.endpoints = endpoints
+        self._cache: dict[bool, tuple[int, bytes]] = {}
+
+    def page(self, *, openmetrics: bool, names: frozenset[str]) -> bytes:
+        """The whole page: the engines' families, then the exporter's own."""
+        started = time.perf_counter()
+        if names:
+            body = "".join(render(self.registry, openmetrics=openmetrics, names=names)).encode()
+        else:
+            body = self._engines(openmetrics=openmetrics)
+        # prometheus_client filters by sample names; restricted registries know no families.
+        own = self.own.restricted_registry(names) if names else self.own
+        tail = generate_openmetrics(own) if openmetrics else generate_latest(own)
+        self.metrics.set("sidestep_scrape_duration_seconds", time.perf_counter() - started)
+        return body + tail
+
+    def _engines(self, *, openmetrics: bool) -> bytes:
+        version, body = self._cache.get(openmetrics, (-1, b""))
+        if version != self.registry.version:
+            version = self.registry.version
+            body = "".join(render(self.registry, openmetrics=openmetrics)).encode()
+            self._cache[openmetrics] = (version, body)
+        return body
+
+
+def application(pages: Pages, path: str, ready: Callable[[], bool]) -> web.Application:
+    """The routes; ``path`` is where the metrics page is."""
+
+    async def metrics(request: web.Request) -> web.StreamResponse:
+        openmetrics = wants_openmetrics(request.headers.get("Accept", ""))
+        names = frozenset(request.query.getall("name[]", []))
+        body = pages.page(openmetrics=openmetrics, names=names)
+        response = web.Response(body=body)
+        response.headers["Content-Type"] = OPENMETRICS if openmetrics else TEXT
+        return await _compressed(request, response)
+
+    async def healthy(_: web.Request) -> web.StreamResponse:
+        return web.Response(text="sidestep is healthy\n")
+
+    async def is_ready(_: web.Request) -> web.StreamResponse:
+        if ready():
+            return web.Response(text="sidestep is ready\n")
+        return web.Response(text="sidestep is not ready\n", status=503)
+
+    async def landing(_: web.Request) -> web.StreamResponse:
+        return web.Response(text=_landing(pages, path), content_type="text/html")
+
+    async def engines(_: web.Request) -> web.StreamResponse:
+        return _json([_engine(engine) for engine in pages.registry.engines.values()])
+
+    async def typed(request: web.Request) -> web.StreamResponse:
+        names = frozenset(request.query.getall("name[]", []))
+        return await _compressed(request, _json(list(typed_families(pages.registry, names))))
+
+    app = web.Application()
+    app.add_routes(
+        [
+            web.get("/", landing),
+            web.get(path, metrics),
+            web.get("/-/healthy", healthy),
+            web.get("/-/ready", is_ready),
+            web.get("/api/v1/engines", engines),
+            web.get("/api/v1/metrics", typed),
+        ]
+    )
+    return app
+
+
+def wants_openmetrics(accept: str) -> bool:
+    """Whether OpenMetrics is preferred to text in an Accept header; text where equal or unasked.
+
+    Routers ask for nothing or for ``*/*`` and read text only.
+    """
+    weights = {"application/openmetrics-text": 0.0, "text/plain": 0.0}
+    for part in accept.split(","):
+        media, *parameters = (piece.strip() for piece in part.split(";"))
+        options = dict(option.partition("=")[::2] for option in parameters)
+        if media not in weights or options.get("version", "1.0.0") not in ("1.0.0", "0.0.4"):
+            continue
+        try:
+            weights[media] = max(weights[media], float(options.get("q", "1")))
+        except ValueError:
+            continue
+    return weights["application/openmetrics-text"] > weights["text/plain"]
+
+
+async def _compressed(request: web.Request, response: web.Response) -> web.StreamResponse:
+    """``response``, compressed off the event loop where the client takes gzip."""
+    body = response.body
+    if "gzip" in request.headers.get("Accept-Encoding", "") and isinstance(body, bytes):
+        loop = asyncio.get_running_loop()
+        response.body = await loop.run_in_executor(None, _gzip, body)
+        response.headers["Content-Encoding"] = "gzip"
+    return response
+
+
+def _gzip(body: bytes) -> bytes:
+    compressor = zlib.compressobj(1, zlib.DEFLATED, _GZIP_BITS)
+    return compressor.compress(body) + compressor.flush()
+
+
+def _json(value: object) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), content_type="application/json")
+
+
+def _engine(engine: Engine) -> dict[str, Any]:
+    return {
+        "id": engine.id,
+        "dialect": engine.layout.dialect,
+        "labels": engine.labels,
+        "up": bool(engine.streams),
+        "streams": len(engine.streams),
+        "restarts": engine.restarts,
+        "features": sorted(engine.features),
+        "info": engine.info,
+    }
+
+
+def typed_families(registry: Registry, names: frozenset[str]) -> Iterable[dict[str, Any]]:
+    """The page as values: for programs that would otherwise parse text."""
+    for family in families(registry, names):
+        if is_shared(family):
+            found = combined(registry, family)
+        else:
+            found = [
+                (labels_of(engine, family, key), value)
+                for engine in registry.engines.values()
+                for key, value in children(engine, family)
+            ]
+        samples = [{"labels": labels, **_typed(value)} for labels, value in found]
+        if samples:
+            yield {
+                "name": family.name,
+                "type": family.kind,
+                "help": family.help,
+                "samples": samples,
+            }
+
+
+def _typed(value: float | Histogram) -> dict[str, Any]:
+    if isinstance(value, Histogram):
+        counts = value.cumulative
+        buckets = [[bound, count] for bound, count in zip(value.bounds, counts, strict=False)]
+        return {"buckets": buckets, "count": counts[-1], "sum": value.sum}
+    return {"value": value}
+
+
+def _landing(pages: Pages, path: str) -> str:
+    links = [
+        (path, "Metrics"),
+        ("/api/v1/engines", "Engines (JSON)"),
+        ("/api/v1/metrics", "Metrics (JSON)"),
+        ("/-/healthy", "Health"),
+        ("/-/ready", "Readiness"),
+    ]
+    items = "".join(f'<li><a href="{html.escape(to)}">{name}</a></li>' for to, name in links)
+    count = len(pages.registry.engines)
+    engines = f"{count} engine{'' if count == 1 else 's'}"
+    where = html.escape(", ".join(pages.endpoints))
+    return (
+        "<!doctype html><html lang=en><meta charset=utf-8><title>sidestep</title>"
+        "<style>body{font:16px/1.5 sans-serif;margin:2em;max-width:40em}</style>"
+        f"<h1>sidestep {__version__}</h1>"
+        f"<p>Metrics of LLM inference engines. {engines}; engines connect to {where}.</p>"
+        f"<ul>{items}</ul></html>"
+    )

@@ -1,0 +1,252 @@
+"""The ROUTER socket: drain, decode, session, apply; and counts of what it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+
+import msgspec
+import zmq
+
+from sidestep.apply import Applier
+from sidestep.catalogue.self_metrics import PER_ENGINE
+from sidestep.endpoint import Claim, claim, router
+from sidestep.errors import WireError
+from sidestep.registry import Engine, Registry
+from sidestep.selfmetrics import LagMeter, SelfMetrics
+from sidestep.session.receiver import Received, Receiver, Stream
+from sidestep.wire.items import decode_item
+from sidestep.wire.messages import FromExporter, Heartbeat, Hello, decode_from_sender, encode
+
+log = logging.getLogger(__name__)
+
+BUDGET = 0.002
+"""Seconds of the event loop that one turn of draining may take."""
+TICK = 0.05
+"""libzmq's descriptor is edge-triggered: look at the socket this often all the same."""
+BUG_LOG_INTERVAL = 60.0
+
+
+class Ingest:
+    """Owns the socket and everything between it and the registry."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        metrics: SelfMetrics,
+        *,
+        boot: int,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self.registry = registry
+        self.metrics = metrics
+        self.receiver = Receiver(boot)
+        self.applier = Applier(registry)
+        self.lag = LagMeter(clock)
+        self._clock = clock
+        self._wall = wall
+        self._context = zmq.Context()
+        self._socket: zmq.Socket[bytes] | None = None
+        self._claims: list[Claim] = []
+        self._engines: dict[int, list[Engine]] = {}
+        """By incarnation: what a stream's engine indices mean."""
+        self._backlog: deque[tuple[int, msgspec.Raw]] = deque()
+        self._scheduled = False
+        self._tick: asyncio.TimerHandle | None = None
+        self._seen: dict[str, float] = {}
+        self._bug_logged_at = -BUG_LOG_INTERVAL
+        self._read_metrics()
+
+    @property
+    def endpoints(self) -> list[str]:
+        """Where engines connect; a port 0 shows as the one that was found."""
+        return [claimed.endpoint for claimed in self._claims]
+
+    def open(self, endpoints: Iterable[str]) -> None:
+        """Bind and start to drain in the running event loop.
+
+        Raises:
+            ConfigError: An endpoint is malformed, taken, or may not be bound.
+        """
+        self._socket = socket = router(self._context)
+        for endpoint in endpoints:
+            self._claims.append(claim(socket, endpoint))
+        loop = asyncio.get_running_loop()
+        loop.add_reader(socket.fileno(), self._drain)
+        self._tick = loop.call_later(TICK, self._on_tick, loop.time() + TICK)
+
+    def close(self) -> None:
+        """Apply what has arrived, acknowledge it, and unbind."""
+        if self._socket is None:
+            return
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._socket.fileno())
+        if self._tick is not None:
+            self._tick.cancel()
+        while self._turn(BUDGET):
+            pass
+        self._reply(self.receiver.acks(float("inf")))
+        # The final acknowledgements still sit in libzmq: give them a moment to leave.
+        self._socket.close(linger=200)
+        self._context.term()
+        self._socket = None
+        for claimed in self._claims:
+            claimed.release()
+
+    # Two sources that re-arm each other would take the loop hostage: one flag
+    # says that a turn is coming, and whoever finds it set leaves.
+    def _drain(self) -> None:
+        if not self._scheduled and self._turn(BUDGET):
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._again)
+
+    def _again(self) -> None:
+        self._scheduled = False
+        self._drain()
+
+    def _on_tick(self, expected: float) -> None:
+        loop = asyncio.get_running_loop()
+        self.lag.note(loop.time() - expected)
+        if not self._backlog:
+            self._reply(self.receiver.acks(self._clock()))
+        self._drain()
+        due = loop.time() + TICK
+        self._tick = loop.call_at(due, self._on_tick, due)
+
+    def _turn(self, budget: float) -> bool:
+        """Work for ``budget`` seconds at most; whether there is more to do."""
+        socket = self._socket
+        if socket is None:
+            return False
+        deadline = time.perf_counter() + budget
+        while True:
+            while self._backlog:
+                self._apply(*self._backlog.popleft())
+                if time.perf_counter() > deadline:
+                    return True
+            try:
+                peer, *frames = socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return False
+            self._take(peer, frames)
+
+    def _take(self, peer: bytes, frames: list[bytes]) -> None:
+        if len(frames) != 1:
+            self._reject("multipart")
+            return
+        try:
+            message = decode_from_sender(frames[0])
+        except WireError as error:
+            self._reject(error.reason)
+            self._reply(self.receiver.refuse_frame(peer, error))
+            return
+        self.metrics.add("sidestep_messages_total", 1, type(message).__name__.lower())
+        before = self.receiver.streams.get(message.stream) if isinstance(message, Hello) else None
+        received = self.receiver.receive(peer, message, self._clock())
+        stream = received.stream
+        if stream is not None and received.greeted:
+            try:
+                self._greet(stream, before, restarted=received.restarted)
+            except WireError as error:
+                self._reject(error.reason)
+                self._reply(self.receiver.refuse_stream(stream, error))
+                return
+        self._reply(received.replies)
+        self._account(received)
+        if stream is not None:
+            self._backlog.extend((stream.incarnation, raw) for raw in received.items)
+            if not stream.open:
+                self._part(stream)
+
+    def _greet(self, stream: Stream, before: Stream | None, *, restarted: bool) -> None:
+        """Bind the stream's engine indices to engines."""
+        engines = [self.registry.register(info) for info in stream.engines]
+        if restarted and before is not None:
+            self._part(before)
+        for engine in engines:
+            engine.streams.add(stream.incarnation)
+            if restarted:
+                engine.restarts += 1
+                # A new process may be on a host that was started anew, its monotonic clock with it.
+                engine.gauge_stamp = 0.0
+        self._engines[stream.incarnation] = engines
+
+    def _part(self, stream: Stream) -> None:
+        for engine in self._engines.get(stream.incarnation, ()):
+            engine.streams.discard(stream.incarnation)
+
+    def _account(self, received: Received) -> None:
+        self.metrics.add("sidestep_duplicates_total", received.duplicates)
+        self.metrics.add("sidestep_lost_items_total", received.lost)
+        if received.stream is not None and received.stream.beat is not None:
+            name = received.stream.id
+            self.metrics.add("sidestep_stream_push_dropped_total", received.dropped, name)
+            self.metrics.add("sidestep_stream_errors_total", received.errors, name)
+
+    def _apply(self, incarnation: int, raw: msgspec.Raw) -> None:
+        """Apply one item; whatever is wrong with it costs that item alone."""
+        engines = self._engines[incarnation]
+        try:
+            item = decode_item(raw)
+            if item.engine >= len(engines):
+                raise WireError("unknown_engine")  # noqa: TRY301 - one place contains all
+            engine = engines[item.engine]
+            self.applier.apply(engine, item)
+        except WireError as error:
+            self._reject(error.reason)
+        except Exception:
+            self._reject("bug")
+            if self._clock() - self._bug_logged_at >= BUG_LOG_INTERVAL:
+                self._bug_logged_at = self._clock()
+                log.exception("an item could not be applied; this is a bug in sidestep")
+        else:
+            self._seen[engine.id] = self._wall()
+            self.metrics.add("sidestep_items_total")
+
+    def _reject(self, reason: str) -> None:
+        self.metrics.add("sidestep_rejected_total", 1, reason)
+        log.debug("refused: %s", reason)
+
+    def _reply(self, replies: Iterable[tuple[bytes, FromExporter]]) -> None:
+        if self._socket is None:
+            return
+        for peer, message in replies:
+            try:
+                self._socket.send_multipart([peer, encode(message)], zmq.NOBLOCK)
+            except zmq.ZMQError:
+                # The peer is gone or does not read; it will ask again.
+                continue
+
+    def _read_metrics(self) -> None:
+        """Self-metrics that are somebody's present state."""
+
+        def of_engines(
+            read: Callable[[Engine], float],
+        ) -> Callable[[], list[tuple[tuple[str, ...], float]]]:
+            return lambda: [
+                (tuple(engine.labels.get(name, "") for name in PER_ENGINE), read(engine))
+                for engine in self.registry.engines.values()
+            ]
+
+        read = self.metrics.read
+        read("sidestep_engine_up", of_engines(lambda engine: float(bool(engine.streams))))
+        read("sidestep_engine_restarts_total", of_engines(lambda engine: engine.restarts))
+        read(
+            "sidestep_engine_last_seen_timestamp_seconds",
+            of_engines(lambda engine: self._seen.get(engine.id, 0.0)),
+        )
+        streams = self.receiver.streams
+        read("sidestep_streams", lambda: [((), sum(s.open for s in streams.values()))])
+        read("sidestep_engines", lambda: [((), len(self.registry.engines))])
+        read("sidestep_stream_ring_bytes", lambda: list(map(_ring_bytes, streams.values())))
+        read("sidestep_label_values_limited_total", lambda: [((), self.registry.limited)])
+        read("sidestep_ingest_lag_seconds", self.lag.reading)
+
+
+def _ring_bytes(stream: Stream) -> tuple[tuple[str, ...], float]:
+    beat: Heartbeat | None = stream.beat
+    return (stream.id,), beat.ring_bytes if beat is not None else 0

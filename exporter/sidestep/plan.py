@@ -1,0 +1,265 @@
+"""The catalogue, compiled: where every series lives and which fields feed it.
+
+A path such as ``scheduler.prefix_cache_stats.hits`` starts below the dialect's
+step item. ``[]`` behind a field means each of its elements: of a list of structs
+(``iteration.finished_requests[].e2e_latency``) or of a list of numbers, which a
+histogram observes one by one. A path is checked against the wire structs here,
+so that a row with a misspelt source stops the start-up, not the night.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
+from typing import Any, Literal
+
+import msgspec
+
+from sidestep.catalogue import rows_of
+from sidestep.catalogue.model import (
+    Constant,
+    Hook,
+    Info,
+    Reading,
+    Row,
+    Same,
+    Sampled,
+)
+from sidestep.errors import CatalogueError
+from sidestep.wire.items import VllmStep
+
+OTHER = "__other__"
+"""The label value that takes what no other may."""
+
+STEPS: Mapping[str, type[msgspec.Struct]] = {"vllm": VllmStep}
+"""The item whose fields a dialect's paths name."""
+
+Where = Literal["scalars", "histogram", "keyed", "sampled", "reading", "constant", "info"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Placed:
+    """A row and where an engine keeps its series.
+
+    Attributes:
+        slots: ``scalars``: indices into ``Engine.values``, one per value of
+            ``closed`` plus one for any other, or a single one; ``histogram``
+            and ``keyed``: one index into the list of that name.
+    """
+
+    row: Row
+    where: Where
+    slots: tuple[int, ...] = ()
+
+    @property
+    def values_of_label(self) -> tuple[tuple[str, ...], ...]:
+        """Own label values of the scalar slots, in order."""
+        if len(self.slots) == 1:
+            return ((),)
+        return tuple((value,) for value in (*self.row.closed, OTHER))
+
+
+class Section:
+    """What to read from one struct of an item, and the structs below it."""
+
+    __slots__ = (
+        "codes", "columns", "counters", "gauges", "lists", "name", "parts", "rows", "single",
+        "tallies",
+    )  # fmt: skip
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.gauges: list[tuple[str, int]] = []
+        self.counters: list[tuple[str, int]] = []
+        self.single: list[tuple[str, int]] = []
+        """Numbers that a histogram observes."""
+        self.lists: list[tuple[str, int]] = []
+        """Lists of numbers that a histogram observes."""
+        self.columns: list[tuple[str, bool, int]] = []
+        """Of a list of structs: field, whether it is itself a list, histogram."""
+        self.codes: list[tuple[str, Placed]] = []
+        """Of a list of structs: a field that indexes the row's closed values."""
+        self.tallies: list[tuple[str, Placed]] = []
+        """Dicts by label value, or lists by position."""
+        self.rows: list[Placed] = []
+        self.parts: dict[str, Section] = {}
+
+    @property
+    def shown(self) -> list[Placed]:
+        """The rows that appear with the first such struct: all, where one option sends it."""
+        return self.rows if all(placed.row.feature for placed in self.rows) else []
+
+    def part(self, name: str) -> Section:
+        """The section of the struct in field ``name``."""
+        return self.parts.setdefault(name, Section(name))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Layout:
+    """One dialect's plan.
+
+    Attributes:
+        placed: Every row, in the order of the page.
+        root: What to read from a step item.
+        hooks: Rows that functions feed, by the hook's name.
+        sampled: Rows that Samples items feed, by family name.
+    """
+
+    dialect: str
+    placed: tuple[Placed, ...]
+    root: Section
+    hooks: Mapping[str, Placed]
+    sampled: Mapping[str, Row]
+    scalars: int
+    histograms: tuple[Row, ...]
+    keyed: tuple[Row, ...]
+
+    def find(self, name: str) -> Placed:
+        """The row named ``name``."""
+        return next(placed for placed in self.placed if placed.row.name == name)
+
+
+def compile_layout(dialect: str, *, legacy: bool = False) -> Layout:
+    """The plan of ``dialect``.
+
+    Raises:
+        CatalogueError: A row's source names no field, or one of another shape.
+    """
+    return _Compiler(dialect).layout(rows_of(dialect, legacy=legacy))
+
+
+def reader(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
+    """Reads several attributes at once; always a tuple, unlike ``attrgetter``."""
+    if len(names) == 1:
+        get = attrgetter(names[0])
+        return lambda source: (get(source),)
+    return attrgetter(*names)
+
+
+class _Compiler:
+    """Hands out slots while it walks the rows once."""
+
+    def __init__(self, dialect: str) -> None:
+        self.dialect = dialect
+        self.step = STEPS[dialect]
+        self.root = Section("")
+        self.scalars = 0
+        self.histograms: list[Row] = []
+        self.keyed: list[Row] = []
+        self.hooks: dict[str, Placed] = {}
+
+    def layout(self, rows: tuple[Row, ...]) -> Layout:
+        placed = {row.name: self.place(row) for row in rows if not isinstance(row.source, Same)}
+        for row in rows:
+            if isinstance(row.source, Same):
+                shown = placed[row.source.name]
+                placed[row.name] = dataclasses.replace(shown, row=row)
+        return Layout(
+            dialect=self.dialect,
+            placed=tuple(placed[row.name] for row in rows),
+            root=self.root,
+            hooks=self.hooks,
+            sampled={row.name: row for row in rows if isinstance(row.source, Sampled)},
+            scalars=self.scalars,
+            histograms=tuple(self.histograms),
+            keyed=tuple(self.keyed),
+        )
+
+    def place(self, row: Row) -> Placed:
+        """Give ``row`` its slots and connect its source."""
+        match row.source:
+            case Sampled():
+                return Placed(row, "sampled")
+            case Reading():
+                return Placed(row, "reading")
+            case Constant():
+                return Placed(row, "constant")
+            case Info():
+                return Placed(row, "info")
+            case Hook(name):
+                placed = self.allocate(row)
+                self.hooks[name] = placed
+            case str() as path:
+                placed = self.allocate(row)
+                self.connect(placed, path, None)
+            case mapping:
+                placed = self.allocate(row)
+                if tuple(mapping) != row.closed:
+                    raise CatalogueError(f"{row.name}: one path for each value of {row.closed}")
+                for slot, path in zip(placed.slots, mapping.values(), strict=False):
+                    self.connect(placed, path, slot)
+        return placed
+
+    def allocate(self, row: Row) -> Placed:
+        if row.kind == "histogram":
+            self.histograms.append(row)
+            return Placed(row, "histogram", (len(self.histograms) - 1,))
+        if row.own_labels and not row.closed:
+            self.keyed.append(row)
+            return Placed(row, "keyed", (len(self.keyed) - 1,))
+        first = self.scalars
+        self.scalars += len(row.closed) + 1 if row.closed else 1
+        return Placed(row, "scalars", tuple(range(first, self.scalars)))
+
+    def connect(self, placed: Placed, path: str, slot: int | None) -> None:
+        """Add the reading of ``path`` to the section of its struct."""
+        row = placed.row
+        section, struct = self.root, self.step
+        *parents, leaf = path.split(".")
+        for index, parent in enumerate(parents):
+            inner, shape = self.field(row, struct, parent.removesuffix("[]"))
+            if not (isinstance(inner, type) and issubclass(inner, msgspec.Struct)):
+                raise CatalogueError(f"{row.name}: {parent} in {path} is no struct")
+            if parent.endswith("[]"):
+                if shape != "list" or index != len(parents) - 1:
+                    raise CatalogueError(f"{row.name}: {parent} in {path} is no list of structs")
+                self.connect_column(section.part(parent), placed, inner, leaf)
+                return
+            section, struct = section.part(parent), inner
+        _, shape = self.field(row, struct, leaf.removesuffix("[]"))
+        target = placed.slots[0] if slot is None else slot
+        if row.kind == "histogram":
+            chosen = section.lists if leaf.endswith("[]") else section.single
+            chosen.append((leaf.removesuffix("[]"), target))
+        elif shape == "plain":
+            (section.counters if row.kind == "counter" else section.gauges).append((leaf, target))
+        elif row.own_labels:
+            section.tallies.append((leaf, placed))
+        else:
+            raise CatalogueError(f"{row.name}: {path} holds many values, the row has no label")
+        section.rows.append(placed)
+
+    def connect_column(self, section: Section, placed: Placed, struct: type, leaf: str) -> None:
+        row = placed.row
+        section.rows.append(placed)
+        self.field(row, struct, leaf.removesuffix("[]"))
+        if row.kind == "histogram":
+            nested = leaf.endswith("[]")
+            section.columns.append((leaf.removesuffix("[]"), nested, placed.slots[0]))
+        elif row.kind == "counter" and row.closed:
+            section.codes.append((leaf, placed))
+        else:
+            raise CatalogueError(f"{row.name}: {row.source} needs a histogram or closed values")
+
+    def field(self, row: Row, struct: type, name: str) -> tuple[Any, str]:
+        """Type and shape (plain, list, dict) of a struct's field or property.
+
+        Raises:
+            CatalogueError: There is none.
+        """
+        hints = typing.get_type_hints(struct)
+        if name not in hints:
+            if isinstance(getattr(struct, name, None), property):
+                return float, "plain"
+            raise CatalogueError(f"{row.name}: {struct.__name__} has no field {name}")
+        hint = hints[name]
+        if typing.get_origin(hint) in (typing.Union, types.UnionType):
+            hint = next(arg for arg in typing.get_args(hint) if arg is not type(None))
+        if typing.get_origin(hint) is list:
+            return typing.get_args(hint)[0], "list"
+        if typing.get_origin(hint) is dict:
+            return typing.get_args(hint)[1], "dict"
+        return hint, "plain"

@@ -1,0 +1,42 @@
+"""Gauges computed when a page is made, from what an engine's series hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from sidestep.registry import Engine, Number
+
+
+def scalar(engine: Engine, name: str) -> Number:
+    """Sum over the children of the scalar row ``name``; 0 where there is no sample."""
+    placed = engine.layout.find(name)
+    return sum(engine.values[slot] or 0 for slot in placed.slots)
+
+
+def _drafts(engine: Engine) -> tuple[Number, Number, Number]:
+    prefix = "vllm:spec_decode_num_"
+    return (
+        scalar(engine, prefix + "drafts_total"),
+        scalar(engine, prefix + "draft_tokens_total"),
+        scalar(engine, prefix + "accepted_tokens_total"),
+    )
+
+
+def _acceptance_rate(engine: Engine) -> float | None:
+    _, drafted, accepted = _drafts(engine)
+    return accepted / drafted if drafted else None
+
+
+def _efficiency(engine: Engine) -> float | None:
+    drafts, drafted, accepted = _drafts(engine)
+    return (accepted + drafts) / (drafted + drafts) if drafts else None
+
+
+READINGS: Mapping[str, Callable[[Engine], float | None]] = {
+    "prefix_cache_hit_rate": lambda engine: engine.prefix_hits.rate,
+    "prompt_throughput": lambda engine: engine.throughput and engine.throughput[0],
+    "generation_throughput": lambda engine: engine.throughput and engine.throughput[1],
+    "draft_acceptance_rate": _acceptance_rate,
+    "draft_efficiency": _efficiency,
+}
+"""By the name a catalogue row gives; None is no sample."""

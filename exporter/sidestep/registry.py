@@ -1,0 +1,208 @@
+"""All state: engines and their series. What a scrape reads, and apply alone writes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Mapping
+
+from sidestep.buckets import DEFAULTS, Bounds
+from sidestep.catalogue.model import ENGINE_LABELS, Kind
+from sidestep.errors import WireError
+from sidestep.histogram import Histogram
+from sidestep.plan import OTHER, Layout, Placed
+from sidestep.wire.messages import EngineInfo
+
+Number = int | float
+Key = tuple[str, ...]
+
+MAX_OPEN_VALUES = 64
+"""Children of a family whose label values nobody knows beforehand, per engine."""
+MAX_ENGINES = 1024
+MAX_OPEN_FAMILIES = 512
+
+
+class HitWindow:
+    """Cache lookups of about the last 1,000 requests, as the engine's log reports them.
+
+    The newest entry stays even when it alone is larger.
+    """
+
+    __slots__ = ("entries", "hits", "queries", "requests")
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all lookups."""
+        self.entries: deque[tuple[int, int, int]] = deque()
+        self.requests = self.queries = self.hits = 0
+
+    def add(self, requests: int, queries: int, hits: int, *, limit: int = 1000) -> None:
+        """Count the lookups of one step's ``requests``."""
+        self.entries.append((requests, queries, hits))
+        self.requests += requests
+        self.queries += queries
+        self.hits += hits
+        while len(self.entries) > 1 and self.requests > limit:
+            requests, queries, hits = self.entries.popleft()
+            self.requests -= requests
+            self.queries -= queries
+            self.hits -= hits
+
+    @property
+    def rate(self) -> float | None:
+        """Share of lookups that hit; None before the first request."""
+        if not self.requests:
+            return None
+        return self.hits / self.queries if self.queries else 0.0
+
+
+@dataclasses.dataclass(slots=True)
+class OpenFamily:
+    """A family that a Samples item described, or a catalogue row that such items feed."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: Key
+    bounds: Bounds
+    children: dict[Key, Number | Histogram] = dataclasses.field(default_factory=dict)
+
+
+class Engine:
+    """One engine's series and what it takes to derive them. One owner, no references elsewhere.
+
+    Attributes:
+        labels: What every series carries: engine and model_name, and a source
+            where another engine would show the same.
+        values: Scalars by slot; None is no sample.
+        histograms: By slot; None is not shown yet.
+        keyed: Scalars with open label values, by slot and own label values.
+        gauge_stamp: Host-monotonic stamp of the newest gauges applied.
+        wall: The sender's Unix time at its last item.
+        streams: Incarnations that feed it now.
+        seen: Sections of the plan whose families are shown.
+        text: The renderer's own: what stands before a value, by family and key.
+        frames: The renderer's own: a histogram's lines without their values.
+        throughput: Prompt and generated tokens per second of the last interval.
+    """
+
+    __slots__ = (
+        "bounds", "closed", "features", "frames", "gauge_stamp", "held_tokens", "histograms", "id", "info",
+        "keyed", "labels", "layout", "mm_hits", "external_hits", "open", "overrides",
+        "prefix_hits", "restarts", "seen", "streams", "text", "throughput", "values", "wall",
+    )  # fmt: skip
+
+    def __init__(self, layout: Layout, info: EngineInfo, overrides: Mapping[str, Bounds]) -> None:
+        self.id = info.id
+        self.layout = layout
+        self.labels: dict[str, str] = dict(info.labels)
+        self.info = info.info
+        self.features: frozenset[str] = frozenset()
+        self.closed: Mapping[str, list[str]] = {}
+        self.overrides = overrides
+        self.bounds: Mapping[str, Bounds] = {}
+        self.values: list[Number | None] = [None] * layout.scalars
+        self.histograms: list[Histogram | None] = [None] * len(layout.histograms)
+        self.keyed: list[dict[Key, Number]] = [{} for _ in layout.keyed]
+        self.open: dict[str, OpenFamily] = {}
+        self.gauge_stamp = self.wall = 0.0
+        self.held_tokens = 0
+        self.prefix_hits, self.external_hits, self.mm_hits = HitWindow(), HitWindow(), HitWindow()
+        self.throughput: tuple[float, float] | None = None
+        self.restarts = 0
+        self.streams: set[int] = set()
+        self.seen: set[object] = set()
+        self.text: dict[tuple[str, Key], str] = {}
+        self.frames: dict[tuple[str, Key, Bounds], list[str]] = {}
+        self.update(info)
+
+    def update(self, info: EngineInfo) -> None:
+        """Take over what a new hello says; counters that are shown go on.
+
+        A histogram whose bounds changed starts anew: its counts cannot be moved.
+        """
+        self.info = info.info
+        self.features = frozenset(info.features)
+        self.closed = info.closed
+        sent = {name: tuple(bounds) for name, bounds in info.bounds.items()}
+        self.bounds = {**DEFAULTS, **sent, **self.overrides}
+        for placed in self.layout.placed:
+            if not placed.row.feature or placed.row.feature in self.features:
+                self.show(placed)
+
+    def show(self, placed: Placed) -> None:
+        """Start ``placed``'s counters and histograms at 0 where the engine does; gauges wait."""
+        row = placed.row
+        if placed.where == "histogram":
+            slot = placed.slots[0]
+            bounds = row.bounds or self.bounds[row.buckets]
+            known = self.histograms[slot]
+            if known is None or known.bounds != bounds:
+                self.histograms[slot] = Histogram(bounds)
+        elif row.kind != "counter":
+            return
+        elif placed.where == "scalars":
+            for slot in placed.slots[: len(row.closed) or 1]:
+                self.values[slot] = self.values[slot] or 0
+        elif placed.where == "keyed" and len(row.own_labels) == 1:
+            for value in self.closed.get(row.own_labels[0], ()):
+                self.keyed[placed.slots[0]].setdefault((value,), 0)
+
+    def histogram(self, slot: int) -> Histogram:
+        """The histogram in ``slot``, shown from now on."""
+        found = self.histograms[slot]
+        if found is None:
+            row = self.layout.histograms[slot]
+            found = self.histograms[slot] = Histogram(row.bounds or self.bounds[row.buckets])
+        return found
+
+
+class Registry:
+    """Engines by identity.
+
+    Attributes:
+        version: Changes with every applied item, so that a page can be reused.
+        limited: Updates that went to ``__other__``.
+    """
+
+    def __init__(self, layouts: Mapping[str, Layout], overrides: Mapping[str, Bounds]) -> None:
+        self.layouts = layouts
+        self.overrides = overrides
+        self.engines: dict[str, Engine] = {}
+        self.version = 0
+        self.limited = 0
+
+    def register(self, info: EngineInfo) -> Engine:
+        """The engine that ``info`` names, known or new.
+
+        Raises:
+            WireError: An unknown dialect, or too many engines.
+        """
+        layout = self.layouts.get(info.dialect)
+        if layout is None:
+            raise WireError("unknown_dialect", info.dialect)
+        self.version += 1
+        engine = self.engines.get(info.id)
+        if engine is not None and engine.layout is layout:
+            engine.update(info)
+            return engine
+        if len(self.engines) >= MAX_ENGINES:
+            raise WireError("over_limit", f"more than {MAX_ENGINES} engines")
+        engine = Engine(layout, info, self.overrides)
+        missing = set(ENGINE_LABELS) - set(engine.labels)
+        if missing:
+            raise WireError("bad_label", f"an engine needs the labels {sorted(missing)}")
+        if any(other.labels == engine.labels for other in self.engines.values()):
+            # Never two samples of one name and labels: the later engine says where it is from.
+            engine.labels["source"] = engine.id
+        self.engines[info.id] = engine
+        return engine
+
+    def capped(self, children: Mapping[Key, object], key: Key) -> Key:
+        """``key``, or the one for all others where ``children`` is full."""
+        if key in children or len(children) < MAX_OPEN_VALUES:
+            return key
+        self.limited += 1
+        return (OTHER,) * len(key)

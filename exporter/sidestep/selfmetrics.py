@@ -1,0 +1,120 @@
+"""The exporter's numbers about itself, kept plain and exposed through prometheus_client."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client import (
+    CollectorRegistry,
+    GCCollector,
+    PlatformCollector,
+    ProcessCollector,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from sidestep import __version__
+from sidestep.catalogue.self_metrics import BY_NAME
+
+Labels = tuple[str, ...]
+Reading = Callable[[], Iterable[tuple[Labels, float]]]
+
+
+class SelfMetrics(Collector):
+    """Counters and gauges by the names of the catalogue's own table.
+
+    A counter is added to where the thing happens; a gauge is set, or read from
+    its owner when a page is made.
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[str, defaultdict[Labels, float]] = {
+            name: defaultdict(float) for name in BY_NAME
+        }
+        self._readings: dict[str, Reading] = {}
+        for name, row in BY_NAME.items():
+            if row.kind == "counter" and not row.labels:
+                self.add(name, 0)
+        self.set("sidestep_build_info", 1, __version__)
+
+    def add(self, name: str, amount: float = 1, *labels: str) -> None:
+        """Add to a counter."""
+        self._values[name][labels] += amount
+
+    def set(self, name: str, value: float, *labels: str) -> None:
+        """Set a gauge."""
+        self._values[name][labels] = value
+
+    def read(self, name: str, reading: Reading) -> None:
+        """Ask ``reading`` for the samples of ``name`` at every page."""
+        self._readings[BY_NAME[name].name] = reading
+
+    def value(self, name: str, *labels: str) -> float:
+        """The present value, 0 where nothing happened yet."""
+        return self._values[name].get(labels, 0)
+
+    def collect(self) -> Iterator[Metric]:
+        """The families, for prometheus_client."""
+        for name, row in BY_NAME.items():
+            samples: Iterable[tuple[Labels, float]] = self._values[name].items()
+            if name in self._readings:
+                samples = self._readings[name]()
+            family = (
+                CounterMetricFamily(name, row.help, labels=row.labels)
+                if row.kind == "counter"
+                else GaugeMetricFamily(name, row.help, labels=row.labels)
+            )
+            for labels, value in samples:
+                family.add_metric(labels, value)
+            if family.samples:
+                yield family
+
+
+def own_registry(metrics: SelfMetrics, others: Iterable[Collector]) -> CollectorRegistry:
+    """A registry of this process's own: self-metrics, process, GC, platform, and ``others``.
+
+    A collector of somebody else's that fails costs its own samples, not the page.
+    """
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(metrics)
+    ProcessCollector(registry=registry)
+    PlatformCollector(registry=registry)
+    GCCollector(registry=registry)
+    for other in others:
+        registry.register(_Contained(other, metrics))
+    return registry
+
+
+class _Contained(Collector):
+    def __init__(self, collector: Collector, metrics: SelfMetrics) -> None:
+        self.collector = collector
+        self.metrics = metrics
+
+    def collect(self) -> Iterable[Metric]:
+        try:
+            return list(self.collector.collect())
+        except Exception:  # noqa: BLE001 - whatever a stranger's collector raises
+            self.metrics.add("sidestep_collector_errors_total")
+            return []
+
+
+class LagMeter:
+    """How late the event loop was for a regular timer: the longest of the last second."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._recent: list[tuple[float, float]] = []
+
+    def note(self, lag: float) -> None:
+        """The timer ran ``lag`` seconds late."""
+        now = self._clock()
+        self._recent = [(at, known) for at, known in self._recent if now - at < 1.0]
+        self._recent.append((now, max(lag, 0.0)))
+
+    @functools.cached_property
+    def reading(self) -> Reading:
+        """For ``SelfMetrics.read``."""
+        return lambda: [((), max((lag for _, lag in self._recent), default=0.0))]

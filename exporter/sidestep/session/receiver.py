@@ -1,0 +1,215 @@
+"""The receiving end: which items of which stream are applied, once and in order."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import msgspec
+
+from sidestep.errors import WireError
+from sidestep.wire.limits import VERSION
+from sidestep.wire.messages import (
+    Ack,
+    Batch,
+    Bye,
+    EngineInfo,
+    FromExporter,
+    FromSender,
+    Heartbeat,
+    Hello,
+    Nack,
+)
+
+ACK_INTERVAL = 0.25
+MAX_STREAMS = 256
+MAX_RETIRED = 16
+"""Incarnations of one stream that are remembered as superseded."""
+
+
+@dataclasses.dataclass(slots=True)
+class Stream:
+    """One sending process, as the exporter knows it.
+
+    Attributes:
+        peer: The connection of its last Hello.
+        engines: What its items' engine indices mean.
+        seq: Highest seq applied.
+        beat: Its last Heartbeat.
+        open: False after its Bye.
+    """
+
+    id: str
+    incarnation: int
+    peer: bytes
+    engines: list[EngineInfo]
+    seq: int
+    beat: Heartbeat | None = None
+    open: bool = True
+    acked: int = -1
+    ack_at: float = 0.0
+    retired: list[int] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(slots=True)
+class Received:
+    """What to do about a message.
+
+    Attributes:
+        stream: Whose it is, where that is known.
+        items: To be applied now, in order; their seqs are consumed whatever comes of it.
+        replies: To be sent to connections.
+        greeted: The Hello opened the stream or changed what it feeds.
+        restarted: A known stream came back as a new process.
+        duplicates: Items that had been applied before.
+        lost: Items that nobody holds any more.
+        dropped: Items that the sender has reported dropped since its last report.
+        errors: Likewise, records that it could not translate or encode.
+    """
+
+    stream: Stream | None = None
+    items: Sequence[msgspec.Raw] = ()
+    replies: list[tuple[bytes, FromExporter]] = dataclasses.field(default_factory=list)
+    greeted: bool = False
+    restarted: bool = False
+    duplicates: int = 0
+    lost: int = 0
+    dropped: int = 0
+    errors: int = 0
+
+
+class Receiver:
+    """All streams of one exporter process.
+
+    Attributes:
+        boot: Tells this process from the one before it.
+        streams: By stream id; the newest incarnation of each.
+    """
+
+    def __init__(self, boot: int) -> None:
+        self.boot = boot
+        self.streams: dict[str, Stream] = {}
+        self._by_incarnation: dict[int, Stream] = {}
+
+    def receive(self, peer: bytes, message: FromSender, now: float) -> Received:
+        """Decide about ``message``, which came from the connection ``peer``."""
+        if isinstance(message, Hello):
+            return self._hello(peer, message, now)
+        stream = self._by_incarnation.get(message.incarnation)
+        if stream is None or stream.peer != peer:
+            return self._refuse(peer, message.incarnation, "need_hello")
+        if self.streams.get(stream.id) is not stream:
+            return self._refuse(peer, message.incarnation, "id_conflict", _CONFLICT)
+        match message:
+            case Batch():
+                return self._batch(stream, message)
+            case Heartbeat():
+                return self._heartbeat(stream, message)
+            case Bye():
+                stream.open = False
+                lost = max(message.last - stream.seq, 0)
+                return Received(stream, replies=[self._ack(stream, now)], lost=lost)
+
+    def acks(self, now: float) -> list[tuple[bytes, FromExporter]]:
+        """Acknowledgements that are due, to be sent to their connections."""
+        return [
+            self._ack(stream, now)
+            for stream in self.streams.values()
+            if stream.open and stream.acked != stream.seq and now >= stream.ack_at
+        ]
+
+    def refuse_frame(self, peer: bytes, error: WireError) -> list[tuple[bytes, FromExporter]]:
+        """The answer to a frame that could not be read."""
+        code = "version" if error.reason == "version" else "bad_schema"
+        return self._refuse(peer, 0, code, str(error)).replies
+
+    def refuse_stream(self, stream: Stream, error: WireError) -> list[tuple[bytes, FromExporter]]:
+        """The answer to a Hello whose engines cannot be taken; the stream is forgotten."""
+        self.streams.pop(stream.id, None)
+        self._by_incarnation.pop(stream.incarnation, None)
+        return self._refuse(stream.peer, stream.incarnation, "over_limit", str(error)).replies
+
+    def _hello(self, peer: bytes, hello: Hello, now: float) -> Received:
+        stream = self.streams.get(hello.stream)
+        if stream is not None and hello.incarnation in stream.retired:
+            return self._refuse(peer, hello.incarnation, "id_conflict", _CONFLICT)
+        owner = self._by_incarnation.get(hello.incarnation)
+        if owner is not None and owner.id != hello.stream:
+            return self._refuse(peer, hello.incarnation, "id_conflict", "incarnation is taken")
+        received = Received(greeted=True)
+        before = max(hello.first - 1, 0)
+        if stream is None:
+            if len(self.streams) >= MAX_STREAMS and not self._forget_closed():
+                return self._refuse(peer, hello.incarnation, "over_limit", "too many streams")
+            stream = self._adopt(Stream(hello.stream, hello.incarnation, peer, [], before))
+        elif stream.incarnation != hello.incarnation:
+            received.restarted = True
+            retired = [*stream.retired, stream.incarnation][-MAX_RETIRED:]
+            if stream.open:
+                reply = Nack(self.boot, stream.incarnation, "id_conflict", _CONFLICT)
+                received.replies.append((stream.peer, reply))
+            new = Stream(hello.stream, hello.incarnation, peer, [], before)
+            new.retired = retired
+            for old in set(stream.retired) - set(retired):
+                self._by_incarnation.pop(old, None)
+            stream = self._adopt(new)
+        elif before > stream.seq:
+            received.lost = before - stream.seq
+            stream.seq = before
+        stream.peer, stream.engines, stream.open = peer, hello.engines, True
+        received.stream = stream
+        received.replies.append(self._ack(stream, now, hello.nonce))
+        return received
+
+    def _adopt(self, stream: Stream) -> Stream:
+        self.streams[stream.id] = stream
+        self._by_incarnation[stream.incarnation] = stream
+        return stream
+
+    def _forget_closed(self) -> bool:
+        """Make room by forgetting a stream that said goodbye."""
+        for stream in self.streams.values():
+            if not stream.open:
+                del self.streams[stream.id]
+                self._by_incarnation.pop(stream.incarnation, None)
+                return True
+        return False
+
+    def _batch(self, stream: Stream, batch: Batch) -> Received:
+        last = batch.first + len(batch.items) - 1
+        if batch.first == stream.seq + 1:
+            stream.seq = last
+            return Received(stream, batch.items)
+        if last <= stream.seq:
+            # Its acknowledgement was lost, or is on the way: say it again.
+            stream.acked = -1
+            return Received(stream, duplicates=len(batch.items))
+        return self._refuse(stream.peer, stream.incarnation, "need_hello")
+
+    def _heartbeat(self, stream: Stream, beat: Heartbeat) -> Received:
+        before = stream.beat or Heartbeat(beat.incarnation, 0, 0)
+        stream.beat = beat
+        received = Received(
+            stream,
+            dropped=max(beat.dropped - before.dropped, 0),
+            errors=max(beat.errors - before.errors, 0),
+        )
+        if beat.head > stream.seq:
+            received.replies = self._refuse(stream.peer, stream.incarnation, "need_hello").replies
+        return received
+
+    def _ack(
+        self, stream: Stream, now: float, nonce: int | None = None
+    ) -> tuple[bytes, FromExporter]:
+        stream.acked = stream.seq
+        stream.ack_at = now + ACK_INTERVAL
+        # Nothing survives this process yet, so what is applied is as durable as it gets.
+        durable = stream.seq
+        reply = Ack(VERSION, self.boot, stream.incarnation, nonce, stream.seq, durable)
+        return stream.peer, reply
+
+    def _refuse(self, peer: bytes, incarnation: int, code: str, detail: str = "") -> Received:
+        return Received(replies=[(peer, Nack(self.boot, incarnation, code, detail[:256]))])
+
+
+_CONFLICT = "another process has this stream id; set SIDESTEP_NAMESPACE to tell them apart"

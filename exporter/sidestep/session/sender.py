@@ -1,0 +1,275 @@
+"""The sending end: a bounded ring, a window, and retransmission after a reconnect."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import deque
+from collections.abc import Sequence
+from enum import Enum
+from itertools import islice
+from random import Random
+
+import msgspec
+
+from sidestep.errors import WireError
+from sidestep.wire.limits import MAX_BATCH_ITEMS, VERSION
+from sidestep.wire.messages import (
+    Ack,
+    Batch,
+    Bye,
+    EngineInfo,
+    Heartbeat,
+    Hello,
+    Nack,
+    decode_from_exporter,
+    encode,
+)
+
+RING_BYTES = 8 << 20
+BATCH_BYTES = 64 << 10
+ACK_TIMEOUT = 3.0
+HEARTBEAT = 1.0
+HELLO_BACKOFF = (0.2, 5.0)
+
+
+class State(Enum):
+    """Where a sender stands with the exporter."""
+
+    GREETING = "greeting"
+    """The Hello is not sent, or not answered yet."""
+    STREAMING = "streaming"
+    STOPPED = "stopped"
+    """Another process took this stream's name; nothing is sent any more."""
+
+
+@dataclasses.dataclass(slots=True)
+class _Chunk:
+    first: int
+    last: int
+    frame: bytes
+
+
+class Sender:
+    """One stream's sending end. The caller owns socket and clock.
+
+    Call ``add`` with encoded items, then ``next_frame`` and, once the socket took
+    the frame, ``sent``, until there is none; give what comes in to ``receive``.
+    When ``reopen`` is set, open a new socket and call ``reopened``.
+
+    Attributes:
+        dropped: Items given up: the ring was full, or the exporter refused them.
+        errors: Records that could not be made into items; the caller counts them here.
+        complaint: Why the exporter refuses us, for one log line; empty once it does not.
+    """
+
+    def __init__(
+        self,
+        stream: str,
+        incarnation: int,
+        engines: Sequence[EngineInfo],
+        random: Random,
+        *,
+        ring_bytes: int = RING_BYTES,
+    ) -> None:
+        self.stream = stream
+        self.incarnation = incarnation
+        self.engines = list(engines)
+        self.state = State.GREETING
+        self.reopen = False
+        self.dropped = self.errors = 0
+        self.complaint = ""
+        self._random = random
+        self._ring_bytes = ring_bytes
+        self._pending: deque[bytes] = deque()
+        self._pending_bytes = 0
+        self._ring: deque[_Chunk] = deque()
+        self._ring_used = 0
+        self._unsent = 0
+        """Index in the ring of the next chunk to send."""
+        self._seq = self._applied = 0
+        self._boot: int | None = None
+        self._nonce = 1
+        self._greeted = False
+        self._greet_at = self._beat_at = 0.0
+        self._deadline = math.inf
+        """When the exporter must have answered."""
+        self._backoff = HELLO_BACKOFF[0]
+        self._reported = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes in the ring and before it."""
+        return self._ring_used + self._pending_bytes
+
+    @property
+    def drained(self) -> bool:
+        """Whether the exporter has applied all there is."""
+        return not self._pending and self._applied >= self._seq
+
+    def add(self, items: Sequence[bytes]) -> None:
+        """Queue encoded items; where there is no room the oldest unsent ones go."""
+        if self.state is State.STOPPED:
+            self.dropped += len(items)
+            return
+        self._pending.extend(items)
+        self._pending_bytes += sum(map(len, items))
+        while self._pending and self.held_bytes > self._ring_bytes:
+            self._pending_bytes -= len(self._pending.popleft())
+            self.dropped += 1
+
+    def describe(self, engines: Sequence[EngineInfo]) -> None:
+        """Say from now on that the stream feeds ``engines``; indices of known ones stay."""
+        self.engines = list(engines)
+        if self.state is State.STREAMING:
+            self._greet()
+
+    def next_frame(self, now: float) -> bytes | None:
+        """What to send now, if anything; the same until ``sent`` or a change of state."""
+        if now >= self._deadline:
+            self.reopen = True
+            if self.state is State.GREETING:
+                self._backoff = min(2 * self._backoff, HELLO_BACKOFF[1])
+        if self.state is State.STOPPED or self.reopen:
+            return None
+        if self.state is State.GREETING:
+            return None if self._greeted or now < self._greet_at else encode(self._hello())
+        if self._unsent == len(self._ring):
+            self._cut()
+        if self._unsent < len(self._ring):
+            return self._ring[self._unsent].frame
+        if now >= self._beat_at or self._reported != self.dropped + self.errors:
+            return encode(self._heartbeat())
+        return None
+
+    def sent(self, now: float) -> None:
+        """The socket took what ``next_frame`` gave."""
+        if self.state is State.GREETING:
+            self._greeted = True
+            self._deadline = now + self._backoff * self._random.uniform(0.75, 1.25)
+        elif self._unsent < len(self._ring):
+            self._unsent += 1
+            self._deadline = min(self._deadline, now + ACK_TIMEOUT)
+        else:
+            self._beat_at = now + HEARTBEAT
+            self._reported = self.dropped + self.errors
+
+    def receive(self, frame: bytes, now: float) -> None:
+        """Take in what the exporter said; what is not for this process is ignored."""
+        try:
+            message = decode_from_exporter(frame)
+        except WireError:
+            return
+        if message.incarnation not in (self.incarnation, 0):
+            return
+        match message:
+            case Ack() if self.state is State.GREETING:
+                if self._greeted and message.nonce == self._nonce:
+                    self._stream(message, now)
+            case Ack() if message.boot != self._boot:
+                self.reopen = True
+            case Ack():
+                self._acknowledge(message, now)
+            case Nack():
+                self._refused(message, now)
+
+    def reopened(self) -> None:
+        """The caller has a new socket; greet on it."""
+        self.reopen = False
+        if self.state is not State.STOPPED:
+            self._greet()
+
+    def bye(self, reason: str) -> bytes:
+        """The frame that ends the stream."""
+        return encode(Bye(self.incarnation, self._seq, reason))
+
+    def _greet(self) -> None:
+        self.state = State.GREETING
+        self._nonce += 1
+        self._greeted = False
+        self._deadline = math.inf
+
+    def _hello(self) -> Hello:
+        first = self._ring[0].first if self._ring else self._seq + 1
+        return Hello(VERSION, self.stream, self.incarnation, self._nonce, first, self.engines)
+
+    def _heartbeat(self) -> Heartbeat:
+        return Heartbeat(
+            self.incarnation,
+            self._seq,
+            self.held_bytes,
+            dropped=self.dropped,
+            errors=self.errors,
+        )
+
+    def _stream(self, ack: Ack, now: float) -> None:
+        """The handshake is complete: go on behind what this exporter has applied."""
+        self.state = State.STREAMING
+        self.complaint = ""
+        self._boot = ack.boot
+        self._backoff = HELLO_BACKOFF[0]
+        self._beat_at = now
+        self._unsent = sum(chunk.last <= ack.applied for chunk in self._ring)
+        # Not the larger of the two: a restarted exporter may know less than the last one.
+        self._applied = ack.applied
+        self._acknowledge(ack, now)
+
+    def _acknowledge(self, ack: Ack, now: float) -> None:
+        self._applied = max(self._applied, ack.applied)
+        while self._ring and self._ring[0].last <= ack.durable:
+            self._ring_used -= len(self._ring.popleft().frame)
+            self._unsent = max(self._unsent - 1, 0)
+        self._deadline = now + ACK_TIMEOUT if self._in_flight() else math.inf
+
+    def _refused(self, nack: Nack, now: float) -> None:
+        self.complaint = f"{nack.code} {nack.detail}".strip()
+        if nack.code == "id_conflict":
+            self.state = State.STOPPED
+            self.dropped += len(self._pending)
+            self._pending.clear()
+            self._ring.clear()
+            self._pending_bytes = self._ring_used = self._unsent = 0
+            return
+        if nack.code == "bad_schema" and self.state is State.STREAMING:
+            self._blank()
+        elif nack.code != "need_hello":
+            self._greet_at = now + HELLO_BACKOFF[1]
+        self.reopen = True
+
+    def _blank(self) -> None:
+        """Replace the chunk that cannot be read by as many empty items.
+
+        Its seqs stay taken: a gap would make the receiver ask for it for ever.
+        """
+        for chunk in self._ring:
+            if chunk.first > self._applied:
+                count = chunk.last - chunk.first + 1
+                self._ring_used -= len(chunk.frame)
+                nil = msgspec.Raw(b"\xc0")
+                chunk.frame = encode(Batch(self.incarnation, chunk.first, [nil] * count))
+                self._ring_used += len(chunk.frame)
+                self.dropped += count
+                return
+
+    def _in_flight(self) -> int:
+        """Bytes sent and not known to be applied."""
+        sent = islice(self._ring, self._unsent)
+        return sum(len(chunk.frame) for chunk in sent if chunk.last > self._applied)
+
+    def _cut(self) -> None:
+        """Move pending items into the ring as one frame, if the window has room."""
+        if not self._pending or self._in_flight() >= self._ring_bytes // 2:
+            return
+        items: list[msgspec.Raw] = []
+        size = 0
+        while self._pending and len(items) < MAX_BATCH_ITEMS:
+            if items and size + len(self._pending[0]) > BATCH_BYTES:
+                break
+            item = self._pending.popleft()
+            size += len(item)
+            items.append(msgspec.Raw(item))
+        self._pending_bytes -= size
+        first, self._seq = self._seq + 1, self._seq + len(items)
+        frame = encode(Batch(self.incarnation, first, items))
+        self._ring.append(_Chunk(first, self._seq, frame))
+        self._ring_used += len(frame)

@@ -1,0 +1,151 @@
+"""What a scrape sees: families, and per family the children of all engines.
+
+The one place that knows where an engine keeps a row's series; text, JSON and
+the log read through it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterable, Iterator
+
+from sidestep.catalogue.model import ENGINE_LABELS, Combine, Constant, Info, Kind, Reading
+from sidestep.histogram import Histogram
+from sidestep.plan import Placed
+from sidestep.readings import READINGS
+from sidestep.registry import Engine, Key, Number, Registry
+
+Child = tuple[Key, Number | Histogram]
+"""Own label values, and the series."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Family:
+    """One family of the page; ``placed`` is None for one that described itself."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: Key
+    combine: Combine = "sum"
+    placed: Placed | None = None
+    dialect: str = ""
+
+
+def families(registry: Registry, names: Collection[str] = ()) -> Iterator[Family]:
+    """Families in page order, all or those that own one of the sample ``names``."""
+    for layout in registry.layouts.values():
+        for placed in layout.placed:
+            row = placed.row
+            if not names or owns(row.name, row.kind, names):
+                yield Family(
+                    row.name,
+                    row.kind,
+                    row.exposed_help,
+                    row.own_labels,
+                    row.combine,
+                    placed,
+                    layout.dialect,
+                )
+    sampled = {name for layout in registry.layouts.values() for name in layout.sampled}
+    seen: set[str] = set()
+    for engine in registry.engines.values():
+        for found in engine.open.values():
+            if found.name in sampled or found.name in seen:
+                continue
+            seen.add(found.name)
+            if not names or owns(found.name, found.kind, names):
+                yield Family(found.name, found.kind, found.help, found.labels)
+
+
+def owns(family: str, kind: Kind, names: Collection[str]) -> bool:
+    """Whether one of the sample ``names`` belongs to ``family``, as in ``name[]``."""
+    if family in names:
+        return True
+    if kind == "histogram":
+        return any(f"{family}_{suffix}" in names for suffix in ("bucket", "count", "sum"))
+    return kind == "counter" and family.removesuffix("_total") in names
+
+
+def children(engine: Engine, family: Family) -> Iterable[Child]:
+    """The series of ``engine`` in ``family``; none where it has no sample yet."""
+    placed = family.placed
+    if placed is None or placed.where == "sampled":
+        found = engine.open.get(family.name)
+        # Two engines may describe one name differently; the first one's form stands.
+        if found is None or (found.kind, found.labels) != (family.kind, family.labels):
+            return ()
+        return found.children.items()
+    if family.dialect != engine.layout.dialect:
+        return ()
+    if placed.where == "scalars":
+        found_values = zip(placed.values_of_label, placed.slots, strict=True)
+        values = engine.values
+        return [(key, v) for key, slot in found_values if (v := values[slot]) is not None]
+    if placed.where == "histogram":
+        histogram = engine.histograms[placed.slots[0]]
+        return () if histogram is None else [((), histogram)]
+    if placed.where == "keyed":
+        return engine.keyed[placed.slots[0]].items()
+    return _computed(engine, placed)
+
+
+def _computed(engine: Engine, placed: Placed) -> Iterable[Child]:
+    match placed.row.source:
+        case Reading(name):
+            value = READINGS[name](engine)
+            return () if value is None else [((), value)]
+        case Constant(value):
+            return [((), value)]
+        case Info(name) if name in engine.info:
+            return [((), 1)]
+    return ()
+
+
+def labels_of(engine: Engine, family: Family, key: Key) -> dict[str, str]:
+    """All labels of one child."""
+    labels = dict(zip(family.labels, key, strict=True))
+    placed = family.placed
+    if placed is None:
+        return {**labels, **engine.labels}
+    shown = {n: v for n, v in engine.labels.items() if _is_shown(placed, n)}
+    match placed.row.source:
+        case Info(name):
+            return {**engine.info.get(name, {}), **labels, **shown}
+    return {**labels, **shown}
+
+
+def _is_shown(placed: Placed, label: str) -> bool:
+    return label in placed.row.labels or label not in ENGINE_LABELS
+
+
+def is_shared(family: Family) -> bool:
+    """Whether engines can have the same labels here, so that their series must be combined."""
+    placed = family.placed
+    return placed is not None and not set(ENGINE_LABELS) <= set(placed.row.labels)
+
+
+def combined(registry: Registry, family: Family) -> list[tuple[dict[str, str], Number | Histogram]]:
+    """The children of all engines, one a label set, combined by the family's rule."""
+    groups: dict[tuple[tuple[str, str], ...], list[Number | Histogram]] = {}
+    for engine in registry.engines.values():
+        for key, value in children(engine, family):
+            labels = tuple(sorted(labels_of(engine, family, key).items()))
+            groups.setdefault(labels, []).append(value)
+    return [(dict(labels), _combine(values, family.combine)) for labels, values in groups.items()]
+
+
+def _combine(values: list[Number | Histogram], rule: Combine) -> Number | Histogram:
+    first = values[0]
+    if len(values) == 1:
+        return first
+    if isinstance(first, Histogram):
+        total = Histogram(first.bounds)
+        for other in values:
+            if isinstance(other, Histogram) and other.bounds == first.bounds:
+                total.add(other.counts, other.sum)
+        return total
+    numbers = [value for value in values if not isinstance(value, Histogram)]
+    if rule == "max":
+        return max(numbers)
+    return sum(numbers) / (len(numbers) if rule == "mean" else 1)

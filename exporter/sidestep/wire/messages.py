@@ -1,0 +1,184 @@
+"""Envelopes: what one frame holds. The rules they serve live in ``session``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from sidestep.errors import WireError
+from sidestep.wire.limits import (
+    MAX_BATCH_ITEMS,
+    MAX_BOUNDS,
+    MAX_ENGINES_PER_STREAM,
+    MAX_FRAME_BYTES,
+    MAX_LABELS,
+    VERSION,
+    Count,
+    Identifier,
+    Labels,
+    Number,
+    Random64,
+    Seq,
+    Text,
+    is_printable,
+)
+
+Bounds = Annotated[list[Number], Meta(min_length=1, max_length=MAX_BOUNDS)]
+
+
+class EngineInfo(msgspec.Struct, array_like=True, gc=False):
+    """One engine that a stream feeds.
+
+    Attributes:
+        id: Identity over restarts and over streams: namespace, model, rank.
+        dialect: Which catalogue its items belong to, such as ``vllm``.
+        labels: The labels every one of its series carries.
+        info: Info metrics by short name, such as ``cache_config``: their labels.
+        bounds: Bucket bounds by bucket family where they differ from the default.
+        features: Options that are on; families that need one appear at once.
+        closed: Label values known beforehand by label name, so that their
+            series start at 0, such as the positions of a draft.
+    """
+
+    id: Identifier
+    dialect: Identifier
+    labels: Labels = {}
+    info: Annotated[dict[Text, Labels], Meta(max_length=16)] = {}
+    bounds: Annotated[dict[Text, Bounds], Meta(max_length=64)] = {}
+    features: Annotated[list[Text], Meta(max_length=64)] = []
+    closed: Annotated[
+        dict[Text, Annotated[list[Text], Meta(max_length=MAX_LABELS)]], Meta(max_length=16)
+    ] = {}
+
+
+class Hello(msgspec.Struct, array_like=True, gc=False, tag="H"):
+    """Opens a connection. ``first`` is the lowest seq the sender still holds."""
+
+    version: int
+    stream: Identifier
+    incarnation: Random64
+    nonce: Random64
+    first: Seq
+    engines: Annotated[list[EngineInfo], Meta(max_length=MAX_ENGINES_PER_STREAM)]
+
+
+class Batch(msgspec.Struct, array_like=True, gc=False, tag="B"):
+    """Items with the seqs ``first``, ``first + 1``, ... Items are decoded one by one, later."""
+
+    incarnation: Random64
+    first: Seq
+    items: Annotated[list[msgspec.Raw], Meta(max_length=MAX_BATCH_ITEMS)]
+
+
+class Heartbeat(msgspec.Struct, array_like=True, gc=False, tag="b"):
+    """Every second: how the sender is. All but ``head`` and ``ring_bytes`` are running totals.
+
+    Attributes:
+        head: Highest seq assigned.
+        dropped: Items that never got a seq because the ring or the queue was full.
+        errors: Records that could not be translated or encoded.
+    """
+
+    incarnation: Random64
+    head: Seq
+    ring_bytes: Count
+    folded: Count = 0
+    dropped: Count = 0
+    errors: Count = 0
+
+
+class Bye(msgspec.Struct, array_like=True, gc=False, tag="X"):
+    """The sender closes; ``last`` is its highest seq."""
+
+    incarnation: Random64
+    last: Seq
+    reason: Text = ""
+
+
+class Ack(msgspec.Struct, array_like=True, gc=False, tag="A"):
+    """``applied`` moves the sender's window, ``durable`` frees its ring."""
+
+    version: int
+    boot: Random64
+    incarnation: Random64
+    nonce: Random64 | None
+    applied: Seq
+    durable: Seq
+
+
+class Nack(msgspec.Struct, array_like=True, gc=False, tag="N"):
+    """A refusal; ``code`` is one of ``NACK_CODES``, ``incarnation`` 0 where unknown."""
+
+    boot: Random64
+    incarnation: Random64
+    code: Identifier
+    detail: Text = ""
+
+
+NACK_CODES = ("need_hello", "unauthorised", "id_conflict", "over_limit", "bad_schema", "version")
+
+FromSender = Hello | Batch | Heartbeat | Bye
+FromExporter = Ack | Nack
+
+_encoder = msgspec.msgpack.Encoder()
+_from_sender = msgspec.msgpack.Decoder(FromSender)
+_from_exporter = msgspec.msgpack.Decoder(FromExporter)
+
+# Undecodable UTF-8 and deep nesting escape msgspec's own error type
+# (measured: invalid text in a str field, 100,000 nested arrays in a skipped one).
+DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, MemoryError)
+
+
+def encode(message: FromSender | FromExporter) -> bytes:
+    """The frame of ``message``."""
+    return _encoder.encode(message)
+
+
+def decode_from_sender(frame: bytes | memoryview) -> FromSender:
+    """What a sender said.
+
+    Raises:
+        WireError: The frame is too large, malformed, or of another version.
+    """
+    if len(frame) > MAX_FRAME_BYTES:
+        raise WireError("too_big", f"frame of {len(frame)} bytes")
+    try:
+        message = _from_sender.decode(frame)
+    except DECODE_ERRORS as error:
+        raise WireError("bad_schema", str(error)) from None
+    if isinstance(message, Hello):
+        _check(message)
+    return message
+
+
+def decode_from_exporter(frame: bytes | memoryview) -> FromExporter:
+    """What the exporter answered.
+
+    Raises:
+        WireError: The frame is no answer.
+    """
+    try:
+        return _from_exporter.decode(frame)
+    except DECODE_ERRORS as error:
+        raise WireError("bad_schema", str(error)) from None
+
+
+def _check(hello: Hello) -> None:
+    """What field types cannot say.
+
+    Raises:
+        WireError: Another version, an unprintable name, bounds out of order.
+    """
+    if hello.version != VERSION:
+        raise WireError("version", f"sender speaks {hello.version}, this exporter {VERSION}")
+    for engine in hello.engines:
+        texts = [hello.stream, engine.id, *engine.labels.values()]
+        texts += [value for labels in engine.info.values() for value in labels.values()]
+        texts += [value for values in engine.closed.values() for value in values]
+        if not all(map(is_printable, texts)):
+            raise WireError("bad_label", "a name or label value is not printable")
+        for family, bounds in engine.bounds.items():
+            if any(a >= b for a, b in zip(bounds, bounds[1:], strict=False)):
+                raise WireError("bad_bounds", f"{family} must increase strictly")

@@ -1,0 +1,254 @@
+"""The front end's own families are read from prometheus_client's registry, as they grow."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from sidestep.catalogue.vllm_connectors import FRONT_END
+from sidestep.wire.items import Family, Sample, Samples, decode_item, encode_item
+from sidestep_adapters.vllm_frontend import FrontendTap
+
+BOUNDS = {row.name: row.bounds for row in FRONT_END}
+SLEEP = "vllm:sleep_mode_operation_duration_seconds"
+
+
+def sleep_duration(registry: CollectorRegistry) -> Histogram:
+    """The histogram that vLLM's sleep routes register."""
+    return Histogram(SLEEP, "Help.", ["operation"], buckets=BOUNDS[SLEEP], registry=registry)
+
+
+def python(program: str, **environment: str) -> str:
+    """What ``program`` prints in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        check=True,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
+    )
+    return done.stdout
+
+
+def test_histogram_grows_by_bucket_counts() -> None:
+    """A histogram is sent as what fell into each bucket since the last call."""
+    registry = CollectorRegistry()
+    duration = sleep_duration(registry)
+    tap = FrontendTap(registry)
+    duration.labels("sleep").observe(0.05)
+    duration.labels("sleep").observe(700.0)
+
+    (first,) = tap.families()
+    duration.labels("sleep").observe(0.1)
+    (second,) = tap.families()
+
+    assert (first.name, first.kind, first.labels) == (SLEEP, "histogram", ["operation"])
+    assert first.bounds == second.bounds == list(BOUNDS[SLEEP])
+    assert first.samples == [
+        Sample(["sleep"], counts=[0, 1, 0, 0, 0, 0, 0, 0, 0, 1], total=700.05),
+    ]
+    (sample,) = second.samples
+    assert sample.counts == [0, 1, 0, 0, 0, 0, 0, 0, 0, 0]
+    assert sample.total == pytest.approx(0.1)
+
+
+def test_counter_grows_and_gauge_is_as_it_is() -> None:
+    """Counters are sent by their growth, gauges by their value, in every call."""
+    registry = CollectorRegistry()
+    active = Gauge("vllm:websocket_connections_active", "Help.", registry=registry)
+    accepted = Counter("vllm:websocket_connections_total", "Help.", registry=registry)
+    tap = FrontendTap(registry)
+    active.inc(2)
+    accepted.inc(3)
+
+    first = tap.families()
+    accepted.inc()
+    second = tap.families()
+    third = tap.families()
+
+    gauge = Family("vllm:websocket_connections_active", "gauge", samples=[Sample(value=2.0)])
+    counter = "vllm:websocket_connections_total"
+    assert first == [gauge, Family(counter, "counter", samples=[Sample(value=3.0)])]
+    assert second == [gauge, Family(counter, "counter", samples=[Sample(value=1.0)])]
+    assert third == [gauge]
+
+
+def test_new_child_is_sent_at_zero() -> None:
+    """Series that the engine creates beforehand exist at 0 here as well, once."""
+    registry = CollectorRegistry()
+    invocations = Counter(
+        "vllm:tool_call_parser_invocations_total",
+        "Help.",
+        ["model_name", "mode", "outcome", "request_type"],
+        registry=registry,
+    )
+    invocations.labels("a-model", "streaming", "tool_call", "responses")
+    tap = FrontendTap(registry)
+
+    (family,) = tap.families()
+
+    # The model's name is the exporter's to add, as for every family of the engine.
+    assert family.labels == ["mode", "outcome", "request_type"]
+    assert family.samples == [Sample(["streaming", "tool_call", "responses"], 0.0)]
+    assert tap.families() == []
+
+
+def test_labels_beyond_the_row_are_summed_over() -> None:
+    """A label that a later release adds does not split what the row shows."""
+    registry = CollectorRegistry()
+    name = "vllm:rl_weight_update_operations_in_flight"
+    flying = Gauge(name, "Help.", ["operation", "client"], registry=registry)
+    flying.labels("update", "a").set(1)
+    flying.labels("update", "b").set(2)
+
+    (family,) = FrontendTap(registry).families()
+
+    assert family.samples == [Sample(["update"], 3.0)]
+
+
+def test_family_registered_again_starts_anew() -> None:
+    """Numbers that fell are taken as they are, not as a negative growth."""
+    registry = CollectorRegistry()
+    duration = sleep_duration(registry)
+    duration.labels("wake").observe(1.5)
+    tap = FrontendTap(registry)
+    tap.families()
+
+    registry.unregister(duration)
+    sleep_duration(registry).labels("wake").observe(0.5)
+    (family,) = tap.families()
+
+    assert family.samples == [Sample(["wake"], counts=[0, 0, 1, 0, 0, 0, 0, 0, 0, 0], total=0.5)]
+
+
+def test_unprintable_label_stays_here() -> None:
+    """A child whose label cannot travel does not spoil the others."""
+    registry = CollectorRegistry()
+    duration = sleep_duration(registry)
+    duration.labels("a\nb").observe(1.0)
+    duration.labels("sleep").observe(1.0)
+
+    (family,) = FrontendTap(registry).families()
+
+    assert [sample.labels for sample in family.samples] == [["sleep"]]
+
+
+def test_other_families_are_not_collected() -> None:
+    """Only the eight families are read: a slow collector of somebody else is left alone."""
+    registry = CollectorRegistry()
+    Counter("other_total", "Help.", registry=registry).inc()
+
+    class Slow:
+        def describe(self) -> list[object]:
+            return []
+
+        def collect(self) -> list[object]:
+            raise AssertionError
+
+    registry.register(Slow())  # type: ignore[arg-type]
+
+    assert FrontendTap(registry).families() == []
+
+
+def test_registry_of_another_shape() -> None:
+    """A registry that cannot be read by name is not read."""
+    assert FrontendTap(object()).families() == []
+
+
+def test_process_registry_is_found_when_it_is_loaded() -> None:
+    """The tap loads neither prometheus_client nor vLLM, and sees them once they are there."""
+    printed = python(
+        """
+        import sys
+        from sidestep_adapters.vllm_frontend import FrontendTap
+        tap = FrontendTap()
+        assert tap.families() == []
+        assert not {"prometheus_client", "vllm"} & set(sys.modules)
+        from prometheus_client import Counter
+        Counter("vllm:websocket_connections_total", "Help.").inc(2)
+        (family,) = tap.families()
+        print(family.name, family.samples[0].value)
+        """
+    )
+
+    assert printed == "vllm:websocket_connections_total 2.0\n"
+
+
+def test_multiprocess_mode_gives_own_values(tmp_path: Path) -> None:
+    """With a shared directory each process still reports what it did itself."""
+    program = """
+        import json
+        from prometheus_client import CollectorRegistry, Gauge, Histogram, multiprocess
+        from sidestep_adapters.vllm_frontend import FrontendTap
+        duration = Histogram(
+            "vllm:sleep_mode_operation_duration_seconds", "Help.", ["operation"], buckets=(1, 2)
+        )
+        flying = Gauge(
+            "vllm:sleep_mode_operations_in_flight", "Help.", ["operation"],
+            multiprocess_mode="livesum",
+        )
+        duration.labels("sleep").observe(1.5)
+        flying.labels("sleep").inc()
+        found = {
+            family.name: [family.samples[0].counts, family.samples[0].value]
+            for family in FrontendTap().families()
+        }
+        everybody = CollectorRegistry()
+        multiprocess.MultiProcessCollector(everybody)
+        name = "vllm:sleep_mode_operation_duration_seconds_count"
+        print(json.dumps([found, everybody.get_sample_value(name, {"operation": "sleep"})]))
+    """
+
+    printed = [
+        json.loads(python(program, PROMETHEUS_MULTIPROC_DIR=str(tmp_path))) for _ in range(2)
+    ]
+
+    own = {
+        "vllm:sleep_mode_operation_duration_seconds": [[0, 1, 0], 0.0],
+        "vllm:sleep_mode_operations_in_flight": [[], 1.0],
+    }
+    assert printed == [[own, 1.0], [own, 2.0]]
+
+
+@given(
+    steps=st.lists(
+        st.lists(st.floats(0, 1000) | st.sampled_from(BOUNDS[SLEEP]), max_size=5), max_size=5
+    )
+)
+def test_deltas_add_up(steps: list[list[float]]) -> None:
+    """The counts of all calls together are those of the histogram itself."""
+    registry = CollectorRegistry()
+    duration = sleep_duration(registry)
+    tap = FrontendTap(registry)
+    counts, total = [0] * (len(BOUNDS[SLEEP]) + 1), 0.0
+
+    for observations in steps:
+        for seconds in observations:
+            duration.labels("sleep").observe(seconds)
+        found = tap.families()
+        item = decode_item(encode_item(Samples(0, 1.0, found)))
+        assert isinstance(item, Samples)
+        assert item.families == found
+        for family in found:
+            (sample,) = family.samples
+            counts = [a + b for a, b in zip(counts, sample.counts, strict=True)]
+            total += sample.total
+
+    cumulative = [
+        reading.value
+        for metric in registry.collect()
+        for reading in metric.samples
+        if reading.name == f"{SLEEP}_bucket"
+    ]
+    assert list(itertools.accumulate(counts)) == (cumulative or [0] * len(counts))
+    assert total == pytest.approx(sum(itertools.chain(*steps)))

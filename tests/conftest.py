@@ -1,0 +1,52 @@
+"""Fixtures: a running exporter, and recorded pages of real engines."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sidestep.app import Exporter
+from sidestep.cli import recording
+from sidestep.config import read
+
+DATA = Path(__file__).parent / "data"
+MAIN_RUN = recording()
+SPEC_RUN = DATA / "iterations_spec.jsonl.gz"
+
+Start = Callable[..., AbstractAsyncContextManager[Exporter]]
+
+
+def page_of_engine(name: str) -> str:
+    """The page that the real engine served after the run of that name."""
+    return gzip.decompress((DATA / f"{name}.txt.gz").read_bytes()).decode()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Start:
+    """Starts an exporter on a free port and an ipc path of its own; settings as flags."""
+
+    @asynccontextmanager
+    async def run(**flags: Any) -> AsyncIterator[Exporter]:
+        given: Mapping[str, Any] = {
+            "web_listen_address": ("127.0.0.1:0",),
+            "ingest_endpoint": (f"ipc://{tmp_path}/ingest.ipc",),
+            "log_stats_interval": "0",
+            **flags,
+        }
+        async with Exporter(read(given, {})).running() as exporter:
+            yield exporter
+
+    return run
+
+
+async def until(condition: Callable[[], bool], timeout: float = 10.0) -> None:
+    """Return when ``condition`` holds."""
+    async with asyncio.timeout(timeout):
+        while not condition():
+            await asyncio.sleep(0.005)

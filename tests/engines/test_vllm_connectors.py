@@ -1,0 +1,488 @@
+"""The same payloads give vLLM's own classes and ours the same samples.
+
+Runs with the engine's interpreter: ``PYTHONPATH=exporter:adapters python -m pytest
+-m engine tests/engines/test_vllm_connectors.py``.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="no vLLM in this environment")
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+
+from sidestep import buckets
+from sidestep.catalogue.model import Row
+from sidestep.catalogue.vllm_connectors import FRONT_END, ROWS
+from sidestep.wire.items import Family
+from sidestep_adapters.vllm_connectors import families
+from sidestep_adapters.vllm_frontend import FrontendTap
+
+pytestmark = pytest.mark.engine
+
+V1 = "vllm.distributed.kv_transfer.kv_connector.v1"
+ROW = {row.name: row for row in ROWS}
+KIND = {"counter": Counter, "gauge": Gauge, "histogram": Histogram}
+Values = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+def load(module: str, name: str) -> Any:
+    """A class of vLLM, or the reason why this machine or release has none."""
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, OSError) as error:
+        pytest.skip(f"{name}: {error}")
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    """A registry of its own, into which vLLM's metric classes are pointed."""
+    return CollectorRegistry()
+
+
+def metric_types(registry: CollectorRegistry) -> dict[type, Any]:
+    """prometheus_client's classes, bound to ``registry``, as vLLM wants them given."""
+
+    def bound(kind: Any) -> Any:
+        class Bound(kind):  # type: ignore[misc]
+            def __init__(self, *args: Any, **kwargs: Any) -> None:
+                super().__init__(*args, **{"registry": registry, **kwargs})
+
+        Bound.__name__ = kind.__name__
+        return Bound
+
+    return {kind: bound(kind) for kind in KIND.values()}
+
+
+def native(registry: CollectorRegistry, prom: Any, payloads: list[Any]) -> Values:
+    """What vLLM's class shows after ``payloads``."""
+    for payload in payloads:
+        prom.observe(copy.deepcopy(payload), 0)
+    return readings(registry)
+
+
+def ours(payloads: list[Any], connector: str) -> Values:
+    """What our families show, counted by prometheus_client in the catalogue's rows."""
+    registry = CollectorRegistry()
+    metrics: dict[str, Any] = {}
+    for payload in payloads:
+        for family in families(payload, connector):
+            count(metrics, ROW[family.name], family, registry)
+    return readings(registry)
+
+
+def count(metrics: dict[str, Any], row: Row, family: Family, registry: CollectorRegistry) -> None:
+    """Enter ``family`` into a metric made from ``row``."""
+    if family.name not in metrics:
+        bounds = row.bounds or buckets.DEFAULTS.get(row.buckets, ())
+        options = {"buckets": bounds} if row.kind == "histogram" else {}
+        metrics[family.name] = KIND[row.kind](
+            family.name, row.help, row.labels, registry=registry, **options
+        )
+    for sample in family.samples:
+        child = metrics[family.name].labels(
+            engine="0",
+            model_name="a-model",
+            **dict(zip(family.labels, sample.labels, strict=True)),
+        )
+        if row.kind == "counter":
+            child.inc(sample.value)
+        elif row.kind == "gauge":
+            child.set(sample.value)
+        for observation in sample.observations:
+            child.observe(observation)
+
+
+def readings(registry: CollectorRegistry) -> Values:
+    """Every sample, without its creation time; an empty label is no label."""
+    return {
+        (reading.name, tuple(sorted(item for item in reading.labels.items() if item[1]))): (
+            reading.value
+        )
+        for metric in registry.collect()
+        for reading in metric.samples
+        if not reading.name.endswith("_created")
+    }
+
+
+def moved(values: Values) -> Values:
+    """Only what is not 0: some classes create series before their first data, others do not."""
+    return {key: value for key, value in values.items() if value}
+
+
+def prom_of(module: str, name: str, registry: CollectorRegistry, config: Any = None) -> Any:
+    """One of vLLM's ``*PromMetrics``."""
+    if config is None:
+        config = SimpleNamespace(
+            kv_transfer_config=None,
+            observability_config=SimpleNamespace(
+                kv_cache_metrics=True, custom_histogram_buckets=None
+            ),
+        )
+    return load(module, name)(
+        config, metric_types(registry), ["model_name", "engine"], {0: ["a-model", "0"]}
+    )
+
+
+def check(registry: CollectorRegistry, prom: Any, payloads: list[Any], connector: str) -> None:
+    """Both sides show the same; nothing moved is missing on either."""
+    expected = native(registry, prom, payloads)
+    actual = ours(payloads, connector)
+
+    assert moved(actual) == moved(expected)
+    assert len(moved(actual)) > 0
+    # Whatever we show at 0 the engine shows as well, such as each bucket.
+    assert actual.keys() <= expected.keys()
+
+
+def recorded(stats: Any, *calls: tuple[Any, ...]) -> Any:
+    """The payload of vLLM's own stats object after ``calls`` of (method, *arguments)."""
+    for method, *arguments in calls:
+        getattr(stats, method)(*arguments)
+    return stats.to_dict() if hasattr(stats, "to_dict") else stats.data
+
+
+def nixl_payloads() -> list[Any]:
+    """Two steps of vLLM's own NIXL stats."""
+    new = load(f"{V1}.nixl.stats", "NixlKVConnectorStats")
+    transfer = SimpleNamespace(
+        xferDuration=20_000, postDuration=700, totalBytes=1 << 20, descCount=64
+    )
+    return [
+        recorded(
+            new(),
+            ("record_transfer", transfer),
+            ("record_transfer", transfer),
+            ("record_failed_transfer",),
+            ("record_failed_handshake",),
+            ("record_failed_notification",),
+        ),
+        recorded(
+            new(),
+            ("record_failed_notification",),
+            ("record_kv_expired_req",),
+            ("record_notification_after_expiry",),
+        ),
+    ]
+
+
+def offload_payloads() -> list[Any]:
+    """Two steps of vLLM's own offloading stats, with tiers."""
+    new = load(f"{V1}.offloading.metrics", "OffloadingConnectorStats")
+    steps = [
+        recorded(
+            new(),
+            ("increase_counter", "vllm:kv_offload_load_bytes", 3_000_000),
+            ("increase_counter", "vllm:kv_offload_load_time", 0.25),
+            ("observe_histogram", "vllm:kv_offload_load_size", 1_000_000),
+            ("observe_histogram", "vllm:kv_offload_load_size", 7_000_000),
+            ("increase_counter", "vllm:kv_offload_store_bytes", 500),
+            ("increase_counter", "vllm:kv_offload_store_time", 0.5),
+            ("observe_histogram", "vllm:kv_offload_store_size", 500),
+            ("set_gauge", "vllm:kv_offload_cpu_cache_usage_perc", 0.5),
+            ("observe_histogram", "vllm:kv_offload_cpu_allocation_size", 16),
+            ("observe_histogram", "vllm:kv_offload_lookup_sync_delay_seconds", 0.002),
+            ("increase_counter", "vllm:kv_offload_allocation_failure", 1),
+        ),
+        recorded(
+            new(),
+            ("set_gauge", "vllm:kv_offload_cpu_cache_usage_perc", 0.25),
+            ("increase_counter", "vllm:kv_offload_tiering_chunk_hits", 2, ("1:fs",)),
+            ("increase_counter", "vllm:kv_offload_tiering_chunk_hits", 3, ("0:primary",)),
+            ("set_gauge", "vllm:kv_offload_tiering_active_promotion_jobs", 4, ("1:fs",)),
+            (
+                "observe_histogram",
+                "vllm:kv_offload_tiering_lookup_async_delay_seconds",
+                0.2,
+                ("1:fs",),
+            ),
+            ("set_gauge", "vllm:kv_offload_tiering_backpressure_store_latency_ema", 0.1, ("1:fs",)),
+            ("increase_counter", "vllm:kv_offload_tiering_promotion_allocation_failures", 1),
+        ),
+    ]
+    tiering = load("vllm.v1.kv_offload.tiering.base", "TieringOffloadingMetrics")
+    if hasattr(tiering, "PROMOTION_LATENCY"):
+        recorded_late = new()
+        recorded_late.observe_histogram(tiering.PROMOTION_LATENCY, 0.2, ("1:fs", "success"))
+        steps.append(recorded_late.data)
+    if hasattr(new, "set_info"):
+        informed = new()
+        informed.set_info(
+            [
+                {
+                    "cpu_num_chunks": 10,
+                    "cpu_blocks_per_chunk": 2,
+                    "cpu_kv_cache_size_bytes": 4096,
+                    "cpu_kv_cache_size_tokens": "None",
+                    "tier": "0:primary",
+                },
+                {"tier": "1:fs"},
+            ]
+        )
+        steps.append(informed.data)
+    return steps
+
+
+def offload_config(spec: str) -> Any:
+    """As much of a VllmConfig as the offloading class reads."""
+    return SimpleNamespace(
+        kv_transfer_config=SimpleNamespace(
+            kv_connector_extra_config={"spec_name": spec, "store_threshold": 2}
+        )
+    )
+
+
+def test_nixl(registry: CollectorRegistry) -> None:
+    """NIXL's recorded steps give the same samples."""
+    prom = prom_of(f"{V1}.nixl.stats", "NixlPromMetrics", registry)
+
+    check(registry, prom, nixl_payloads(), "NixlConnector")
+
+
+def test_mooncake(registry: CollectorRegistry) -> None:
+    """Mooncake's recorded steps give the same samples."""
+    prom = prom_of(f"{V1}.mooncake.stats", "MooncakePromMetrics", registry)
+    new = load(f"{V1}.mooncake.stats", "MooncakeKVConnectorStats")
+    payload = recorded(
+        new(),
+        ("record_transfer", 0.02, 4096, 12),
+        ("record_failed_transfer",),
+        ("record_failed_transfer",),
+        ("record_failed_recv",),
+        ("record_kv_expired_req",),
+    )
+
+    check(registry, prom, [payload, payload], "MooncakeConnector")
+
+
+def test_mooncake_store(registry: CollectorRegistry) -> None:
+    """The store's recorded calls give the same samples, and the same ones at 0."""
+    prom = prom_of(f"{V1}.mooncake.store.metrics", "MooncakeStorePromMetrics", registry)
+    stats = load(f"{V1}.mooncake.store.metrics", "MooncakeStoreConnectorStats")()
+    stats.record_operation("save_put", 0.5, 3, num_bytes=4096)
+    stats.record_operation("save_put", 0.25, 2, num_bytes=1024)
+    stats.record_operation("load_get", 2.0, 1, status="error", num_failed_keys=1)
+
+    check(registry, prom, [stats.data], "MooncakeStoreConnector")
+    assert ours([stats.data], "MooncakeStoreConnector") == readings(registry)
+
+
+def test_hf3fs(registry: CollectorRegistry) -> None:
+    """3FS's recorded steps give the same samples."""
+    module = f"{V1}.hf3fs.hf3fs_connector"
+    prom = prom_of(module, "HF3FSPromMetrics", registry)
+    new = load(module, "HF3FSKVConnectorStats")
+    payload = new().data
+    payload["save_duration"] += [0.1, 0.2]
+    payload["load_duration"] += [0.3]
+    payload["num_failed_save"] += 2
+
+    check(registry, prom, [payload, payload], "HF3FSKVConnector")
+
+
+def test_hisparse(registry: CollectorRegistry) -> None:
+    """HiSparse's recorded steps give the same samples, the host's residency among them."""
+    module = f"{V1}.hisparse.stats"
+    prom = prom_of(module, "HiSparsePromMetrics", registry)
+    evicted = load("vllm.v1.metrics.stats", "KVCacheEvictionEvent")(
+        lifetime_seconds=12.5, idle_seconds=2.5, reuse_gaps_seconds=(0.5, 0.25)
+    )
+    payload = recorded(
+        load(module, "HiSparseKVConnectorStats")(),
+        ("record_snapshot", 10, 2, 4096),
+        ("record_snapshot", 5, 1, 0),
+        ("record_host_usage", 0.5, 3),
+        ("record_host_usage", 0.25, 4),
+        ("record_host_evictions", [evicted]),
+    )
+
+    check(registry, prom, [payload, payload], "HiSparseConnector")
+
+
+def test_umbp(registry: CollectorRegistry) -> None:
+    """UMBP's recorded steps give the same samples."""
+    module = f"{V1}.umbp.stats"
+    prom = prom_of(module, "UMBPStorePromMetrics", registry)
+    stats = load(module, "UMBPStoreConnectorStats")()
+    stats.record("load", submitted=4, completed=3, failed=1, num_bytes=4096)
+    stats.record("save", submitted=2, completed=2, num_bytes=2048)
+
+    check(registry, prom, [stats.data, stats.data], "UMBPStoreConnector")
+    assert ours([stats.data] * 2, "UMBPStoreConnector") == readings(registry)
+
+
+def test_offloading_with_tiers(registry: CollectorRegistry) -> None:
+    """Offloading's recorded steps give the same samples, deprecated families included."""
+    prom = prom_of(
+        f"{V1}.offloading.metrics",
+        "OffloadPromMetrics",
+        registry,
+        offload_config("TieringOffloadingSpec"),
+    )
+
+    check(registry, prom, offload_payloads(), "OffloadingConnector")
+
+
+def test_simple_cpu_offload(registry: CollectorRegistry) -> None:
+    """The simple connector's recorded steps give the same samples, its info in right order."""
+    module = "vllm.v1.simple_kv_offload.metrics"
+    prom = prom_of(module, "SimpleCPUOffloadPromMetrics", registry)
+    names = load(module, "MetricName")
+    payload = recorded(
+        load(module, "SimpleCPUOffloadStats")(),
+        ("increase_counter", names.SAVE_OUTCOMES, 4, ("stored",)),
+        ("increase_counter", names.SAVE_OUTCOMES, 1, ("dropped_cpu_full",)),
+        ("increase_counter", names.LOAD_BLOCKS, 9),
+        ("set_gauge", names.USED_BLOCKS, 3),
+        ("set_gauge", names.PENDING_STORE_BLOCKS, 0),
+        ("set_gauge", names.INFO, 1, ("cpu", "false", "true", "128")),
+    )
+
+    check(registry, prom, [payload, payload], "SimpleCPUOffloadConnector")
+    assert ours([payload] * 2, "SimpleCPUOffloadConnector") == readings(registry)
+
+
+def test_multi_connector(registry: CollectorRegistry) -> None:
+    """Two connectors behind a MultiConnector give the samples of both."""
+    nixl = prom_of(f"{V1}.nixl.stats", "NixlPromMetrics", registry)
+    offload = prom_of(
+        f"{V1}.offloading.metrics",
+        "OffloadPromMetrics",
+        registry,
+        offload_config("TieringOffloadingSpec"),
+    )
+    prom = load(f"{V1}.multi_connector", "MultiKVConnectorPromMetrics")(
+        SimpleNamespace(kv_transfer_config=None),
+        metric_types(registry),
+        ["model_name", "engine"],
+        {0: ["a-model", "0"]},
+        {"NixlPullConnector": nixl, "OffloadingConnector": offload},
+    )
+    payloads = [
+        {"NixlPullConnector": a, "OffloadingConnector": b}
+        for a, b in zip(nixl_payloads(), offload_payloads(), strict=False)
+    ]
+
+    check(registry, prom, payloads, "MultiConnector")
+
+
+def test_payload_after_the_engine_core(registry: CollectorRegistry) -> None:
+    """A payload keeps its meaning over vLLM's own encoding between its processes."""
+    codec = importlib.import_module("vllm.v1.serial_utils")
+    stats_class = load("vllm.v1.metrics.stats", "SchedulerStats")
+    outputs_class = load("vllm.v1.engine", "EngineCoreOutputs")
+    payloads = offload_payloads()
+
+    for payload in payloads:
+        outputs = outputs_class(scheduler_stats=stats_class(kv_connector_stats=payload))
+        sent = codec.MsgpackEncoder().encode(outputs)
+        received = codec.MsgpackDecoder(outputs_class).decode(sent)
+
+        arrived = received.scheduler_stats.kv_connector_stats
+        assert families(arrived, "OffloadingConnector") == families(payload, "OffloadingConnector")
+
+
+@pytest.mark.parametrize("connector", ["NixlPullConnector", "OffloadingConnector"])
+def test_aggregation_goes_on_in_place(connector: str) -> None:
+    """The engine's own log keeps adding to the lists of a payload that we have read."""
+    if connector == "NixlPullConnector":
+        payloads = nixl_payloads()
+        stats = load(f"{V1}.nixl.stats", "NixlKVConnectorStats")
+    else:
+        payloads = offload_payloads()
+        stats = load(f"{V1}.offloading.metrics", "OffloadingConnectorStats")
+    found = families(payloads[0], connector)
+    before = copy.deepcopy(found)
+
+    stats(data=payloads[0]).aggregate(stats(data=payloads[1]))
+
+    assert found == before
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        (f"{V1}.nixl.stats", "NixlPromMetrics"),
+        (f"{V1}.mooncake.stats", "MooncakePromMetrics"),
+        (f"{V1}.mooncake.store.metrics", "MooncakeStorePromMetrics"),
+        (f"{V1}.hf3fs.hf3fs_connector", "HF3FSPromMetrics"),
+        (f"{V1}.hisparse.stats", "HiSparsePromMetrics"),
+        (f"{V1}.umbp.stats", "UMBPStorePromMetrics"),
+        (f"{V1}.offloading.metrics", "OffloadPromMetrics"),
+        ("vllm.v1.simple_kv_offload.metrics", "SimpleCPUOffloadPromMetrics"),
+    ],
+)
+def test_rows_are_the_engine_s(registry: CollectorRegistry, module: str, name: str) -> None:
+    """What a class of vLLM registers are rows, with the same kind, labels and bounds."""
+    config = offload_config("TieringOffloadingSpec") if name == "OffloadPromMetrics" else None
+    prom_of(module, name, registry, config)
+
+    # prometheus_client shows labels and bounds of a family only with its samples.
+    registered = {str(metric): metric for metric in registry._collector_to_names}
+    rows = {f"{row.kind}:{row.name.removesuffix('_total')}": row for row in ROWS}
+    assert registered
+    assert registered.keys() <= rows.keys()
+    for key, metric in registered.items():
+        row = rows[key]
+        assert row.labels == tuple(sorted(vars(metric)["_labelnames"]))
+        if row.kind == "histogram":
+            bounds = row.bounds or buckets.DEFAULTS[row.buckets]
+            assert tuple(vars(metric)["_kwargs"]["buckets"]) == bounds
+
+
+def test_front_end() -> None:
+    """What vLLM's front end registers is found in the process registry, with its own bounds."""
+    sleep = load("vllm.entrypoints.serve.dev.sleep.metrics", "sleep_mode_operation_metrics")
+    update = load("vllm.entrypoints.rl.online.metrics", "weight_operation_metrics")
+    middleware = load(
+        "vllm.entrypoints.speech_to_text.realtime.metrics", "WebSocketMetricsMiddleware"
+    )
+    load("vllm.parser.metrics", "init_parser_metrics")(model_name="a-model")
+    record = load("vllm.parser.metrics", "record_tool_parser_invocation")
+    tap = FrontendTap()
+    assert middleware
+    with sleep().record("sleep"), update().record("update"):
+        during = {family.name: family for family in tap.families()}
+    record(is_tool_called=True, is_streaming=False, request=None)
+    after = {family.name: family for family in tap.families()}
+
+    rows = {row.name: row for row in FRONT_END}
+    durations = [name for name in rows if name.endswith("_duration_seconds")]
+    assert during.keys() | after.keys() == rows.keys()
+    for family in [*during.values(), *after.values()]:
+        row = rows[family.name]
+        assert (family.kind, family.labels) == (row.kind, list(row.own_labels))
+        assert tuple(family.bounds) == row.bounds
+    for name in ("sleep_mode_operations", "rl_weight_update_operations"):
+        flying = f"vllm:{name}_in_flight"
+        assert [during[flying].samples[0].value, after[flying].samples[0].value] == [1.0, 0.0]
+    assert [sum(after[name].samples[0].counts) for name in durations if name in after] == [1, 1]
+    (parsed,) = after["vllm:tool_call_parser_invocations_total"].samples
+    assert (parsed.labels, parsed.value) == (["non_streaming", "tool_call", "other"], 1.0)
+    # Each child that the engine creates beforehand was there at 0.
+    assert len(during["vllm:tool_call_parser_invocations_total"].samples) == 12
+    own = REGISTRY.get_sample_value(
+        "vllm:tool_call_parser_invocations_total",
+        {
+            "model_name": "a-model",
+            "mode": "non_streaming",
+            "outcome": "tool_call",
+            "request_type": "other",
+        },
+    )
+    assert own == 1.0
+
+
+def test_adapters_load_no_vllm() -> None:
+    """The two translations import neither vLLM nor prometheus_client."""
+    for name in ("sidestep_adapters.vllm_connectors", "sidestep_adapters.vllm_frontend"):
+        module = sys.modules[name]
+
+        assert not {"vllm", "prometheus_client"} & set(vars(module))
