@@ -37,7 +37,8 @@ DRAIN = 2.0
 """Seconds that closing may take while the exporter still answers."""
 COMPLAIN = 60.0
 
-Extra = Callable[[], Iterable[Item]]
+Later = Callable[[], Iterable[Item]]
+"""Makes items in the publisher thread, from values of its own."""
 
 _publishers: weakref.WeakSet[Publisher] = weakref.WeakSet()
 _inherited: list[object] = []
@@ -57,7 +58,7 @@ class Publisher:
         stream: str,
         engines: Sequence[EngineInfo],
         *,
-        extra: Extra | None = None,
+        extra: Later | None = None,
         flush: float = FLUSH,
     ) -> None:
         self.errors = 0
@@ -66,9 +67,10 @@ class Publisher:
         self._engines = list(engines)
         self._extra = extra
         self._flush = flush
-        self._queue: deque[Item] = deque()
+        self._queue: deque[Item | Later] = deque()
         self._overflowed = 0
         self._encoding = False
+        self._thread: threading.Thread | None = None
         self._complained_at = -COMPLAIN
         self._closed = False
         self._start()
@@ -78,7 +80,7 @@ class Publisher:
         atexit.register(finish)
         multiprocessing_util.Finalize(self, finish, exitpriority=10)
 
-    def push(self, item: Item) -> None:
+    def push(self, item: Item | Later) -> None:
         """Queue ``item``, which must own its values; where the queue is full, count it."""
         if self._thread is None:
             self._revive()
@@ -140,14 +142,13 @@ class Publisher:
 
     def _start(self) -> None:
         incarnation = secrets.randbits(63)
-        self._sender = Sender(self._stream, incarnation, self._engines, Random(incarnation))
+        self._sender = Sender(self._stream, incarnation, self._engines, Random(incarnation))  # noqa: S311 - for the jitter of reconnects
         self._stop = threading.Event()
         self._described = threading.Event()
         self._deadline = 0.0
-        self._thread: threading.Thread | None = threading.Thread(
-            target=self._run, name="sidestep-publisher", daemon=True
-        )
-        self._thread.start()
+        thread = threading.Thread(target=self._run, name="sidestep-publisher", daemon=True)
+        self._thread = thread
+        thread.start()
 
     def _revive(self) -> None:
         """A forked child pushes for the first time: it is a stream of its own."""
@@ -164,7 +165,7 @@ class Publisher:
             try:
                 if self._extra is not None and time.monotonic() >= extra_at:
                     extra_at = time.monotonic() + 1.0
-                    self._queue.extend(self._extra())
+                    self._queue.append(self._extra)
                 self._encode()
                 self._pump(socket)
                 if self._sender.reopen:
@@ -204,22 +205,21 @@ class Publisher:
         started = time.perf_counter()
         encoded: list[bytes] = []
         for _ in range(len(self._queue)):
+            entry = self._queue.popleft()
             try:
-                item = encode_item(self._queue.popleft())
+                items = entry() if callable(entry) else (entry,)
+                encoded += map(encode_item, items)
             except Exception:  # noqa: BLE001 - an odd value costs its own record
                 self.fail("an item could not be encoded")
-                continue
-            if len(item) > MAX_ITEM_BYTES:
-                self._sender.dropped += 1
-                continue
-            encoded.append(item)
             if time.perf_counter() - started > SLICE:
                 time.sleep(REST)
                 started = time.perf_counter()
         self._sender.dropped += self._overflowed
         self._overflowed = 0
         self._sender.errors = self.errors
-        self._sender.add(encoded)
+        fitting = [item for item in encoded if len(item) <= MAX_ITEM_BYTES]
+        self._sender.dropped += len(encoded) - len(fitting)
+        self._sender.add(fitting)
         self._encoding = False
 
     def _pump(self, socket: zmq.Socket[bytes]) -> None:
@@ -261,7 +261,7 @@ class Publisher:
         now = time.monotonic()
         if now - self._complained_at >= COMPLAIN:
             self._complained_at = now
-            log.warning("sidestep: " + text, *args, exc_info=exc_info)
+            log.warning(f"sidestep: {text}", *args, exc_info=exc_info)  # noqa: G004
 
 
 def _receive(socket: zmq.Socket[bytes]) -> bytes | None:

@@ -141,12 +141,12 @@ class _Calls:
         fields = call.fields
         match call.name:
             case "record":
-                stats = [
+                scheduler, iteration, mm_cache = (
                     objects(fields.get(name))
                     for name in ("scheduler_stats", "iteration_stats", "mm_cache_stats")
-                ]
+                )
                 engine = int(fields.get("engine_idx", 0))
-                return lambda: tap.record(*stats, engine_idx=engine)
+                return lambda: tap.record(scheduler, iteration, mm_cache, engine)
             case "record_sleep_state":
                 sleep, level = int(fields.get("sleep", 0)), int(fields.get("level", 0))
                 return lambda: tap.record_sleep_state(sleep, level)

@@ -21,7 +21,7 @@ from sidestep.session.receiver import Received, Receiver
 from sidestep.wire.messages import FromExporter, decode_from_sender, encode
 from sidestep_adapters.recording import Greeting, Items, Writer
 
-POLL = 0.05
+POLL_MS = 50
 Socket = zmq.Socket[bytes]
 
 
@@ -58,7 +58,7 @@ class Tee:
         """
         try:
             while not stop.is_set():
-                for socket, _ in self._poller.poll(POLL * 1000):
+                for socket, _ in self._poller.poll(POLL_MS):
                     self._read(socket)
                 if not self._upstream:
                     self._answer(self._receiver.acks(time.monotonic()))

@@ -43,7 +43,7 @@ def _field_by_field(source: object, struct: type[Struct]) -> tuple[Struct, int]:
     return struct(**values), lost
 
 
-def _value(value: object, hint: Any) -> tuple[Any, int]:
+def _value(value: Any, hint: Any) -> tuple[Any, int]:
     """``value`` as ``hint`` wants it, UNSET where nothing of it can be used."""
     try:
         return msgspec.convert(value, hint, from_attributes=True), 0
@@ -59,8 +59,8 @@ def _value(value: object, hint: Any) -> tuple[Any, int]:
         return _mapping(value, get_args(inner)[1])
     try:
         # A bool where a number is meant, a numpy scalar, a number in a string.
-        number = float(value) if inner is float else int(value) if inner is int else None  # type: ignore[call-overload]
-        return msgspec.convert(number, hint, strict=False), 0
+        number = inner(value) if inner in (float, int) else None
+        return msgspec.convert(number, hint), 0
     except (msgspec.ValidationError, TypeError, ValueError, OverflowError):
         return msgspec.UNSET, 1
 

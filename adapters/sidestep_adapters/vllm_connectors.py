@@ -9,6 +9,7 @@ vLLM exposes ``ec_connector_stats``.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, TypeVar
@@ -41,6 +42,9 @@ Children = dict[tuple[str, ...], list[float]]
 """What was reported, by own label values in the order of the row's ``own_labels``."""
 
 _ROWS: Final = {row.name: row for row in ROWS}
+_NUMBER: Final = (int, float)
+_LIST: Final = (list, tuple)
+"""Made once: this runs on the engine's serving loop."""
 _KINDS: Final[Mapping[str, Kind]] = {
     "counter": "counter",
     "gauge": "gauge",
@@ -177,7 +181,7 @@ def _umbp(payload: Payload) -> Iterator[Family]:
         for operation, outcomes in payload.items():
             labels = _label_values((operation,))
             if labels is not None and isinstance(outcomes, Mapping):
-                children[labels] = list(_numbers(outcomes.get(field)))
+                children[labels] = _numbers(outcomes.get(field))
         yield from _family(_ROWS[name], children)
 
 
@@ -207,7 +211,7 @@ def _described(name: str, said: object, values: Payload) -> Iterator[Family]:
     """One family of the self-described form, which names everything but the labels."""
     kind = _KINDS.get(said) if isinstance(said, str) else None
     children = {
-        labels: list(_numbers(value))
+        labels: _numbers(value)
         for key, value in values.items()
         if isinstance(key, tuple) and (labels := _label_values(key)) is not None
     }
@@ -217,21 +221,19 @@ def _described(name: str, said: object, values: Payload) -> Iterator[Family]:
     row = _ROWS.get(exposed) or _stranger(exposed, kind, len(next(iter(children))))
     if row is None or row.kind != kind:
         return
-    sent = _SENT_ORDER.get(exposed, row.own_labels)
-    places = [sent.index(label) for label in row.own_labels]
-    yield from _family(
-        row,
-        {
-            tuple(labels[place] for place in places): reported
-            for labels, reported in children.items()
-            if len(labels) == len(sent)
-        },
-    )
+    own = row.own_labels
+    fitting = {labels: found for labels, found in children.items() if len(labels) == len(own)}
+    sent = _SENT_ORDER.get(exposed)
+    if sent is not None:
+        places = [sent.index(label) for label in own]
+        fitting = {tuple(labels[at] for at in places): found for labels, found in fitting.items()}
+    yield from _family(row, fitting)
 
 
 def _stranger(name: str, kind: Kind, labels: int) -> Row | None:
     """A row for a family that the catalogue does not know, from a tier or a spec of the user's."""
-    if not _NAME.match(name) or labels > len(_STRANGE_LABELS):
+    countable = (kind == "counter") == name.endswith("_total")
+    if not countable or not _NAME.match(name) or labels > len(_STRANGE_LABELS):
         return None
     bounds = _STRANGE_SECONDS if "seconds" in name else _STRANGE_SIZES
     return Row(
@@ -249,7 +251,7 @@ def _by_direction(parts: Iterable[object]) -> Children:
     children: Children = {}
     for direction, values in zip(TRANSFER_TYPES, parts, strict=True):
         if isinstance(values, Mapping) and () in values:
-            children[(direction,)] = list(_numbers(values[()]))
+            children[(direction,)] = _numbers(values[()])
     return children
 
 
@@ -260,34 +262,24 @@ def _label_sets(row: Row, info: object) -> Children:
 
 
 def _family(row: Row, children: Children) -> Iterator[Family]:
-    samples = [
-        sample for labels, values in children.items() for sample in _samples(row, labels, values)
-    ]
+    samples: list[Sample] = []
+    for labels, values in children.items():
+        if row.kind == "histogram":
+            samples += [Sample(list(labels), observations=part) for part in _parts(values)]
+        elif row.kind == "counter":
+            total = math.fsum(value for value in values if value > 0)
+            if total <= VALUE_LIMIT:
+                samples.append(Sample(list(labels), total))
+        elif values:
+            samples.append(Sample(list(labels), values[-1]))
     if not samples:
         return
-    known = row.name in _ROWS
+    own = list(row.own_labels)
     for part in _parts(samples):
-        yield Family(
-            row.name,
-            row.kind,
-            list(row.own_labels),
-            part,
-            help="" if known else row.help,
-            bounds=[] if known else list(row.bounds),
-        )
-
-
-def _samples(row: Row, labels: tuple[str, ...], values: list[float]) -> Iterator[Sample]:
-    if row.kind == "histogram":
-        for part in _parts(values):
-            yield Sample(list(labels), observations=part)
-    elif row.kind == "gauge":
-        if values:
-            yield Sample(list(labels), values[-1])
-    else:
-        total = sum(value for value in values if value > 0)
-        if total <= VALUE_LIMIT:
-            yield Sample(list(labels), total)
+        if row.name in _ROWS:
+            yield Family(row.name, row.kind, own, part)
+        else:
+            yield Family(row.name, row.kind, own, part, row.help, list(row.bounds))
 
 
 def _parts(values: list[T]) -> Iterator[list[T]]:
@@ -296,15 +288,18 @@ def _parts(values: list[T]) -> Iterator[list[T]]:
         yield values[start : start + MAX_OBSERVATIONS]
 
 
-def _numbers(value: object) -> Iterator[float]:
+def _numbers(value: object) -> list[float]:
     """Those of ``value``, one or a list, that are numbers the wire takes."""
-    for each in value if isinstance(value, list | tuple) else (value,):
-        if isinstance(each, int | float) and -VALUE_LIMIT <= each <= VALUE_LIMIT:
-            yield float(each)
+    values = value if isinstance(value, _LIST) else (value,)
+    return [
+        float(each)
+        for each in values
+        if isinstance(each, _NUMBER) and -VALUE_LIMIT <= each <= VALUE_LIMIT
+    ]
 
 
 def _records(value: object) -> Iterator[Payload]:
-    for each in value if isinstance(value, list | tuple) else (value,):
+    for each in value if isinstance(value, _LIST) else (value,):
         if isinstance(each, Mapping):
             yield each
 
@@ -315,7 +310,7 @@ def _label_values(values: Iterable[object]) -> tuple[str, ...] | None:
     for value in values:
         if isinstance(value, str):
             text = value
-        elif isinstance(value, int | float) and -VALUE_LIMIT <= value <= VALUE_LIMIT:
+        elif isinstance(value, _NUMBER) and -VALUE_LIMIT <= value <= VALUE_LIMIT:
             text = str(value)
         else:
             return None

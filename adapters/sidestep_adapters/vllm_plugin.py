@@ -40,7 +40,7 @@ def mode() -> str:
     return chosen
 
 
-def _base() -> type:
+def _base() -> Any:
     """What to derive from: it decides whether vLLM adds its own Prometheus logger.
 
     Releases before the aggregate base wrap the plain one per engine.
@@ -120,9 +120,9 @@ class SidestepStatLogger(_base()):  # type: ignore[misc]
 
 
 def _samples(frontend: FrontendTap) -> list[Samples]:
-    """Runs in the publisher thread, about once a second."""
-    found = frontend.families()
-    return [Samples(0, time.monotonic(), found)] if found else []
+    """Runs in the publisher thread, about once a second; a family an item, as connectors'."""
+    now = time.monotonic()
+    return [Samples(0, now, [family]) for family in frontend.families()]
 
 
 def with_cache(description: Description, config: Any) -> Description:

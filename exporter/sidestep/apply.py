@@ -67,7 +67,7 @@ class Applier:
         for target, family in targets:
             _check_samples(target, family)
         for target, family in targets:
-            engine.open[target.name] = target
+            engine.open.setdefault(target.name, target)
             for sample in family.samples:
                 key = self.registry.capped(target.children, tuple(sample.labels))
                 _add_sample(target, key, sample)
@@ -79,8 +79,7 @@ class Applier:
             return known
         row = engine.layout.sampled.get(family.name)
         if row is not None:
-            bounds = row.bounds or engine.bounds[row.buckets] if row.kind == "histogram" else ()
-            return OpenFamily(row.name, row.kind, row.exposed_help, row.own_labels, bounds)
+            return engine.sampled(row)
         if family.name.startswith("sidestep_") or any(
             placed.row.name == family.name for placed in engine.layout.placed
         ):
@@ -150,7 +149,7 @@ class _Reads:
             for name, part in section.parts.items()
         ]
 
-    def run(self, engine: Engine, source: Any, *, fresh: bool) -> None:  # noqa: C901
+    def run(self, engine: Engine, source: Any, *, fresh: bool) -> None:  # noqa: C901, PLR0912 - one pass, the hot path
         """Add what ``source`` holds; its gauges only where they are ``fresh``."""
         values = engine.values
         self.show(engine)
@@ -284,9 +283,7 @@ class _VllmHooks:
         histogram.sum -= engine.held_tokens
         engine.held_tokens = 0
 
-    def scheduler(
-        self, engine: Engine, stats: SchedulerStats, wall: float, *, fresh: bool
-    ) -> None:
+    def scheduler(self, engine: Engine, stats: SchedulerStats, wall: float, *, fresh: bool) -> None:
         """Hit rates, cache tiers, CUDA graphs and LoRA adapters."""
         if stats.prefix_cache_stats is not None:
             _observe_hits(engine, stats.prefix_cache_stats, "prefix_hits")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 
 from sidestep.errors import ConfigError
 
@@ -84,6 +85,6 @@ def checked(family: str, bounds: Iterable[object]) -> Bounds:
     ):
         raise ConfigError(f"buckets of {family}: give one or more finite numbers")
     result = tuple(float(v) for v in values if isinstance(v, int | float))
-    if any(a >= b for a, b in zip(result, result[1:], strict=False)):
+    if any(a >= b for a, b in pairwise(result)):
         raise ConfigError(f"buckets of {family} must increase strictly")
     return result

@@ -16,7 +16,7 @@ from typing import Any, NoReturn, TypeVar
 import click
 
 from sidestep import __version__, logs
-from sidestep.config import CONFIG_FILE, SETTINGS, Config, Setting, default_endpoint, read
+from sidestep.config import CONFIG_FILE, SETTINGS, Setting, default_endpoint, read
 from sidestep.errors import ConfigError, SidestepError
 
 Command = TypeVar("Command", bound=Callable[..., Any])

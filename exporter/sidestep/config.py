@@ -108,9 +108,7 @@ SETTINGS: tuple[Setting, ...] = (
         repeatable=True,
         metavar="HOST:PORT",
     ),
-    Setting(
-        "web.telemetry-path", "Path of the metrics page.", _path, "/metrics", metavar="PATH"
-    ),
+    Setting("web.telemetry-path", "Path of the metrics page.", _path, "/metrics", metavar="PATH"),
     Setting(
         "ingest.endpoint",
         "Where engines connect, ipc:// or tcp://; repeatable.",

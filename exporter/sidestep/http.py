@@ -45,9 +45,9 @@ class Pages:
             body = "".join(render(self.registry, openmetrics=openmetrics, names=names)).encode()
         else:
             body = self._engines(openmetrics=openmetrics)
-        # prometheus_client filters by sample names; restricted registries know no families.
         own = self.own.restricted_registry(names) if names else self.own
-        tail = generate_openmetrics(own) if openmetrics else generate_latest(own)
+        write: Callable[[Any], bytes] = generate_openmetrics if openmetrics else generate_latest
+        tail = write(own)
         self.metrics.set("sidestep_scrape_duration_seconds", time.perf_counter() - started)
         return body + tail
 

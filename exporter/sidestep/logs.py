@@ -26,10 +26,11 @@ class _Json(logging.Formatter):
 
 
 class _Text(logging.Formatter):
-    converter = time.gmtime
-
     def __init__(self) -> None:
         super().__init__("%(asctime)sZ %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S")
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802
+        return time.strftime(datefmt or "", time.gmtime(record.created))
 
 
 def set_up(level: str, form: str) -> None:

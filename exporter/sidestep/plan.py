@@ -39,6 +39,14 @@ STEPS: Mapping[str, type[msgspec.Struct]] = {"vllm": VllmStep}
 
 Where = Literal["scalars", "histogram", "keyed", "sampled", "reading", "constant", "info"]
 
+ELSEWHERE: Mapping[type, Where] = {
+    Sampled: "sampled",
+    Reading: "reading",
+    Constant: "constant",
+    Info: "info",
+}
+"""Sources without a slot."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Placed:
@@ -171,26 +179,20 @@ class _Compiler:
     def place(self, row: Row) -> Placed:
         """Give ``row`` its slots and connect its source."""
         match row.source:
-            case Sampled():
-                return Placed(row, "sampled")
-            case Reading():
-                return Placed(row, "reading")
-            case Constant():
-                return Placed(row, "constant")
-            case Info():
-                return Placed(row, "info")
             case Hook(name):
                 placed = self.allocate(row)
                 self.hooks[name] = placed
             case str() as path:
                 placed = self.allocate(row)
                 self.connect(placed, path, None)
-            case mapping:
+            case Mapping() as mapping:
                 placed = self.allocate(row)
                 if tuple(mapping) != row.closed:
                     raise CatalogueError(f"{row.name}: one path for each value of {row.closed}")
                 for slot, path in zip(placed.slots, mapping.values(), strict=False):
                     self.connect(placed, path, slot)
+            case elsewhere:
+                return Placed(row, ELSEWHERE[type(elsewhere)])
         return placed
 
     def allocate(self, row: Row) -> Placed:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Mapping
 
 from sidestep.buckets import DEFAULTS, Bounds
-from sidestep.catalogue.model import ENGINE_LABELS, Kind
+from sidestep.catalogue.model import ENGINE_LABELS, Kind, Row
 from sidestep.errors import WireError
 from sidestep.histogram import Histogram
 from sidestep.plan import OTHER, Layout, Placed
@@ -89,9 +89,30 @@ class Engine:
     """
 
     __slots__ = (
-        "bounds", "closed", "features", "frames", "gauge_stamp", "held_tokens", "histograms", "id", "info",
-        "keyed", "labels", "layout", "mm_hits", "external_hits", "open", "overrides",
-        "prefix_hits", "restarts", "seen", "streams", "text", "throughput", "values", "wall",
+        "bounds",
+        "closed",
+        "external_hits",
+        "features",
+        "frames",
+        "gauge_stamp",
+        "held_tokens",
+        "histograms",
+        "id",
+        "info",
+        "keyed",
+        "labels",
+        "layout",
+        "mm_hits",
+        "open",
+        "overrides",
+        "prefix_hits",
+        "restarts",
+        "seen",
+        "streams",
+        "text",
+        "throughput",
+        "values",
+        "wall",
     )  # fmt: skip
 
     def __init__(self, layout: Layout, info: EngineInfo, overrides: Mapping[str, Bounds]) -> None:
@@ -141,6 +162,8 @@ class Engine:
             known = self.histograms[slot]
             if known is None or known.bounds != bounds:
                 self.histograms[slot] = Histogram(bounds)
+        elif placed.where == "sampled":
+            self.sampled(row)
         elif row.kind != "counter":
             return
         elif placed.where == "scalars":
@@ -149,6 +172,21 @@ class Engine:
         elif placed.where == "keyed" and len(row.own_labels) == 1:
             for value in self.closed.get(row.own_labels[0], ()):
                 self.keyed[placed.slots[0]].setdefault((value,), 0)
+
+    def sampled(self, row: Row) -> OpenFamily:
+        """The family of a row that Samples items feed; with known label values it starts at 0."""
+        found = self.open.get(row.name)
+        if found is None:
+            bounds: Bounds = ()
+            if row.kind == "histogram":
+                bounds = row.bounds or self.bounds[row.buckets]
+            found = OpenFamily(row.name, row.kind, row.exposed_help, row.own_labels, bounds)
+            self.open[row.name] = found
+            if row.kind != "gauge" and (row.closed or not row.own_labels):
+                keys: list[Key] = [(value,) for value in row.closed] or [()]
+                for key in keys:
+                    found.children[key] = Histogram(bounds) if bounds else 0
+        return found
 
     def histogram(self, slot: int) -> Histogram:
         """The histogram in ``slot``, shown from now on."""

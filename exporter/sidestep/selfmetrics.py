@@ -17,7 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from sidestep import __version__
-from sidestep.catalogue.self_metrics import BY_NAME
+from sidestep.catalogue.self_metrics import BY_NAME, SelfRow
 
 Labels = tuple[str, ...]
 Reading = Callable[[], Iterable[tuple[Labels, float]]]
@@ -56,21 +56,27 @@ class SelfMetrics(Collector):
         """The present value, 0 where nothing happened yet."""
         return self._values[name].get(labels, 0)
 
+    def describe(self) -> Iterator[Metric]:
+        """The families without samples: a page of some names is made from these."""
+        for row in BY_NAME.values():
+            yield _family(row)
+
     def collect(self) -> Iterator[Metric]:
         """The families, for prometheus_client."""
         for name, row in BY_NAME.items():
             samples: Iterable[tuple[Labels, float]] = self._values[name].items()
             if name in self._readings:
                 samples = self._readings[name]()
-            family = (
-                CounterMetricFamily(name, row.help, labels=row.labels)
-                if row.kind == "counter"
-                else GaugeMetricFamily(name, row.help, labels=row.labels)
-            )
+            family = _family(row)
             for labels, value in samples:
                 family.add_metric(labels, value)
             if family.samples:
                 yield family
+
+
+def _family(row: SelfRow) -> CounterMetricFamily | GaugeMetricFamily:
+    make = CounterMetricFamily if row.kind == "counter" else GaugeMetricFamily
+    return make(row.name, row.help, labels=row.labels)
 
 
 def own_registry(metrics: SelfMetrics, others: Iterable[Collector]) -> CollectorRegistry:
@@ -78,7 +84,7 @@ def own_registry(metrics: SelfMetrics, others: Iterable[Collector]) -> Collector
 
     A collector of somebody else's that fails costs its own samples, not the page.
     """
-    registry = CollectorRegistry(auto_describe=False)
+    registry = CollectorRegistry(auto_describe=True)
     registry.register(metrics)
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)

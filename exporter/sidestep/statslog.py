@@ -120,9 +120,7 @@ class StatsLog:
         self._busy.discard(who)
         return logging.INFO if was_busy else logging.DEBUG
 
-    async def run(
-        self, interval: float, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    async def run(self, interval: float, clock: Callable[[], float] = time.monotonic) -> None:
         """Log every ``interval`` seconds until cancelled."""
         last = clock()
         while True:

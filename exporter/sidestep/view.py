@@ -67,7 +67,7 @@ def owns(family: str, kind: Kind, names: Collection[str]) -> bool:
     return kind == "counter" and family.removesuffix("_total") in names
 
 
-def children(engine: Engine, family: Family) -> Iterable[Child]:
+def children(engine: Engine, family: Family) -> Iterable[Child]:  # noqa: PLR0911
     """The series of ``engine`` in ``family``; none where it has no sample yet."""
     placed = family.placed
     if placed is None or placed.where == "sampled":

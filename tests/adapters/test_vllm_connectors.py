@@ -403,6 +403,7 @@ def test_stranger_is_described() -> None:
         ({"types": {"a-b": "gauge"}, "data": {"a-b": {(): 1}}}, "OffloadingConnector"),
         ({"types": {"vllm:a": "gauge"}, "data": {"vllm:a": {(): None}}}, "OffloadingConnector"),
         ({"types": {"vllm:a": "gauge"}, "data": {"vllm:a": {"x": 1}}}, "OffloadingConnector"),
+        ({"types": {"a_total": "gauge"}, "data": {"a_total": {(): 1}}}, "OffloadingConnector"),
         (
             {
                 "types": {"vllm:kv_offload_load_size": "gauge"},

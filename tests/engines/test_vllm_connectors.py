@@ -373,7 +373,7 @@ def test_multi_connector(registry: CollectorRegistry) -> None:
     check(registry, prom, payloads, "MultiConnector")
 
 
-def test_payload_after_the_engine_core(registry: CollectorRegistry) -> None:
+def test_payload_after_the_engine_core() -> None:
     """A payload keeps its meaning over vLLM's own encoding between its processes."""
     codec = importlib.import_module("vllm.v1.serial_utils")
     stats_class = load("vllm.v1.metrics.stats", "SchedulerStats")

@@ -129,7 +129,9 @@ def check(rows: tuple[Row, ...]) -> tuple[Row, ...]:
         if row.closed and len(row.own_labels) != 1:
             raise CatalogueError(f"{row.name}: closed values need exactly one own label")
         if (row.status == "live") == bool(row.successor):
-            raise CatalogueError(f"{row.name}: a row on its way out, and no other, names a successor")
+            raise CatalogueError(
+                f"{row.name}: a row on its way out, and no other, names a successor"
+            )
     for row in rows:
         if isinstance(row.source, Same) and row.source.name not in seen:
             raise CatalogueError(f"{row.name}: no row {row.source.name} to show again")

@@ -39,7 +39,7 @@ def _histogram(name: str, source: str, buckets: str, text: str, *, feature: str 
     )
 
 
-def _split(
+def _split(  # noqa: PLR0917 - the columns of a row
     name: str,
     kind: Kind,
     label: str,

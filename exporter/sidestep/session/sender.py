@@ -160,7 +160,7 @@ class Sender:
             message = decode_from_exporter(frame)
         except WireError:
             return
-        if message.incarnation not in (self.incarnation, 0):
+        if self.state is State.STOPPED or message.incarnation not in (self.incarnation, 0):
             return
         match message:
             case Ack() if self.state is State.GREETING:
@@ -205,6 +205,7 @@ class Sender:
     def _stream(self, ack: Ack, now: float) -> None:
         """The handshake is complete: go on behind what this exporter has applied."""
         self.state = State.STREAMING
+        self.reopen = False  # late is soon enough
         self.complaint = ""
         self._boot = ack.boot
         self._backoff = HELLO_BACKOFF[0]
@@ -225,7 +226,7 @@ class Sender:
         self.complaint = f"{nack.code} {nack.detail}".strip()
         if nack.code == "id_conflict":
             self.state = State.STOPPED
-            self.dropped += len(self._pending)
+            self.dropped += len(self._pending) + self._seq - self._applied
             self._pending.clear()
             self._ring.clear()
             self._pending_bytes = self._ring_used = self._unsent = 0

@@ -112,7 +112,7 @@ class Samples(msgspec.Struct, array_like=True, gc=False, tag="s"):
 Item = VllmStep | VllmSleep | VllmRejection | Samples
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Item)
+_decoder: msgspec.msgpack.Decoder[Item] = msgspec.msgpack.Decoder(Item)
 
 
 def encode_item(item: Item) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Annotated
 
 import msgspec
@@ -123,8 +124,8 @@ FromSender = Hello | Batch | Heartbeat | Bye
 FromExporter = Ack | Nack
 
 _encoder = msgspec.msgpack.Encoder()
-_from_sender = msgspec.msgpack.Decoder(FromSender)
-_from_exporter = msgspec.msgpack.Decoder(FromExporter)
+_from_sender: msgspec.msgpack.Decoder[FromSender] = msgspec.msgpack.Decoder(FromSender)
+_from_exporter: msgspec.msgpack.Decoder[FromExporter] = msgspec.msgpack.Decoder(FromExporter)
 
 # Undecodable UTF-8 and deep nesting escape msgspec's own error type
 # (measured: invalid text in a str field, 100,000 nested arrays in a skipped one).
@@ -173,12 +174,13 @@ def _check(hello: Hello) -> None:
     """
     if hello.version != VERSION:
         raise WireError("version", f"sender speaks {hello.version}, this exporter {VERSION}")
+    texts = [hello.stream]
     for engine in hello.engines:
-        texts = [hello.stream, engine.id, *engine.labels.values()]
+        texts += [engine.id, *engine.labels.values()]
         texts += [value for labels in engine.info.values() for value in labels.values()]
         texts += [value for values in engine.closed.values() for value in values]
-        if not all(map(is_printable, texts)):
-            raise WireError("bad_label", "a name or label value is not printable")
         for family, bounds in engine.bounds.items():
-            if any(a >= b for a, b in zip(bounds, bounds[1:], strict=False)):
+            if any(a >= b for a, b in pairwise(bounds)):
                 raise WireError("bad_bounds", f"{family} must increase strictly")
+    if not all(map(is_printable, texts)):
+        raise WireError("bad_label", "a name or label value is not printable")

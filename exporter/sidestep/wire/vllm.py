@@ -177,9 +177,7 @@ class IterationStats(msgspec.Struct, array_like=True, gc=False):
     prompt_token_stats: PromptTokenStats | None = None
     num_prompt_tokens: Count = 0
     num_preempted_reqs: Count = 0
-    finished_requests: Annotated[
-        list[FinishedRequestStats], Meta(max_length=MAX_STRUCTS)
-    ] = []
+    finished_requests: Annotated[list[FinishedRequestStats], Meta(max_length=MAX_STRUCTS)] = []
     max_num_generation_tokens_iter: Counts = []
     n_params_iter: Counts = []
     time_to_first_tokens_iter: Observations = []

@@ -1,0 +1,53 @@
+# Every target makes what it needs; on a bare Debian 12 start with `make demo` or `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+SOURCES := exporter adapters tests benchmarks
+
+.PHONY: demo test check lint fix bench docs golden test-engines tools clean
+
+demo: $(STAMP)
+	$(BIN)/sidestep demo
+
+test: $(STAMP) tools
+	$(BIN)/pytest
+
+check: $(STAMP) lint
+	$(BIN)/python tools/docs.py --check
+	$(MAKE) --no-print-directory test
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+fix: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP)
+	for bench in benchmarks/bench_*.py; do $(BIN)/python $$bench || exit 1; done
+
+docs: $(STAMP)
+	$(BIN)/python tools/docs.py
+
+# Pages that tests compare byte by byte; review the diff.
+golden: $(STAMP)
+	$(BIN)/pytest tests/test_golden.py --update-golden
+
+# A real vLLM on the CPU: 4 GB to install, minutes to run, 6 GiB of memory.
+test-engines: $(STAMP)
+	tools/setup_vllm.sh
+	$(BIN)/pytest -m engine tests/engines
+
+tools:
+	tools/setup_debian.sh prometheus=promtool chromium=chromium
+
+$(STAMP): pyproject.toml tools/setup_python.sh
+	PYTHON=$(PYTHON) tools/setup_python.sh $(VENV)
+	touch $@
+
+clean:
+	rm -rf $(VENV) build .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,1 @@
+"""Benchmarks: each module is run by itself, ``python -m benchmarks.bench_...``."""

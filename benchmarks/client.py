@@ -1,0 +1,197 @@
+"""The peer: the catalogue's metrics as prometheus_client objects, updated as vLLM does it.
+
+Children are held, not looked up, and every value of a list is observed by
+itself: what vLLM's PrometheusStatLogger does. Which field feeds which metric
+comes from the same plan as sidestep's own updates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from sidestep.catalogue.model import Hook, Row
+from sidestep.plan import Layout, Placed, Section, reader
+from sidestep.registry import Engine
+from sidestep.wire.items import Item, VllmStep
+
+Fields = list[tuple[str, int]]
+Pairs = tuple[Callable[[Any], tuple[Any, ...]], tuple[int, ...]]
+
+
+class ClientMetrics:
+    """One prometheus_client metric a row; engines are its children."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.registry = CollectorRegistry()
+        self.engines: dict[str, ClientEngine] = {}
+        self.root = _Reads(layout.root)
+        self._metrics: dict[str, Counter | Gauge | Histogram] = {}
+
+    def metric(self, row: Row, engine: Engine) -> Any:
+        """The metric of ``row``; a histogram's bounds are those of its first engine."""
+        found = self._metrics.get(row.name)
+        if found is None:
+            found = self._metrics[row.name] = new_metric(
+                row.name,
+                row.kind,
+                row.help,
+                row.labels,
+                (row.bounds or engine.bounds[row.buckets]) if row.kind == "histogram" else (),
+                self.registry,
+            )
+        return found
+
+    def apply(self, engine: Engine, item: Item) -> None:
+        """Add a step to the children of ``engine``; other items hold no observations."""
+        if isinstance(item, VllmStep):
+            self.record(engine, item)
+
+    def record(self, engine: Engine, step: Any) -> None:
+        """Add ``step``, an item or anything with its attributes."""
+        children = self.engines.get(engine.id)
+        if children is None:
+            children = self.engines[engine.id] = ClientEngine(self, engine)
+        self.root.run(children, step)
+        if step.iteration is not None:
+            children.iteration_tokens.observe(step.iteration.iteration_tokens)
+        if step.scheduler is not None:
+            children.device_hits.inc(step.scheduler.prefix_cache_stats.hits)
+
+
+class ClientEngine:
+    """The children of one engine by the plan's slots; one that saw nothing does not exist."""
+
+    def __init__(self, metrics: ClientMetrics, engine: Engine) -> None:
+        self._metrics = metrics
+        self._engine = engine
+        layout = metrics.layout
+        self.scalars: list[Any] = [None] * layout.scalars
+        self.histograms: list[Any] = [None] * len(layout.histograms)
+        self._rows: dict[int, tuple[Row, tuple[str, ...]]] = {}
+        for placed in layout.placed:
+            if placed.where == "scalars":
+                for slot, own in zip(placed.slots, placed.values_of_label, strict=True):
+                    self._rows.setdefault(slot, (placed.row, own))
+        hooks = layout.hooks
+        self.iteration_tokens = self.histogram(hooks["iteration_tokens"].slots[0])
+        self.device_hits = self.scalar(hooks["cached_by_source"].slots[0])
+        for placed in layout.placed:
+            if isinstance(placed.row.source, str | Hook) and not placed.row.feature:
+                self._show(placed)
+
+    def _show(self, placed: Placed) -> None:
+        """Start at 0 what the engine starts at 0."""
+        if placed.where == "histogram":
+            self.histogram(placed.slots[0])
+        elif placed.where == "scalars" and placed.row.kind == "counter":
+            for slot in placed.slots[: len(placed.row.closed) or 1]:
+                self.scalar(slot)
+
+    def scalar(self, slot: int) -> Any:
+        """The counter or gauge in ``slot``, made where there is none yet."""
+        found = self.scalars[slot]
+        if found is None:
+            row, own = self._rows[slot]
+            found = self.scalars[slot] = self._child(row, own)
+        return found
+
+    def histogram(self, slot: int) -> Any:
+        """The histogram in ``slot``, made where there is none yet."""
+        found = self.histograms[slot]
+        if found is None:
+            row = self._metrics.layout.histograms[slot]
+            found = self.histograms[slot] = self._child(row, ())
+        return found
+
+    def _child(self, row: Row, own: tuple[str, ...]) -> Any:
+        labels = {**self._engine.labels, **dict(zip(row.own_labels, own, strict=True))}
+        values = [labels[name] for name in row.labels]
+        return self._metrics.metric(row, self._engine).labels(*values)
+
+
+class _Reads:
+    """A section of the plan, run against children."""
+
+    def __init__(self, section: Section) -> None:
+        self.gauges = _pairs(section.gauges)
+        self.counters = _pairs(section.counters)
+        self.single = _pairs(section.single)
+        self.lists = _pairs(section.lists)
+        self.columns = section.columns
+        self.codes = section.codes
+        self.tallies = [(n, p) for n, p in section.tallies if p.where == "scalars"]
+        self.parts = [
+            (name.removesuffix("[]"), name.endswith("[]"), _Reads(part))
+            for name, part in section.parts.items()
+        ]
+
+    def run(self, engine: ClientEngine, source: Any) -> None:
+        """Set, add and observe what ``source`` holds."""
+        scalars, histograms = engine.scalars, engine.histograms
+        for slot, value in _read(self.gauges, source):
+            (scalars[slot] or engine.scalar(slot)).set(value)
+        for slot, value in _read(self.counters, source):
+            (scalars[slot] or engine.scalar(slot)).inc(value)
+        for slot, values in _read(self.lists, source):
+            observe = (histograms[slot] or engine.histogram(slot)).observe
+            for value in values:
+                observe(value)
+        for slot, value in _read(self.single, source):
+            (histograms[slot] or engine.histogram(slot)).observe(value)
+        for name, placed in self.tallies:
+            found = getattr(source, name)
+            for slot, own in zip(placed.slots, placed.row.closed, strict=False):
+                engine.scalar(slot).set(found.get(own, 0))
+        for name, many, part in self.parts:
+            below = getattr(source, name)
+            if many:
+                for each in below or ():
+                    part.run_element(engine, each)
+            elif below is not None:
+                part.run(engine, below)
+
+    def run_element(self, engine: ClientEngine, source: Any) -> None:
+        """Observe one struct of a list."""
+        for name, nested, slot in self.columns:
+            value = getattr(source, name)
+            histogram = engine.histograms[slot] or engine.histogram(slot)
+            if nested:
+                for each in value:
+                    histogram.observe(each)
+            elif value is not None:
+                histogram.observe(value)
+        for name, placed in self.codes:
+            slot = placed.slots[getattr(source, name)]
+            (engine.scalars[slot] or engine.scalar(slot)).inc()
+
+
+def new_metric(
+    name: str,
+    kind: str,
+    text: str,
+    labels: Iterable[str],
+    bounds: Iterable[float],
+    registry: CollectorRegistry,
+) -> Counter | Gauge | Histogram:
+    """A metric of prometheus_client; ``name`` as exposed."""
+    if kind == "histogram":
+        return Histogram(name, text, list(labels), buckets=list(bounds), registry=registry)
+    made = Counter if kind == "counter" else Gauge
+    return made(name, text, list(labels), registry=registry)
+
+
+def _pairs(fields: Fields) -> Pairs | None:
+    if not fields:
+        return None
+    return reader([name for name, _ in fields]), tuple(slot for _, slot in fields)
+
+
+def _read(pairs: Pairs | None, source: Any) -> Iterable[tuple[int, Any]]:
+    if pairs is None:
+        return ()
+    read, slots = pairs
+    return zip(slots, read(source), strict=True)

@@ -1,0 +1,171 @@
+"""Engine steps of a chosen size, made from the recorded run that ships with the package.
+
+Scheduler states are the recorded ones. Inter-token latencies, times to first
+token and finished requests are drawn at random from the recorded values.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import importlib.util
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+
+from sidestep.buckets import one_two_five
+from sidestep.cli import recording
+from sidestep.wire import vllm as wire
+from sidestep.wire.messages import EngineInfo
+from sidestep_adapters.recording import Call, objects, read
+
+MODEL = "meta-llama/Llama-3.1-8B-Instruct"
+MAX_MODEL_LEN = 8192
+FEATURES = ("kv_cache_metrics", "iteration_details")
+"""Options that were on when the run was recorded."""
+TOKENS_A_REQUEST = 128
+"""In a steady state a request in so many ends, and another starts, with every step."""
+
+Make = Callable[[dict[str, Any], str], Any]
+"""Makes the object that vLLM would pass from its recorded members and type name."""
+
+_WIRE: Mapping[str, type[msgspec.Struct]] = {
+    "PrefixCacheStats": wire.CacheStats,
+    "MultiModalCacheStats": wire.CacheStats,
+    "SchedulerStats": wire.SchedulerStats,
+    "SchedulerIterationDetails": wire.SchedulerIterationDetails,
+    "KVCacheEvictionEvent": wire.KVCacheEvictionEvent,
+    "SpecDecodingStats": wire.SpecDecodingStats,
+    "CUDAGraphStat": wire.CUDAGraphStat,
+    "PerfStats": wire.PerfStats,
+    "PromptTokenStats": wire.PromptTokenStats,
+    "FinishedRequestStats": wire.FinishedRequestStats,
+    "IterationStats": wire.IterationStats,
+}
+_VLLM_MODULES = (
+    "vllm.v1.metrics.stats",
+    "vllm.v1.metrics.perf",
+    "vllm.v1.spec_decode.metrics",
+    "vllm.compilation.cuda_graph",
+)
+
+
+def has_vllm() -> bool:
+    """Whether the real engine is installed here."""
+    return importlib.util.find_spec("vllm") is not None
+
+
+class Steps:
+    """Makes steps; a step owns all its numbers, as a fresh one of the engine does."""
+
+    def __init__(self, *, real: bool = False, seed: int = 1) -> None:
+        make = _real() if real else _stand_in()
+        calls = [call for call in read(recording()) if isinstance(call, Call)]
+        records = [call.fields for call in calls if call.name == "record"]
+        self.schedulers = [_build(record["scheduler_stats"], make) for record in records]
+        steps = [_build(r["iteration_stats"], make) for r in records if r["iteration_stats"]]
+        self._random = Random(seed)
+        self._step = steps[0]
+        self._finished = [request for step in steps for request in step.finished_requests]
+        self._latencies = self._endless("inter_token_latencies_iter", steps)
+        self._first_tokens = self._endless("time_to_first_tokens_iter", steps)
+
+    def _endless(self, name: str, steps: list[Any]) -> Iterator[float]:
+        known = [value for step in steps for value in getattr(step, name)]
+        return itertools.cycle(self._random.choices(known, k=1 << 16))
+
+    def iteration(self, latencies: int, turnover: int) -> Any:
+        """An IterationStats of ``latencies``; ``turnover`` requests end and as many start."""
+        step = copy.copy(self._step)
+        prompt = copy.copy(step.prompt_token_stats)
+        prompt.computed = prompt.total = 300 * turnover
+        step.prompt_token_stats = prompt
+        step.num_generation_tokens = latencies + turnover
+        # Every latency of an engine is an object of its own, not one of a shared pool.
+        step.inter_token_latencies_iter = _drawn(self._latencies, latencies)
+        step.time_to_first_tokens_iter = _drawn(self._first_tokens, turnover)
+        step.finished_requests = [
+            copy.copy(request) for request in self._random.choices(self._finished, k=turnover)
+        ]
+        step.max_num_generation_tokens_iter = [
+            request.num_generation_tokens for request in step.finished_requests
+        ]
+        step.n_params_iter = [1] * turnover
+        return step
+
+
+def engine_info(number: int) -> EngineInfo:
+    """One engine of a fleet that serves one model."""
+    return EngineInfo(
+        id=f"bench/{MODEL}/{number}",
+        dialect="vllm",
+        labels={"engine": str(number), "model_name": MODEL},
+        bounds={"request_tokens": list(one_two_five(MAX_MODEL_LEN))},
+        features=list(FEATURES),
+    )
+
+
+def _drawn(source: Iterator[float], count: int) -> list[float]:
+    return [value + 0.0 for value in itertools.islice(source, count)]
+
+
+def _build(value: Any, make: Make) -> Any:
+    if isinstance(value, list):
+        return [_build(element, make) for element in value]
+    if not isinstance(value, dict):
+        return value
+    members = {key: _build(member, make) for key, member in value.items() if key != "__type__"}
+    return make(members, value["__type__"]) if "__type__" in value else members
+
+
+def _stand_in() -> Make:
+    """Plain objects with vLLM's attributes, and the wire structs' properties."""
+    kinds = {
+        name: type(
+            name,
+            (SimpleNamespace,),
+            {key: value for key, value in vars(struct).items() if isinstance(value, property)},
+        )
+        for name, struct in _WIRE.items()
+    }
+
+    def make(members: dict[str, Any], name: str) -> Any:
+        if name not in kinds:
+            return SimpleNamespace(**members)
+        known = objects({**members, "__type__": name})
+        absent = {
+            key: value
+            for key, value in msgspec.structs.asdict(_WIRE[name]()).items()
+            if not hasattr(known, key)
+        }
+        return kinds[name](**absent, **vars(known))
+
+    return make
+
+
+def _real() -> Make:
+    """VLLM's own classes."""
+    modules = [importlib.import_module(name) for name in _VLLM_MODULES if _exists(name)]
+    reasons = importlib.import_module("vllm.v1.engine").FinishReason
+
+    def make(members: dict[str, Any], name: str) -> Any:
+        kind = next(getattr(module, name) for module in modules if hasattr(module, name))
+        found = object.__new__(kind)
+        if isinstance(members.get("finish_reason"), str):
+            members["finish_reason"] = reasons[members["finish_reason"].upper()]
+        for key, member in members.items():
+            setattr(found, key, member)
+        return found
+
+    return make
+
+
+def _exists(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False

@@ -1,0 +1,51 @@
+"""Fixtures of the tests with a real vLLM: where it is, its model, and a short private folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engines.tiny_model import make_adapter, make_model
+
+PYTHON = Path(__file__).parents[2] / "build" / "vllm-venv" / "bin" / "python"
+
+
+@pytest.fixture(scope="session")
+def vllm_python() -> Path:
+    """The interpreter of vLLM's environment, which tools/setup_vllm.sh makes."""
+    python = Path(os.environ.get("SIDESTEP_VLLM_PYTHON", PYTHON))
+    if not python.exists():
+        pytest.skip("no vLLM; make one with tools/setup_vllm.sh")
+    return python
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model."""
+    return make_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Two LoRA adapters by name."""
+    folder = tmp_path_factory.mktemp("adapters")
+    return {name: make_adapter(folder / name) for name in ("lora-a", "lora-b")}
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """A private folder; its path is short, as those of Unix sockets must be."""
+    path = Path(tempfile.mkdtemp(prefix="st-", dir="/tmp"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def endpoint(home: Path) -> str:
+    """Where this test's exporter listens."""
+    return f"ipc://{home}/ingest.ipc"

@@ -1,0 +1,80 @@
+"""The histogram against brute force."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sidestep.buckets import DEFAULTS
+from sidestep.histogram import Histogram
+from sidestep.wire.limits import VALUE_LIMIT
+
+BOUNDS = DEFAULTS["inter_token_latency"]
+values = st.one_of(st.floats(0, 200), st.sampled_from(BOUNDS), st.integers(0, 100).map(float))
+
+
+def brute_force(observed: list[float]) -> list[int]:
+    """Cumulative counts by their definition."""
+    return [sum(v <= bound for v in observed) for bound in (*BOUNDS, math.inf)]
+
+
+@given(st.lists(values, max_size=300))
+def test_cumulative_counts_equal_brute_force(observed: list[float]) -> None:
+    """Each bucket holds what is at most its bound, whatever the batch's size."""
+    histogram = Histogram(BOUNDS)
+
+    refused = histogram.observe_many(list(observed))
+
+    assert histogram.cumulative == brute_force(observed)
+    assert math.isclose(histogram.sum, sum(observed), rel_tol=1e-12)
+    assert refused == 0
+
+
+@given(st.lists(values, max_size=200), st.integers(0, 200))
+def test_splitting_a_batch_changes_nothing(observed: list[float], at: int) -> None:
+    """Two batches count as one."""
+    whole, parts = Histogram(BOUNDS), Histogram(BOUNDS)
+
+    whole.observe_many(list(observed))
+    parts.observe_many(observed[:at])
+    parts.observe_many(observed[at:])
+
+    assert parts.counts == whole.counts
+
+
+@given(st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=60))
+def test_what_is_no_latency_is_left_out_and_told(observed: list[float]) -> None:
+    """Negative, infinite, absurd and undefined values are refused, the rest is counted."""
+    histogram = Histogram(BOUNDS)
+    known = [v for v in observed if 0 <= v <= VALUE_LIMIT]
+
+    refused = histogram.observe_many(list(observed))
+
+    assert refused == len(observed) - len(known)
+    assert histogram.cumulative == brute_force(known)
+    assert math.isfinite(histogram.sum)
+
+
+def test_merged_counts_add_up() -> None:
+    """Counts that were made elsewhere are added bucket by bucket."""
+    one, other = Histogram((1.0, 2.0)), Histogram((1.0, 2.0))
+    one.observe_many([0.5, 3.0])
+    other.observe_many([1.5])
+
+    one.add(other.counts, other.sum)
+
+    assert one.cumulative == [1, 2, 3]
+    assert one.sum == 5.0
+
+
+def test_other_bounds_do_not_merge() -> None:
+    """Counts of other bounds are refused before anything changes."""
+    histogram = Histogram((1.0, 2.0))
+
+    with pytest.raises(ValueError, match="shorter"):
+        histogram.add([1], 1.0)
+
+    assert histogram.counts == [0, 0, 0]

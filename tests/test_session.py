@@ -1,0 +1,455 @@
+"""Both ends of the protocol, over a network that the test plays."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from random import Random
+
+import msgspec
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from sidestep.errors import WireError
+from sidestep.session.receiver import ACK_INTERVAL, MAX_STREAMS, Receiver
+from sidestep.session.sender import ACK_TIMEOUT, BATCH_BYTES, Sender, State
+from sidestep.wire.limits import VERSION
+from sidestep.wire.messages import (
+    Ack,
+    Batch,
+    Bye,
+    EngineInfo,
+    FromExporter,
+    Heartbeat,
+    Hello,
+    Nack,
+    decode_from_exporter,
+    decode_from_sender,
+    encode,
+)
+
+ENGINE = EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"})
+
+
+def sender(incarnation: int = 7, **options: int) -> Sender:
+    """A sender of stream ``s``."""
+    return Sender("s", incarnation, [ENGINE], Random(1), **options)
+
+
+def item(number: int) -> bytes:
+    """Stands for an encoded item."""
+    return msgspec.msgpack.encode(number)
+
+
+def frames(of: Sender, now: float) -> list[bytes]:
+    """All that may go out at ``now``."""
+    found = []
+    while (frame := of.next_frame(now)) is not None:
+        found.append(frame)
+        of.sent(now)
+    return found
+
+
+class Link:
+    """A lossless connection, and what the exporter applied through it."""
+
+    def __init__(self, of: Sender, receiver: Receiver, peer: bytes = b"p") -> None:
+        self.sender, self.receiver, self.peer = of, receiver, peer
+        self.applied: list[int] = []
+
+    def run(self, now: float) -> None:
+        """Carry everything in both directions until nothing moves."""
+        moved = True
+        while moved:
+            moved = False
+            if self.sender.reopen:
+                self.sender.reopened()
+            for frame in frames(self.sender, now):
+                moved = True
+                received = self.receiver.receive(self.peer, decode_from_sender(frame), now)
+                self.applied += [msgspec.msgpack.decode(raw) for raw in received.items]
+                for _, reply in received.replies:
+                    self.sender.receive(encode(reply), now)
+            for _, ack in self.receiver.acks(now + ACK_INTERVAL):
+                self.sender.receive(encode(ack), now)
+
+
+def test_items_arrive_once_and_in_order() -> None:
+    """After the handshake all items are applied and the ring is empty."""
+    link = Link(sender(), Receiver(1))
+    link.sender.add([item(n) for n in range(2000)])
+
+    link.run(0.0)
+
+    assert list(range(2000)) == link.applied
+    assert link.sender.drained
+    assert link.sender.held_bytes == 0
+
+
+def test_nothing_is_sent_before_the_hello_is_answered() -> None:
+    """Only the answer with this Hello's nonce opens the stream."""
+    one = sender()
+    one.add([item(1)])
+    (hello,) = frames(one, 0.0)
+    first = decode_from_sender(hello)
+    assert isinstance(first, Hello)
+
+    one.receive(encode(Ack(VERSION, 5, 7, first.nonce + 1, 0, 0)), 0.0)
+    assert frames(one, 0.0) == []
+    one.receive(encode(Ack(VERSION, 5, 8, first.nonce, 0, 0)), 0.0)
+    assert frames(one, 0.0) == []
+    one.receive(encode(Ack(VERSION, 5, 7, first.nonce, 0, 0)), 0.0)
+
+    assert isinstance(decode_from_sender(frames(one, 0.0)[0]), Batch)
+
+
+def test_a_new_exporter_gets_what_the_last_one_had_not_acknowledged() -> None:
+    """Unacknowledged frames are sent again, unchanged, to the exporter that answers next."""
+    one = sender()
+    first = Receiver(1)
+    link = Link(one, first)
+    link.run(0.0)
+    one.add([item(1)])
+    (lost,) = frames(one, 0.1)
+
+    after = Link(one, Receiver(2))
+    assert frames(one, 0.1 + ACK_TIMEOUT) == []
+    assert one.reopen
+    after.run(0.2 + ACK_TIMEOUT)
+
+    assert [1] == after.applied
+    assert isinstance(decode_from_sender(lost), Batch)
+
+
+def test_an_unanswered_hello_is_repeated_ever_more_slowly() -> None:
+    """Between two Hellos the time doubles up to five seconds, with jitter."""
+    one = sender()
+    now, times = 0.0, []
+    while now < 60:
+        times += [now for _ in frames(one, now)]
+        if one.reopen:
+            one.reopened()
+        now += 0.01
+    gaps = [b - a for a, b in pairwise(times)]
+
+    assert gaps[0] < 0.3
+    assert all(b > a for a, b in pairwise(gaps[:4]))
+    assert 3.7 < gaps[-1] < 6.3
+
+
+def test_another_boot_number_means_another_exporter() -> None:
+    """An acknowledgement of a boot we did not greet makes the sender greet anew."""
+    link = Link(sender(), Receiver(1))
+    link.run(0.0)
+
+    link.sender.receive(encode(Ack(VERSION, 99, 7, None, 0, 0)), 0.0)
+
+    assert link.sender.reopen
+
+
+def test_a_full_ring_drops_its_oldest_unsent_items_and_counts_them() -> None:
+    """What was sent stays; of the rest the newest stay; the ring never grows over its size."""
+    one = sender(ring_bytes=1000)
+    one.add([b"\xc4\x62" + bytes(98) for _ in range(25)])
+
+    assert one.held_bytes <= 1000
+    assert one.dropped == 15
+
+
+def test_the_window_is_half_the_ring() -> None:
+    """Unacknowledged frames never fill more than half of the ring, by one frame at most."""
+    size = 8 * BATCH_BYTES
+    link = Link(sender(ring_bytes=size), Receiver(1))
+    link.run(0.0)
+    link.sender.add([b"\xc5\x7f\xfd" + bytes(32765) for _ in range(15)])
+
+    sent = frames(link.sender, 1.0)
+
+    assert size // 2 <= sum(map(len, sent)) < size // 2 + 2 * BATCH_BYTES
+
+
+def test_dropped_items_leave_no_gap() -> None:
+    """Items get their seq when they are sent, so that what was dropped is never waited for."""
+    one = sender(ring_bytes=1 << 12)
+    link = Link(one, Receiver(1))
+    one.add([item(n) for n in range(10_000)])
+    link.run(0.0)
+
+    assert len(link.applied) + one.dropped == 10_000
+    assert link.applied == list(range(one.dropped, 10_000))
+
+
+def test_a_frame_that_the_exporter_cannot_read_is_given_up() -> None:
+    """Its items are counted as dropped; those behind it arrive."""
+    one = sender()
+    link = Link(one, Receiver(1))
+    link.run(0.0)
+    one.add([item(1)])
+    frames(one, 0.1)
+    one.receive(encode(Nack(1, 0, "bad_schema", "")), 0.1)
+    one.add([item(2)])
+    link.run(0.2)
+
+    assert one.dropped == 1
+    assert [None, 2] == link.applied
+
+
+def test_the_newest_process_of_a_stream_wins() -> None:
+    """The older one is told, stops, and counts what it is given from then on."""
+    receiver = Receiver(1)
+    old, new = Link(sender(1), receiver, b"old"), Link(sender(2), receiver, b"new")
+    old.run(0.0)
+    new.run(0.0)
+
+    old.sender.add([item(1)])
+    old.run(1.0)
+    old.sender.add([item(2)])
+
+    assert old.applied == []
+    assert old.sender.state is State.STOPPED
+    assert old.sender.dropped == 2
+    assert receiver.streams["s"].incarnation == 2
+
+
+def test_a_restart_is_told_from_a_reconnect() -> None:
+    """Another incarnation restarted; the same one merely came back."""
+    receiver = Receiver(1)
+    hello = Hello(VERSION, "s", 1, 1, 1, [ENGINE])
+
+    assert not receiver.receive(b"a", hello, 0.0).restarted
+    assert not receiver.receive(b"b", hello, 0.0).restarted
+    assert receiver.receive(b"c", Hello(VERSION, "s", 2, 1, 1, [ENGINE]), 0.0).restarted
+
+
+def opened(receiver: Receiver, first: int = 1) -> None:
+    """Stream ``s`` of incarnation 1 on connection ``p``."""
+    receiver.receive(b"p", Hello(VERSION, "s", 1, 1, first, [ENGINE]), 0.0)
+
+
+def codes(replies: list[tuple[bytes, FromExporter]]) -> list[str]:
+    """Of the refusals among ``replies``."""
+    return [reply.code for _, reply in replies if isinstance(reply, Nack)]
+
+
+@pytest.mark.parametrize(
+    ("first", "count", "applied", "duplicates", "refused"),
+    [
+        (6, 3, 3, 0, []),
+        (1, 5, 0, 5, []),
+        (4, 4, 0, 0, ["need_hello"]),
+        (7, 1, 0, 0, ["need_hello"]),
+    ],
+    ids=["next", "duplicate", "straddling", "gap"],
+)
+def test_only_the_next_items_are_applied(
+    first: int, count: int, applied: int, duplicates: int, refused: list[str]
+) -> None:
+    """After seq 5: the next apply, known ones are duplicates, all else is asked for anew."""
+    receiver = Receiver(1)
+    opened(receiver, first=6)
+
+    received = receiver.receive(b"p", Batch(1, first, [msgspec.Raw(item(0))] * count), 0.0)
+
+    assert len(received.items) == applied
+    assert received.duplicates == duplicates
+    assert codes(received.replies) == refused
+
+
+def test_what_a_sender_no_longer_holds_is_counted_as_lost() -> None:
+    """A known incarnation that begins behind the next seq has lost what lies between."""
+    receiver = Receiver(1)
+    opened(receiver)
+
+    received = receiver.receive(b"p", Hello(VERSION, "s", 1, 2, 11, [ENGINE]), 0.0)
+
+    assert received.lost == 10
+
+
+def test_a_lost_tail_is_found_by_the_heartbeat() -> None:
+    """A heartbeat that claims more than has arrived makes the sender send it again."""
+    receiver = Receiver(1)
+    opened(receiver)
+
+    assert codes(receiver.receive(b"p", Heartbeat(1, 3, 0), 0.0).replies) == ["need_hello"]
+
+
+@pytest.mark.parametrize(
+    "message", [Batch(9, 1, []), Heartbeat(9, 0, 0), Bye(9, 0)], ids=["batch", "beat", "bye"]
+)
+def test_a_stranger_is_asked_for_its_hello(message: Batch | Heartbeat | Bye) -> None:
+    """Neither an unknown incarnation nor a known one on another connection is taken in."""
+    receiver = Receiver(1)
+    opened(receiver)
+
+    assert codes(receiver.receive(b"p", message, 0.0).replies) == ["need_hello"]
+    message.incarnation = 1
+    assert codes(receiver.receive(b"other", message, 0.0).replies) == ["need_hello"]
+
+
+def test_reports_of_drops_add_up_over_heartbeats() -> None:
+    """Heartbeats carry running totals; what is new is reported once."""
+    receiver = Receiver(1)
+    opened(receiver)
+
+    first = receiver.receive(b"p", Heartbeat(1, 0, 0, dropped=3, errors=1), 0.0)
+    again = receiver.receive(b"p", Heartbeat(1, 0, 0, dropped=5, errors=1), 0.0)
+
+    assert (first.dropped, first.errors) == (3, 1)
+    assert (again.dropped, again.errors) == (2, 0)
+
+
+def test_streams_are_bounded_and_those_that_left_make_room() -> None:
+    """One more than the limit is refused until one says goodbye."""
+    receiver = Receiver(1)
+    for number in range(1, MAX_STREAMS + 1):
+        receiver.receive(b"p", Hello(VERSION, f"s{number}", number, 1, 1, []), 0.0)
+    late = Hello(VERSION, "late", 1000, 1, 1, [])
+
+    assert codes(receiver.receive(b"p", late, 0.0).replies) == ["over_limit"]
+    receiver.receive(b"p", Bye(1, 0), 0.0)
+    assert codes(receiver.receive(b"p", late, 0.0).replies) == []
+
+
+def test_an_unreadable_frame_is_answered() -> None:
+    """The sender learns that it is to give the frame up, or that versions differ."""
+    receiver = Receiver(1)
+
+    assert codes(receiver.refuse_frame(b"p", WireError("bad_schema"))) == ["bad_schema"]
+    assert codes(receiver.refuse_frame(b"p", WireError("version"))) == ["version"]
+
+
+def test_what_is_no_answer_is_ignored() -> None:
+    """A sender is not disturbed by bytes that are none of the exporter's messages."""
+    one = sender()
+    one.receive(b"\xc1 nonsense", 0.0)
+
+    assert one.state is State.GREETING
+
+
+class Network(RuleBasedStateMachine):
+    """Frames are lost with their connection, repeated, delayed; exporters restart.
+
+    Within one exporter's life nothing is lost or doubled; and what no exporter
+    acknowledged reaches the next one.
+    """
+
+    @initialize()
+    def begin(self) -> None:
+        """One sender, one exporter, nothing on the way."""
+        self.now = 0.0
+        self.pushed = 0
+        self.boot = 0
+        self.sender = sender(ring_bytes=1 << 20)
+        self.peer = 0
+        self.to_exporter: list[tuple[bytes, bytes]] = []
+        self.to_sender: list[tuple[bytes, bytes]] = []
+        self.start()
+
+    def start(self) -> None:
+        """Another exporter process, which knows nothing."""
+        self.boot += 1
+        self.receiver = Receiver(self.boot)
+        self.applied: list[int] = []
+        self.acknowledged = self.sender._applied
+
+    @property
+    def connection(self) -> bytes:
+        """Whose frames arrive: the socket that is open now."""
+        return str(self.peer).encode()
+
+    @rule(count=st.integers(1, 40))
+    def push(self, count: int) -> None:
+        """The engine pushes."""
+        self.sender.add([item(self.pushed + n) for n in range(1, count + 1)])
+        self.pushed += count
+
+    @rule(seconds=st.sampled_from([0.01, 0.3, 4.0]))
+    def pass_time(self, seconds: float) -> None:
+        """Time passes, and the publisher looks at what there is to do."""
+        self.now += seconds
+        self.turn()
+
+    def turn(self) -> None:
+        """One round of the publisher's loop."""
+        if self.sender.reopen:
+            self.peer += 1
+            self.to_exporter, self.to_sender = [], []
+            self.sender.reopened()
+        for frame in frames(self.sender, self.now):
+            self.to_exporter.append((self.connection, frame))
+
+    @precondition(lambda self: self.to_exporter)
+    @rule(again=st.booleans())
+    def deliver(self, again: bool) -> None:
+        """The exporter reads a frame, perhaps one that it will read again."""
+        peer, frame = self.to_exporter[0] if again else self.to_exporter.pop(0)
+        received = self.receiver.receive(peer, decode_from_sender(frame), self.now)
+        self.applied += [msgspec.msgpack.decode(raw) for raw in received.items]
+        self.to_sender += [(to, encode(reply)) for to, reply in received.replies]
+
+    @rule()
+    def acknowledge(self) -> None:
+        """The exporter sends what acknowledgements are due."""
+        acks = self.receiver.acks(self.now)
+        self.to_sender += [(to, encode(ack)) for to, ack in acks]
+
+    @precondition(lambda self: self.to_sender)
+    @rule(lost=st.booleans())
+    def answer(self, lost: bool) -> None:
+        """An answer arrives, or does not."""
+        peer, frame = self.to_sender.pop(0)
+        if not lost and peer == self.connection:
+            self.sender.receive(frame, self.now)
+            self.turn()
+
+    @rule()
+    def cut(self) -> None:
+        """The connection breaks with all that was on the way."""
+        self.to_exporter, self.to_sender = [], []
+        self.sender.reopen = True
+
+    @rule()
+    def restart(self) -> None:
+        """The exporter dies with what it had not acknowledged."""
+        self.to_exporter, self.to_sender = [], []
+        self.start()
+
+    @invariant()
+    def applied_in_order_without_gap(self) -> None:
+        """An exporter applies consecutive items, each once."""
+        if self.applied:
+            first = self.applied[0]
+            assert list(range(first, first + len(self.applied))) == self.applied
+            assert first <= self.acknowledged + 1
+
+    @invariant()
+    def acknowledged_only_what_was_applied(self) -> None:
+        """The sender never believes more to be applied than was."""
+        assert self.sender._applied <= self.pushed
+        if self.sender._boot == self.boot and self.applied:
+            assert self.sender._applied <= self.applied[-1]
+
+    def teardown(self) -> None:
+        """When the faults end, everything pushed is applied."""
+        for _ in range(60):
+            self.now += 0.3
+            self.turn()
+            while self.to_exporter:
+                self.deliver(again=False)
+            self.acknowledge()
+            while self.to_sender:
+                self.answer(lost=False)
+        assert self.sender.drained
+        assert self.sender.dropped == 0
+        if self.applied:
+            assert self.applied[-1] == self.pushed
+
+
+Network.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestNetwork = Network.TestCase
+
+
+def test_answers_are_decoded_by_kind() -> None:
+    """Ack and Nack are what an exporter says."""
+    assert isinstance(decode_from_exporter(encode(Nack(1, 2, "need_hello"))), Nack)
