@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Literal
 
@@ -100,6 +100,14 @@ class Section:
         """The rows that appear with the first such struct: all, where one option sends it."""
         return self.rows if all(placed.row.feature for placed in self.rows) else []
 
+    @property
+    def gated(self) -> Iterator[str]:
+        """Names of rows, here and below, that one option shows although others share its struct."""
+        if not self.shown:
+            yield from (placed.row.name for placed in self.rows if placed.row.feature)
+        for part in self.parts.values():
+            yield from part.gated
+
     def part(self, name: str) -> Section:
         """The section of the struct in field ``name``."""
         return self.parts.setdefault(name, Section(name))
@@ -114,6 +122,7 @@ class Layout:
         root: What to read from a step item.
         hooks: Rows that functions feed, by the hook's name.
         sampled: Rows that Samples items feed, by family name.
+        gated: Rows of an option whose fields are sent without it, too: hidden while it is off.
     """
 
     dialect: str
@@ -121,9 +130,16 @@ class Layout:
     root: Section
     hooks: Mapping[str, Placed]
     sampled: Mapping[str, Row]
+    gated: frozenset[str]
     scalars: int
     histograms: tuple[Row, ...]
     keyed: tuple[Row, ...]
+
+    @property
+    def own_labels(self) -> frozenset[str]:
+        """Label names that no engine may bring along: they tell its children apart."""
+        own = {label for placed in self.placed for label in placed.row.own_labels}
+        return frozenset(own | {"le", "quantile"})
 
     def find(self, name: str) -> Placed:
         """The row named ``name``."""
@@ -171,6 +187,7 @@ class _Compiler:
             root=self.root,
             hooks=self.hooks,
             sampled={row.name: row for row in rows if isinstance(row.source, Sampled)},
+            gated=frozenset(self.root.gated),
             scalars=self.scalars,
             histograms=tuple(self.histograms),
             keyed=tuple(self.keyed),

@@ -16,6 +16,8 @@ from sidestep.wire.messages import EngineInfo
 Number = int | float
 Key = tuple[str, ...]
 
+ORIGIN = "origin"
+"""Label of the later of two engines that would look alike: its identity."""
 MAX_OPEN_VALUES = 64
 """Children of a family whose label values nobody knows beforehand, per engine."""
 MAX_ENGINES = 1024
@@ -74,7 +76,7 @@ class Engine:
     """One engine's series and what it takes to derive them. One owner, no references elsewhere.
 
     Attributes:
-        labels: What every series carries: engine and model_name, and a source
+        labels: What every series carries: engine and model_name, and an origin
             where another engine would show the same.
         values: Scalars by slot; None is no sample.
         histograms: By slot; None is not shown yet.
@@ -150,7 +152,9 @@ class Engine:
         sent = {name: tuple(bounds) for name, bounds in info.bounds.items()}
         self.bounds = {**DEFAULTS, **sent, **self.overrides}
         for placed in self.layout.placed:
-            if not placed.row.feature or placed.row.feature in self.features:
+            row = placed.row
+            # What describes itself is shown at 0 for an option only: most of it nobody ever has.
+            if row.feature in self.features or (not row.feature and placed.where != "sampled"):
                 self.show(placed)
 
     def show(self, placed: Placed) -> None:
@@ -163,7 +167,7 @@ class Engine:
             if known is None or known.bounds != bounds:
                 self.histograms[slot] = Histogram(bounds)
         elif placed.where == "sampled":
-            self.sampled(row)
+            self.open.setdefault(row.name, self.sampled(row))
         elif row.kind != "counter":
             return
         elif placed.where == "scalars":
@@ -174,19 +178,16 @@ class Engine:
                 self.keyed[placed.slots[0]].setdefault((value,), 0)
 
     def sampled(self, row: Row) -> OpenFamily:
-        """The family of a row that Samples items feed; with known label values it starts at 0."""
-        found = self.open.get(row.name)
-        if found is None:
-            bounds: Bounds = ()
-            if row.kind == "histogram":
-                bounds = row.bounds or self.bounds[row.buckets]
-            found = OpenFamily(row.name, row.kind, row.exposed_help, row.own_labels, bounds)
-            self.open[row.name] = found
-            if row.kind != "gauge" and (row.closed or not row.own_labels):
-                keys: list[Key] = [(value,) for value in row.closed] or [()]
-                for key in keys:
-                    found.children[key] = Histogram(bounds) if bounds else 0
-        return found
+        """A family for a row that Samples items feed; with known label values it starts at 0."""
+        bounds: Bounds = ()
+        if row.kind == "histogram":
+            bounds = row.bounds or self.bounds[row.buckets]
+        made = OpenFamily(row.name, row.kind, row.exposed_help, row.own_labels, bounds)
+        if row.kind != "gauge" and (row.closed or not row.own_labels):
+            keys: list[Key] = [(value,) for value in row.closed] or [()]
+            for key in keys:
+                made.children[key] = Histogram(bounds) if bounds else 0
+        return made
 
     def histogram(self, slot: int) -> Histogram:
         """The histogram in ``slot``, shown from now on."""
@@ -229,12 +230,11 @@ class Registry:
         if len(self.engines) >= MAX_ENGINES:
             raise WireError("over_limit", f"more than {MAX_ENGINES} engines")
         engine = Engine(layout, info, self.overrides)
-        missing = set(ENGINE_LABELS) - set(engine.labels)
-        if missing:
-            raise WireError("bad_label", f"an engine needs the labels {sorted(missing)}")
+        if not set(ENGINE_LABELS) <= set(engine.labels) or layout.own_labels & set(engine.labels):
+            raise WireError("bad_label", f"an engine cannot have the labels {[*engine.labels]}")
         if any(other.labels == engine.labels for other in self.engines.values()):
             # Never two samples of one name and labels: the later engine says where it is from.
-            engine.labels["source"] = engine.id
+            engine.labels[ORIGIN] = engine.id
         self.engines[info.id] = engine
         return engine
 

@@ -78,6 +78,8 @@ def children(engine: Engine, family: Family) -> Iterable[Child]:  # noqa: PLR091
         return found.children.items()
     if family.dialect != engine.layout.dialect:
         return ()
+    if placed.row.name in engine.layout.gated and placed.row.feature not in engine.features:
+        return ()
     if placed.where == "scalars":
         found_values = zip(placed.values_of_label, placed.slots, strict=True)
         values = engine.values
@@ -148,4 +150,4 @@ def _combine(values: list[Number | Histogram], rule: Combine) -> Number | Histog
     numbers = [value for value in values if not isinstance(value, Histogram)]
     if rule == "max":
         return max(numbers)
-    return sum(numbers) / (len(numbers) if rule == "mean" else 1)
+    return sum(numbers) / len(numbers) if rule == "mean" else sum(numbers)

@@ -17,8 +17,8 @@ class SelfRow:
     labels: tuple[str, ...] = ()
 
 
-PER_ENGINE = ("engine", "model_name", "source")
-"""``source`` is empty, which is as good as absent, but for engines of equal labels."""
+PER_ENGINE = ("engine", "model_name", "origin")
+"""``origin`` is empty, which is as good as absent, but for engines of equal labels."""
 
 ROWS: tuple[SelfRow, ...] = (
     SelfRow("sidestep_build_info", "gauge", "1; the version is in the label.", ("version",)),

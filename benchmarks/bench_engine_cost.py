@@ -1,0 +1,380 @@
+"""What metrics cost the engine: sidestep's plugin against vLLM's Prometheus logger.
+
+Every logger gets the same steps, made freshly before each call, in turns: each
+lives in a process of its own, and one at a time is measured. The peer is vLLM's
+real PrometheusStatLogger where vLLM is installed, else prometheus_client metrics
+of the same catalogue; once with values in memory, once in multiprocess mode.
+
+"step" is the CPU time of the thread that calls ``record``, measured around the
+call, less the clock's own. "process" is the CPU time of the whole process per
+call (sidestep's publisher and ZMQ threads included), less that of the same loop
+without a logger, mean of all calls. Between two calls the thread sleeps as
+between two engine steps ("5 ms"), or does not ("hot").
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import gc
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.client import ClientMetrics
+from benchmarks.process import ExporterProcess
+from benchmarks.steps import MODEL, TOKENS_A_REQUEST, Steps, engine_info, has_vllm
+from benchmarks.table import percentile, show
+from sidestep.plan import compile_layout
+from sidestep.registry import Registry
+from sidestep.wire.messages import EngineInfo
+from sidestep_adapters.push import QUEUE_ITEMS, Publisher
+from sidestep_adapters.vllm import VllmTap, describe
+
+GAP = 0.005
+PEERS = ("single process", "multiprocess")
+ROLES = ("sidestep", *PEERS)
+TARGETS = {
+    ("step", 256, "single process"): 25,
+    ("step", 256, "multiprocess"): 50,
+    ("step", 1024, "single process"): 60,
+    ("step", 1024, "multiprocess"): 120,
+    ("process", 256, "single process"): 4,
+}
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": 512,
+    "max_position_embeddings": 8192,
+}
+"""Enough of a model for vLLM to make a configuration of; no weights are read."""
+
+Record = Callable[[Any, Any], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One size of step, and how often to record it."""
+
+    latencies: int
+    turnover: int
+    calls: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """Nanoseconds: of the calling thread per call with and without gap, of the process a call."""
+
+    gap: list[int]
+    hot: list[int]
+    process: float
+    recorded: int
+
+
+def main() -> None:
+    """Measure and print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--calls", type=int, default=300, help="with gap, per case and round")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--latencies", type=int, nargs="+", default=[1, 32, 256, 1024], help="a step"
+    )
+    parser.add_argument("--worker", choices=ROLES, help=argparse.SUPPRESS)
+    parser.add_argument("--endpoint", default="", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.worker:
+        work(args.worker, args.endpoint)
+        return
+    cases = [
+        Case(latencies, turnover, args.calls)
+        for latencies in args.latencies
+        for turnover in dict.fromkeys((0, latencies // TOKENS_A_REQUEST))
+    ]
+    found: dict[tuple[Case, str], list[Result]] = {}
+    with ExporterProcess() as exporter:
+        with contextlib.ExitStack() as stack:
+            workers = {role: stack.enter_context(Worker(role, exporter)) for role in ROLES}
+            for _ in range(args.rounds):
+                for case in cases:
+                    for role, worker in workers.items():
+                        found.setdefault((case, role), []).append(worker.run(case))
+        recorded = sum(r.recorded for (_, role), rs in found.items() if role == "sidestep" for r in rs)
+        arrived = exporter.totals["sidestep_items_total"]
+    if arrived != recorded:
+        raise SystemExit(f"{recorded} steps were recorded, {arrived:.0f} arrived")
+    peer = "vLLM's PrometheusStatLogger" if has_vllm() else "prometheus_client (no vLLM here)"
+    show(
+        f"CPU time of one record() in us; peer: {peer}",
+        (
+            "latencies, what, pacing, peer",
+            *("peer mean", "p50", "p99", "sidestep mean", "p50", "p99"),
+            *("mean ratio", "p50 ratio", "p99 ratio", "target"),
+        ),
+        [row for case in cases for row in rows_of(case, found)],
+    )
+    print(f"\n{recorded} steps were recorded, and all arrived at the exporter.")
+
+
+def rows_of(case: Case, found: dict[tuple[Case, str], list[Result]]) -> Iterator[list[str]]:
+    """Step thread with gap and hot, then the process, against each peer."""
+    ended = f" + {case.turnover} ended" if case.turnover else ""
+    for what, pacing in (("step", "5 ms"), ("step", "hot"), ("process", "5 ms")):
+        for peer in PEERS:
+            name = f"{case.latencies}{ended}, {what}, {pacing}, {peer}"
+            target = TARGETS.get((what, case.latencies, peer), 0) if pacing == "5 ms" else 0
+            goal = f"{target}x" if target else ""
+            if what == "process":
+                theirs, ours = (
+                    statistics.median(result.process for result in found[case, role])
+                    for role in (peer, "sidestep")
+                )
+                yield [
+                    name,
+                    *(_us(theirs), "", "", _us(ours), "", ""),
+                    *(_ratio(theirs, ours), "", "", goal),
+                ]
+                continue
+            (their, our) = (
+                _figures(found[case, role], hot=pacing == "hot") for role in (peer, "sidestep")
+            )
+            ratios = [_ratio(a, b) for a, b in zip(their, our, strict=True)]
+            yield [name, *map(_us, their), *map(_us, our), *ratios, goal]
+
+
+def _figures(results: list[Result], *, hot: bool) -> tuple[float, float, float]:
+    """Mean, median and p99; the median round's mean, so that one disturbed round does not count."""
+    rounds = [result.hot if hot else result.gap for result in results]
+    together = [value for values in rounds for value in values]
+    mean = statistics.median(map(statistics.fmean, rounds))
+    return mean, percentile(together, 0.5), percentile(together, 0.99)
+
+
+def _us(nanoseconds: float) -> str:
+    return f"{nanoseconds / 1e3:.1f}"
+
+
+def _ratio(theirs: float, ours: float) -> str:
+    return f"{theirs / ours:.1f}x" if ours > 0 else "-"
+
+
+class Worker:
+    """A process that holds one logger and measures what it is told to."""
+
+    def __init__(self, role: str, exporter: ExporterProcess) -> None:
+        self._folder = tempfile.mkdtemp(prefix="bench-multiprocess-")
+        environ = {
+            **os.environ,
+            "VLLM_LOGGING_LEVEL": "ERROR",
+            "VLLM_PLUGINS": "none",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "HF_HUB_OFFLINE": "1",
+        }
+        environ.pop("PROMETHEUS_MULTIPROC_DIR", None)
+        if role == "multiprocess":
+            # prometheus_client reads it when it is imported.
+            environ["PROMETHEUS_MULTIPROC_DIR"] = self._folder
+        module = ("-m", "benchmarks.bench_engine_cost")
+        self._process = subprocess.Popen(
+            [sys.executable, *module, "--worker", role, "--endpoint", exporter.endpoint],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environ,
+        )
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        self._process.wait(timeout=30.0)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def run(self, case: Case) -> Result:
+        """Measure ``case``."""
+        to, answers = self._process.stdin, self._process.stdout
+        if to is None or answers is None:
+            raise RuntimeError("a worker has pipes")
+        to.write(json.dumps(dataclasses.asdict(case)) + "\n")
+        to.flush()
+        answer = answers.readline()
+        if not answer:
+            raise SystemExit("a worker has died; its error stands above")
+        return Result(**json.loads(answer))
+
+
+def work(role: str, endpoint: str) -> None:
+    """Be a worker: a case a line on standard input, a result a line on standard output."""
+    # Whatever a library prints goes to standard error; the answers have the pipe alone.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    steps = Steps(real=has_vllm())
+    config = vllm_config() if has_vllm() else None
+    logger = open_sidestep(config, endpoint) if role == "sidestep" else open_peer(config)
+    overhead = clock_overhead()
+    # vLLM's server does so too when it starts (vllm/utils/gc_utils.py).
+    gc.collect()
+    gc.freeze()
+    for line in sys.stdin:
+        result = measure(steps, Case(**json.loads(line)), logger, overhead)
+        answers.write(json.dumps(dataclasses.asdict(result)) + "\n")
+        answers.flush()
+
+
+def measure(
+    steps: Steps,
+    case: Case,
+    logger: Callable[[], contextlib.AbstractContextManager[Record]],
+    overhead: int,
+) -> Result:
+    """One case: the loop without a logger, with it, hot, and without it again."""
+    half = case.calls // 2
+    warm_up, hot = 50, min(5 * case.calls, QUEUE_ITEMS // 2)
+    _, before = loop(steps, case, half, GAP, _nothing)
+    with logger() as record:
+        loop(steps, case, warm_up, 0.0, record)
+        spent, total = loop(steps, case, case.calls, GAP, record)
+        hot_spent, _ = loop(steps, case, hot, 0.0, record)
+    _, after = loop(steps, case, half, GAP, _nothing)
+    idle = (before + after) / (2 * half)
+    return Result(
+        gap=[max(value - overhead, 0) for value in spent],
+        hot=[max(value - overhead, 0) for value in hot_spent],
+        process=total / case.calls - idle,
+        recorded=warm_up + case.calls + hot,
+    )
+
+
+def loop(
+    steps: Steps, case: Case, calls: int, gap: float, record: Record
+) -> tuple[list[int], int]:
+    """Nanoseconds of the thread for each of ``calls``, and of the process for all."""
+    clock = time.thread_time_ns
+    schedulers = steps.schedulers
+    spent: list[int] = []
+    started = time.process_time_ns()
+    for call in range(calls):
+        scheduler = schedulers[call % len(schedulers)]
+        iteration = steps.iteration(case.latencies, case.turnover)
+        begin = clock()
+        record(scheduler, iteration)
+        spent.append(clock() - begin)
+        if gap:
+            time.sleep(gap)
+    return spent, time.process_time_ns() - started
+
+
+def _nothing(scheduler: Any, iteration: Any) -> None:
+    """Where no logger is."""
+
+
+def clock_overhead() -> int:
+    """Nanoseconds that two readings of the thread's clock, and an empty call, take."""
+    clock = time.thread_time_ns
+    spent = []
+    for _ in range(10_000):
+        begin = clock()
+        _nothing(None, None)
+        spent.append(clock() - begin)
+    return int(statistics.median(spent))
+
+
+def open_sidestep(
+    config: Any, endpoint: str
+) -> Callable[[], contextlib.AbstractContextManager[Record]]:
+    """A publisher for each case, so that the loop without a logger has no threads of ours."""
+    description = describe(config, [0]) if config is not None else None
+    infos: list[EngineInfo] = description.engine_infos if description else [engine_info(0)]
+    stream = description.stream if description else "bench"
+
+    @contextlib.contextmanager
+    def opened() -> Iterator[Record]:
+        publisher = Publisher(endpoint, stream, infos)
+        _wait(lambda: publisher.connected)
+        tap = VllmTap(publisher.push, publisher.fail, [0])
+        try:
+            yield tap.record
+            _wait(lambda: publisher.drained)
+        finally:
+            publisher.close()
+        if publisher.dropped or publisher.errors:
+            raise SystemExit(f"{publisher.dropped} dropped, {publisher.errors} not translated")
+
+    return opened
+
+
+def open_peer(config: Any) -> Callable[[], contextlib.AbstractContextManager[Record]]:
+    """vLLM's logger, or the catalogue's metrics in prometheus_client."""
+    if config is not None:
+        from vllm.v1.metrics.loggers import PrometheusStatLogger  # noqa: PLC0415
+
+        logger = PrometheusStatLogger(config, [0])
+        logger.log_engine_initialized()
+        record: Record = logger.record
+    else:
+        layout = compile_layout("vllm")
+        engine = Registry({"vllm": layout}, {}).register(engine_info(0))
+        metrics = ClientMetrics(layout)
+
+        def record(scheduler: Any, iteration: Any) -> None:
+            metrics.record(engine, _Record(scheduler, iteration))
+
+    return lambda: contextlib.nullcontext(record)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Record:
+    scheduler: Any
+    iteration: Any
+    mm_cache: Any = None
+
+
+def vllm_config() -> Any:
+    """A real configuration of a model that exists as a file of settings only."""
+    from vllm.engine.arg_utils import EngineArgs  # noqa: PLC0415
+
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+        config = EngineArgs(
+            model=folder,
+            served_model_name=[MODEL],
+            load_format="dummy",
+            dtype="float32",
+            max_model_len=8192,
+            block_size=32,
+            kv_cache_metrics=True,
+            skip_tokenizer_init=True,
+        ).create_engine_config()
+    config.cache_config.num_gpu_blocks = 1000
+    return config
+
+
+def _wait(done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30.0
+    while not done():
+        if time.monotonic() > deadline:
+            raise SystemExit("the exporter does not answer")
+        time.sleep(0.01)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,211 @@
+"""Making a page: sidestep's renderer against prometheus_client's generate_latest.
+
+Both hold the same families, labels and values; at the smaller size their pages
+are parsed and compared. "all dirty" means that every series has changed since
+the page before, so that nothing kept from it can be used again; "10 % dirty"
+that every tenth engine has. prometheus_client keeps nothing between pages.
+A page is bytes, as it leaves the process; the times are CPU time of the thread,
+median of the rounds, all kinds of page in turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from prometheus_client import CollectorRegistry, disable_created_metrics, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from benchmarks.client import new_metric
+from benchmarks.steps import Steps, engine_info
+from benchmarks.table import percentile, show
+from sidestep.apply import Applier
+from sidestep.histogram import Histogram
+from sidestep.plan import compile_layout
+from sidestep.registry import Engine, Registry
+from sidestep.render.text import render
+from sidestep.view import Family, children, combined, families, is_shared, labels_of
+from sidestep.wire.items import VllmStep
+from sidestep.wire.messages import EngineInfo
+from sidestep_adapters.translate import to_wire
+
+TARGET = "20x"
+STEPS = 3
+"""Applied to each engine, so that every family that a step feeds has values."""
+
+CACHE_CONFIG = {"block_size": "16", "cache_dtype": "auto", "num_gpu_blocks": "27443"}
+
+
+def main() -> None:
+    """Measure and print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--samples", type=int, nargs="+", default=[10_000, 100_000])
+    parser.add_argument("--rounds", type=int, default=9)
+    args = parser.parse_args()
+    disable_created_metrics()  # type: ignore[no-untyped-call]
+    rows: list[list[str]] = []
+    for number, samples in enumerate(sorted(args.samples)):
+        registry = fleet(samples)
+        client = client_registry(registry)
+        if number == 0:
+            compare(page(registry), generate_latest(client))
+        rows += measure(registry, client, args.rounds)
+    show(
+        "CPU time of one page; pages of the first size were parsed and found equal",
+        ("samples, state", "engines", "KiB", "client ms", "sidestep ms", "p99 ms", "ratio", "target"),
+        rows,
+    )
+
+
+def measure(registry: Registry, client: CollectorRegistry, rounds: int) -> list[list[str]]:
+    """The rows of one size."""
+    engines = list(registry.engines.values())
+    states: dict[str, Callable[[], object]] = {
+        "all dirty": lambda: dirty(engines),
+        "10 % dirty": lambda: dirty(engines[::10]),
+        "nothing changed": lambda: None,
+    }
+    spent: dict[str, list[float]] = {name: [] for name in ("client", *states)}
+    body = page(registry)
+    gc.collect()
+    gc.freeze()
+    for _ in range(rounds):
+        spent["client"].append(_milliseconds(lambda: generate_latest(client)))
+        for name, change in states.items():
+            change()
+            spent[name].append(_milliseconds(lambda: page(registry)))
+    gc.unfreeze()
+    samples = sum(not line.startswith(b"#") for line in body.splitlines())
+    theirs = statistics.median(spent["client"])
+    return [
+        [
+            f"{samples}, {name}",
+            str(len(engines)),
+            f"{len(body) / 1024:.0f}",
+            f"{theirs:.1f}",
+            f"{(ours := statistics.median(spent[name])):.2f}",
+            f"{percentile(spent[name], 0.99):.2f}",
+            f"{theirs / ours:.1f}x",
+            TARGET if name == "all dirty" else "",
+        ]
+        for name in states
+    ]
+
+
+def page(registry: Registry) -> bytes:
+    """The engines' page."""
+    return "".join(render(registry)).encode()
+
+
+def fleet(samples: int) -> Registry:
+    """Engines that have all seen steps, as many as make about ``samples`` samples."""
+    registry = Registry({"vllm": compile_layout("vllm")}, {})
+    applier, steps = Applier(registry), Steps()
+    _add_engine(registry, applier, steps)
+    one = page(registry).count(b"\n") - 2 * sum(1 for _ in families(registry))
+    while len(registry.engines) < max(samples // one, 1):
+        _add_engine(registry, applier, steps)
+    return registry
+
+
+def _add_engine(registry: Registry, applier: Applier, steps: Steps) -> None:
+    number = len(registry.engines)
+    info: EngineInfo = engine_info(number)
+    info.info = {"cache_config": CACHE_CONFIG}
+    engine = registry.register(info)
+    for step in range(STEPS):
+        scheduler = steps.schedulers[(STEPS * number + step) % len(steps.schedulers)]
+        source = _Source(0, float(step), float(step), scheduler, steps.iteration(64, 4))
+        applier.apply(engine, to_wire(source, VllmStep)[0])
+
+
+class _Source:
+    def __init__(
+        self, engine: int, stamp: float, wall: float, scheduler: Any, iteration: Any
+    ) -> None:
+        self.engine, self.stamp, self.wall = engine, stamp, wall
+        self.scheduler, self.iteration = scheduler, iteration
+
+
+def dirty(engines: Iterable[Engine]) -> None:
+    """Change every series, and with it whatever its text was kept in."""
+    for engine in engines:
+        engine.values = [None if value is None else value + 1 for value in engine.values]
+        for histogram in engine.histograms:
+            if histogram is not None:
+                histogram.counts = [count + 1 for count in histogram.counts]
+                histogram.sum += 0.123
+                histogram.cache = None
+
+
+def client_registry(registry: Registry) -> CollectorRegistry:
+    """The same families, labels and values, held by prometheus_client."""
+    client = CollectorRegistry()
+    for family in families(registry):
+        metric: Any = None
+        for labels, value in _samples(registry, family):
+            if metric is None:
+                bounds = value.bounds if isinstance(value, Histogram) else ()
+                metric = new_metric(family.name, family.kind, family.help, labels, bounds, client)
+            _fill(metric.labels(**labels) if labels else metric, value)
+    return client
+
+
+def _samples(
+    registry: Registry, family: Family
+) -> Iterable[tuple[dict[str, str], float | Histogram]]:
+    if is_shared(family):
+        return combined(registry, family)
+    return [
+        (labels_of(engine, family, key), value)
+        for engine in registry.engines.values()
+        for key, value in children(engine, family)
+    ]
+
+
+def _fill(child: Any, value: float | Histogram) -> None:
+    if isinstance(value, Histogram):
+        # prometheus_client has no way to set a histogram but to observe every value.
+        for bucket, count in zip(child._buckets, value.counts, strict=True):
+            bucket.set(float(count))
+        child._sum.set(value.sum)
+    elif hasattr(child, "set"):
+        child.set(value)
+    else:
+        child.inc(value)
+
+
+def compare(ours: bytes, theirs: bytes) -> None:
+    """Stop unless both pages hold the same samples."""
+    mine, other = _parsed(ours), _parsed(theirs)
+    if mine != other:
+        differing = sorted(mine.items() ^ other.items())
+        raise SystemExit(f"the pages differ in {len(differing)} samples, as {differing[:4]}")
+
+
+def _parsed(text: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    found = {}
+    for family in text_string_to_metric_families(text.decode()):
+        for sample in family.samples:
+            labels = dict(sample.labels)
+            if "le" in labels:
+                # One number, written as 1000000.0 or as 1e+06.
+                labels["le"] = repr(float(labels["le"]))
+            found[sample.name, tuple(sorted(labels.items()))] = sample.value
+    return found
+
+
+def _milliseconds(make: Callable[[], bytes]) -> float:
+    started = time.thread_time_ns()
+    make()
+    return (time.thread_time_ns() - started) / 1e6
+
+
+if __name__ == "__main__":
+    main()
