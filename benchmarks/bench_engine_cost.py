@@ -36,6 +36,7 @@ from benchmarks.steps import MODEL, TOKENS_A_REQUEST, Steps, engine_info, has_vl
 from benchmarks.table import percentile, show
 from sidestep.plan import compile_layout
 from sidestep.registry import Registry
+from sidestep.session.sender import RING_BYTES
 from sidestep.wire.messages import EngineInfo
 from sidestep_adapters.push import QUEUE_ITEMS, Publisher
 from sidestep_adapters.vllm import VllmTap, describe
@@ -248,7 +249,10 @@ def measure(
 ) -> Result:
     """One case: the loop without a logger, with it, hot, and without it again."""
     half = case.calls // 2
-    warm_up, hot = 50, min(5 * case.calls, QUEUE_ITEMS // 2)
+    warm_up = 50
+    # As fast as possible is no engine's pace: no more than queue and ring hold.
+    fitting = RING_BYTES // 2 // (10 * case.latencies + 2000) - warm_up
+    hot = min(5 * case.calls, QUEUE_ITEMS // 2, fitting)
     _, before = loop(steps, case, half, GAP, _nothing)
     with logger() as record:
         loop(steps, case, warm_up, 0.0, record)

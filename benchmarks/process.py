@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
+from sidestep.plan import compile_layout
+
 START = 30.0
 """Seconds that an exporter may take until it is ready."""
 
@@ -97,14 +99,9 @@ def totals(page: str) -> Mapping[str, float]:
 
 
 def observations(page_totals: Mapping[str, float]) -> int:
-    """Values that the engines' histograms have counted."""
-    return int(
-        sum(
-            value
-            for name, value in page_totals.items()
-            if name.endswith("_count") and name.startswith(("vllm:", "sidestep_iteration_"))
-        )
-    )
+    """Values that the engines' histograms have counted; a second name of one does not count."""
+    names = (row.name for row in compile_layout("vllm").histograms)
+    return int(sum(page_totals.get(f"{name}_count", 0.0) for name in names))
 
 
 def _free_port() -> int:

@@ -1,7 +1,11 @@
 """Engine steps of a chosen size, made from the recorded run that ships with the package.
 
 Scheduler states are the recorded ones. Inter-token latencies, times to first
-token and finished requests are drawn at random from the recorded values.
+token and finished requests are drawn at random from the recorded values. The
+latencies of a step are "alike": nine in ten are one value, for requests that
+were in the step before as well have all waited equally long (recorded: 99.7 in
+100). "mixed" ones are drawn each by itself, which no engine does: it is the
+worst case for whoever sorts them.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from random import Random
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -27,9 +31,11 @@ MODEL = "meta-llama/Llama-3.1-8B-Instruct"
 MAX_MODEL_LEN = 8192
 FEATURES = ("kv_cache_metrics", "iteration_details")
 """Options that were on when the run was recorded."""
+ALIKE = 0.9
 TOKENS_A_REQUEST = 128
 """In a steady state a request in so many ends, and another starts, with every step."""
 
+Drawn = TypeVar("Drawn")
 Make = Callable[[dict[str, Any], str], Any]
 """Makes the object that vLLM would pass from its recorded members and type name."""
 
@@ -62,7 +68,7 @@ def has_vllm() -> bool:
 class Steps:
     """Makes steps; a step owns all its numbers, as a fresh one of the engine does."""
 
-    def __init__(self, *, real: bool = False, seed: int = 1) -> None:
+    def __init__(self, *, real: bool = False, mixed: bool = False, seed: int = 1) -> None:
         make = _real() if real else _stand_in()
         calls = [call for call in read(recording()) if isinstance(call, Call)]
         records = [call.fields for call in calls if call.name == "record"]
@@ -72,11 +78,20 @@ class Steps:
         self._step = steps[0]
         self._finished = [request for step in steps for request in step.finished_requests]
         self._latencies = self._endless("inter_token_latencies_iter", steps)
+        # Of another length than the latencies, so that the two do not repeat together.
+        odd = [mixed or self._random.random() > ALIKE for _ in range((1 << 16) - 15)]
+        self._odd = itertools.cycle(odd)
         self._first_tokens = self._endless("time_to_first_tokens_iter", steps)
 
     def _endless(self, name: str, steps: list[Any]) -> Iterator[float]:
         known = [value for step in steps for value in getattr(step, name)]
         return itertools.cycle(self._random.choices(known, k=1 << 16))
+
+    def _drawn_latencies(self, count: int) -> list[float]:
+        common = next(self._latencies)
+        drawn = zip(_some(self._latencies, count), _some(self._odd, count), strict=True)
+        # Every latency of an engine is an object of its own, not one of a shared pool.
+        return [(value if odd else common) + 0.0 for value, odd in drawn]
 
     def iteration(self, latencies: int, turnover: int) -> Any:
         """An IterationStats of ``latencies``; ``turnover`` requests end and as many start."""
@@ -85,9 +100,8 @@ class Steps:
         prompt.computed = prompt.total = 300 * turnover
         step.prompt_token_stats = prompt
         step.num_generation_tokens = latencies + turnover
-        # Every latency of an engine is an object of its own, not one of a shared pool.
-        step.inter_token_latencies_iter = _drawn(self._latencies, latencies)
-        step.time_to_first_tokens_iter = _drawn(self._first_tokens, turnover)
+        step.inter_token_latencies_iter = self._drawn_latencies(latencies)
+        step.time_to_first_tokens_iter = list(_some(self._first_tokens, turnover))
         step.finished_requests = [
             copy.copy(request) for request in self._random.choices(self._finished, k=turnover)
         ]
@@ -109,8 +123,8 @@ def engine_info(number: int) -> EngineInfo:
     )
 
 
-def _drawn(source: Iterator[float], count: int) -> list[float]:
-    return [value + 0.0 for value in itertools.islice(source, count)]
+def _some(source: Iterator[Drawn], count: int) -> Iterator[Drawn]:
+    return itertools.islice(source, count)
 
 
 def _build(value: Any, make: Make) -> Any:

@@ -84,7 +84,7 @@ def test_every_family_of_the_engine_has_a_row() -> None:
 
 def test_rows_say_what_the_engine_says() -> None:
     """Kind, label names and bucket bounds are the engine's."""
-    wrong = []
+    wrong: list[tuple[object, ...]] = []
     for entry in reference():
         row = ROWS.get(entry["name"])
         if row is None or entry["name"] == "vllm:cache_config_info":

@@ -35,6 +35,8 @@ SLICE = 1e-4
 REST = 5e-4
 DRAIN = 2.0
 """Seconds that closing may take while the exporter still answers."""
+GREETING = 0.5
+"""Seconds of them to wait for an exporter that has not answered yet."""
 COMPLAIN = 60.0
 
 Later = Callable[[], Iterable[Item]]
@@ -119,6 +121,11 @@ class Publisher:
     def connected(self) -> bool:
         """Whether the exporter has answered."""
         return self._sender.state is State.STREAMING
+
+    @property
+    def refused(self) -> bool:
+        """Whether another process has taken the stream's name."""
+        return self._sender.state is State.STOPPED
 
     @property
     def dropped(self) -> int:
@@ -247,9 +254,10 @@ class Publisher:
     def _finish(self, socket: zmq.Socket[bytes]) -> None:
         """Drain until the deadline while the exporter answers, then say goodbye."""
         self._encode()
-        while time.monotonic() < self._deadline:
+        absent = time.monotonic() + GREETING
+        while time.monotonic() < (self._deadline if self.connected else absent):
             self._pump(socket)
-            if self._sender.drained or self._sender.reopen or not self.connected:
+            if self._sender.drained or self._sender.reopen or self.refused:
                 break
             time.sleep(0.005)
         if self.connected:

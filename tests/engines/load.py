@@ -10,7 +10,7 @@ import string
 import time
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Self
 
 import aiohttp
 
@@ -75,7 +75,7 @@ class Client:
             timeout=timeout, connector=aiohttp.TCPConnector(limit=0)
         )
 
-    async def __aenter__(self) -> Client:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:

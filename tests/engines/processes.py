@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -13,9 +14,9 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 import aiohttp
-from typing_extensions import Self
 
 START = 300.0
 """Seconds until an engine must answer; it takes 15 to 45 on an idle machine."""
@@ -181,10 +182,10 @@ class VllmServer(Process):
             if command
             else [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
         )
-        flags = (
+        flags = shlex.split(
             f"--served-model-name tiny --load-format dummy --dtype float32 --host 127.0.0.1"
             f" --port {port} --max-model-len 2048 --enforce-eager --block-size 32"
-        ).split()
+        )
         settings = {**engine_environ(home), **(environ or {})}
         super().__init__([*start, *flags, *arguments], settings, home / f"vllm-{port}.log")
 

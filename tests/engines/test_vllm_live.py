@@ -1,155 +1,262 @@
-"""The plug-in inside a real vLLM: what arrives, and that serving never depends on it."""
+"""The plug-in inside a real vLLM: what the engine counts is what our page shows."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import gzip
 import json
-from collections.abc import AsyncIterator, Callable
+import shlex
+from collections import Counter
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from engines.load import MAIN_ENVIRON, MAIN_FLAGS, Answer, Client, reasons
-from engines.processes import ExporterProcess, VllmServer, until
-from pages import Family, differences, parse
+from engines.comparison import (
+    Pages,
+    all_differences,
+    assert_complete,
+    assert_nothing_refused,
+    count,
+    engine_families,
+    labels_of,
+    report,
+    settled,
+    settled_alone,
+    total,
+    value,
+)
+from engines.load import MAIN_ENVIRON, MAIN_FLAGS, Ask, Client, generated, reasons
+from engines.processes import ExporterProcess, Process, VllmServer, engine_environ, until
+from pages import parse
+from sidestep.catalogue.vllm_connectors import FRONT_END
 
 pytestmark = pytest.mark.engine
 
-TOLERANCE = 1e-9
-"""Relative. Sums of floats are added per batch here, one by one in the engine."""
-SETTLE = 30.0
-
-Pages = dict[str, Family]
-
-
-def value(page: Pages, family: str, /, sample: str = "", **labels: str) -> float:
-    """The sum of ``family``'s samples with ``labels``; of a counter, or of those named ``sample``."""
-    name = sample or f"{family}_total"
-    known = page.get(family)
-    samples = known.samples.items() if known is not None else ()
-    return sum(
-        number
-        for (own, pairs), number in samples
-        if own in (name, family) and labels.items() <= dict(pairs).items()
-    )
-
-
-def native(page: Pages) -> Pages:
-    """The engine's families alone."""
-    return {name: family for name, family in page.items() if name.startswith("vllm:")}
-
-
-def shape(page: Pages) -> dict[str, tuple[str, set[object]]]:
-    """Families, types, sample names and label sets: a page without its values."""
-    return {name: (family.kind, set(family.samples)) for name, family in native(page).items()}
-
-
-def idle(page: Pages) -> bool:
-    """Whether no request runs or waits."""
-    return not value(page, "vllm:num_requests_running") + value(page, "vllm:num_requests_waiting")
-
-
-async def settled(
-    server: VllmServer,
-    exporter: ExporterProcess,
-    compare: Callable[[Pages, Pages], list[object]],
-) -> tuple[Pages, Pages, list[object]]:
-    """Both pages once the engine is idle and ``compare`` finds nothing, or after a while."""
-    theirs: Pages = {}
-    ours: Pages = {}
-    found: list[object] = []
-
-    async def equal() -> bool:
-        nonlocal theirs, ours, found
-        theirs = parse(await server.page())
-        ours = parse(await exporter.page())
-        found = compare(theirs, ours)
-        return idle(theirs) and not found
-
-    with contextlib.suppress(AssertionError):
-        await until(equal, SETTLE)
-    return theirs, ours, found
-
-
-def all_differences(theirs: Pages, ours: Pages) -> list[object]:
-    """What differs between the pages, and what ours has beyond theirs."""
-    extra = [(name, "extra") for name in native(ours).keys() - theirs.keys()]
-    return [*differences(theirs, ours, tolerance=TOLERANCE), *extra]
-
-
-def assert_accepted(answers: list[Answer]) -> None:
-    """Every completion came to its end, or was left by the client."""
-    assert [200] * len(answers) == [answer.status for answer in answers]
-    assert all(answer.reasons or answer.left for answer in answers)
-
-
-@pytest.fixture
-def log(home: Path) -> Path:
-    """What the exporters of this test print."""
-    return home / "exporter.log"
+RECORDED = Path(__file__).parents[1] / "data" / "page_main.txt.gz"
 
 
 @contextlib.asynccontextmanager
-async def both(
-    server: VllmServer, endpoint: str, log: Path
-) -> AsyncIterator[tuple[VllmServer, ExporterProcess]]:
-    """A server and an exporter that run; both are asked to end, and must."""
-    async with server, ExporterProcess(endpoint, log) as exporter:
+async def both(server: VllmServer, endpoint: str, home: Path) -> AsyncIterator[ExporterProcess]:
+    """A server and an exporter, started; both are asked to end, and must."""
+    async with ExporterProcess(endpoint, home / "exporter.log") as exporter, server:
         await exporter.started()
         await server.started()
-        yield server, exporter
+        yield exporter
 
 
 async def test_beside_the_engine_both_pages_agree(
-    vllm_python: Path, tiny: Path, home: Path, endpoint: str, log: Path
+    vllm_python: Path, tiny: Path, home: Path, endpoint: str
 ) -> None:
     """After a mixed load every family, label set, bucket and value of vLLM's page is on ours."""
     environ = {**MAIN_ENVIRON, "SIDESTEP_ENDPOINT": endpoint}
     server = VllmServer(vllm_python, tiny, home, MAIN_FLAGS, environ)
-    async with both(server, endpoint, log) as (_, exporter):
+    async with both(server, endpoint, home) as exporter:
         async with Client(server.base) as client:
             answers = await client.mixed()
-        theirs, ours, found = await settled(server, exporter, all_differences)
-
-        refused = [answer for answer in answers if answer.status != 200]
-        print(report("beside", theirs, answers))
+        theirs, ours, found = await settled(server, exporter)
+        report("beside", theirs, answers)
 
     assert [] == found
-    assert [400] == [answer.status for answer in refused]
-    assert_accepted([answer for answer in answers if answer.status == 200])
+    assert [400] == [answer.status for answer in answers if answer.status != 200]
+    assert_complete([answer for answer in answers if answer.status == 200])
+    assert_nothing_refused(ours)
     # The load did reach every state that it is there for.
     assert value(theirs, "vllm:num_preemptions") > 0
     assert value(theirs, "vllm:prefix_cache_hits") > 0
-    assert value(theirs, "vllm:kv_block_lifetime_seconds", "vllm:kv_block_lifetime_seconds_count")
-    assert {"stop", "length"} == set(reasons(answers))
+    assert count(theirs, "vllm:kv_block_lifetime_seconds") > 0
+    assert {"stop": 12, "length": 56} == reasons(answers)
     assert sum(answer.left for answer in answers) == 5
+
+
+async def test_instead_of_the_engines_own_logger(
+    vllm_python: Path, tiny: Path, home: Path, endpoint: str
+) -> None:
+    """The engine's page loses its logger's families; ours has them all, with the load's totals."""
+    environ = {
+        **MAIN_ENVIRON,
+        "SIDESTEP_ENDPOINT": endpoint,
+        "SIDESTEP_VLLM_MODE": "instead",
+    }
+    server = VllmServer(vllm_python, tiny, home, MAIN_FLAGS, environ)
+    async with both(server, endpoint, home) as exporter:
+        async with Client(server.base) as client:
+            answers = await client.mixed()
+            exact = await client.ask_all([Ask(client.text(50), 20) for _ in range(10)])
+        theirs = parse(await server.page())
+        ended = [answer for answer in [*answers, *exact] if answer.reasons]
+        finished = reasons(ended)
+
+        def all_in(page: Pages) -> bool:
+            running = value(page, "vllm:num_requests_running")
+            return not running and value(page, "vllm:request_success") >= finished.total()
+
+        ours = await settled_alone(exporter, all_in)
+        report("instead", ours, [*answers, *exact])
+
+    front_end = {row.name.removesuffix("_total") for row in FRONT_END}
+    recorded = parse(gzip.decompress(RECORDED.read_bytes()).decode())
+
+    assert engine_families(theirs).keys() <= front_end
+    assert engine_families(recorded).keys() == engine_families(ours).keys()
+    assert [200] * 10 == [answer.tokens * 10 for answer in exact]
+    assert finished == {
+        reason: value(ours, "vllm:request_success", finished_reason=reason) for reason in finished
+    }
+    assert generated(ended) == total(ours, "vllm:request_generation_tokens")
+    assert generated(ended) <= value(ours, "vllm:generation_tokens")
+    assert finished.total() == count(ours, "vllm:e2e_request_latency_seconds")
     assert_nothing_refused(ours)
 
 
-def assert_nothing_refused(ours: Pages) -> None:
-    """The exporter took all, and the sender had nothing to complain of."""
-    for family in (
-        "sidestep_rejected",
-        "sidestep_lost_items",
-        "sidestep_stream_push_dropped",
-        "sidestep_stream_errors",
-        "sidestep_label_values_limited",
-    ):
-        assert value(ours, family) == 0, family
-
-
-def report(run: str, page: Pages, answers: list[Answer]) -> str:
-    """One line for ``pytest -s``."""
-    figures = {
-        "families": len(native(page)),
-        "samples": sum(len(family.samples) for family in native(page).values()),
-        "completions": len(answers),
-        "left": sum(answer.left for answer in answers),
-        **reasons(answers),
-        "generated": value(page, "vllm:generation_tokens"),
-        "preemptions": value(page, "vllm:num_preemptions"),
-        "evictions": value(
-            page, "vllm:kv_block_lifetime_seconds", "vllm:kv_block_lifetime_seconds_count"
-        ),
+async def test_speculative_decoding(
+    vllm_python: Path, tiny: Path, home: Path, endpoint: str
+) -> None:
+    """With drafts from n-grams the pages agree, and drafts were made."""
+    ngram = {
+        "method": "ngram",
+        "num_speculative_tokens": 3,
+        "prompt_lookup_max": 3,
+        "prompt_lookup_min": 1,
     }
-    return f"\n{run}: {json.dumps(figures)}"
+    flags = [*MAIN_FLAGS, "--speculative-config", json.dumps(ngram)]
+    server = VllmServer(vllm_python, tiny, home, flags, {"SIDESTEP_ENDPOINT": endpoint})
+    async with both(server, endpoint, home) as exporter:
+        async with Client(server.base) as client:
+            answers = await client.mixed()
+        theirs, ours, found = await settled(server, exporter)
+        drafts = value(theirs, "vllm:spec_decode_num_drafts")
+        report("speculative", theirs, answers, drafts=drafts)
+
+    assert [] == found
+    assert drafts > 0
+    assert_nothing_refused(ours)
+
+
+async def test_lora_adapters_are_those_of_now(
+    vllm_python: Path, tiny: Path, home: Path, endpoint: str, adapters: dict[str, Path]
+) -> None:
+    """While adapters run they are shown, one combination at a time; on an idle engine, none."""
+    flags = shlex.split(
+        "--enable-lora --max-loras 1 --max-lora-rank 8 --max-num-seqs 4 --max-num-queued-reqs 8"
+    )
+    modules = [f"{name}={path}" for name, path in adapters.items()]
+    server = VllmServer(
+        vllm_python,
+        tiny,
+        home,
+        [*flags, "--lora-modules", *modules],
+        {"SIDESTEP_ENDPOINT": endpoint},
+    )
+    shown: list[Pages] = []
+    async with both(server, endpoint, home) as exporter:
+
+        async def saw_both() -> bool:
+            page = parse(await exporter.page())
+            if labels_of(page, "sidestep_lora_requests"):
+                shown.append(page)
+            states = [
+                labels for page in shown for labels in labels_of(page, "sidestep_lora_requests")
+            ]
+            return adapters.keys() <= {labels["adapter"] for labels in states}
+
+        async with Client(server.base) as client:
+            asks = [Ask(client.text(40), 300, model=name) for name in list(adapters) * 8]
+            watching = until(saw_both, 60, "both adapters on the page")
+            answers, _ = await asyncio.gather(client.ask_all(asks), watching)
+        theirs, ours, found = await settled(server, exporter, apart=["vllm:lora_requests_info"])
+        rejected = sum(answer.status != 200 for answer in answers)
+        report("lora", theirs, answers, pages=len(shown))
+
+    assert [] == found
+    for page in shown:
+        (combination,) = labels_of(page, "vllm:lora_requests_info")
+        assert combination["max_lora"] == "1"
+        running = filter(None, combination["running_lora_adapters"].split(","))
+        assert set(running) <= adapters.keys()
+        assert {"running", "waiting"} >= {
+            labels["state"] for labels in labels_of(page, "sidestep_lora_requests")
+        }
+    assert labels_of(ours, "vllm:lora_requests_info") == []
+    assert labels_of(ours, "sidestep_lora_requests") == []
+    assert rejected == value(ours, "vllm:admission_rejections")
+    assert_nothing_refused(ours)
+
+
+async def test_two_engines_and_two_api_servers(
+    vllm_python: Path, tiny: Path, home: Path, endpoint: str
+) -> None:
+    """Streams of both servers make one page: each engine's steps once, and all else as vLLM has it."""
+    flags = shlex.split("--data-parallel-size 2 --api-server-count 2 --num-gpu-blocks-override 200")
+    environ = {"SIDESTEP_ENDPOINT": endpoint}
+    server = VllmServer(vllm_python, tiny, home, flags, environ, command=True)
+    steps = "vllm:iteration_tokens_total"
+    async with ExporterProcess(endpoint, home / "exporter.log") as exporter:
+        await exporter.started()
+        async with server:
+            await server.started()
+            # A connection stays with the API server that took it: several of them reach both.
+            async with Client(server.base) as one, Client(server.base, seed=8) as other:
+                answers = [*await one.mixed(), *await other.mixed()]
+            theirs, ours, found = await settled(server, exporter, apart=[steps])
+            report(
+                "data parallel",
+                theirs,
+                answers,
+                streams=value(ours, "sidestep_streams"),
+                ours={engine: count(ours, steps, engine=engine) for engine in "01"},
+                native={engine: count(theirs, steps, engine=engine) for engine in "01"},
+            )
+            code = await server.stop()
+            left = server.alive()
+        after = await settled_alone(exporter, lambda page: not value(page, "sidestep_streams"))
+
+    assert [] == found
+    assert [400] * 2 == [answer.status for answer in answers if answer.status != 200]
+    assert_complete([answer for answer in answers if answer.status == 200])
+    assert value(ours, "sidestep_streams") == 2
+    for engine in "01":
+        computed = value(
+            ours, "vllm:prompt_tokens_by_source", engine=engine, source="local_compute"
+        )
+        made = value(ours, "vllm:generation_tokens", engine=engine)
+        assert made > 0
+        assert 0 < count(ours, steps, engine=engine) <= count(theirs, steps, engine=engine)
+        assert computed + made == total(ours, steps, engine=engine)
+        assert total(theirs, steps, engine=engine) == total(ours, steps, engine=engine)
+    assert_nothing_refused(ours)
+    assert (code, left) == (0, [])
+    assert [0.0, 0.0] == [value(after, "sidestep_engine_up", engine=engine) for engine in "01"]
+
+
+async def test_an_engine_inside_a_program(
+    vllm_python: Path, tiny: Path, home: Path, endpoint: str
+) -> None:
+    """AsyncLLM takes the class by hand; after its end the page holds all, and the engine is down."""
+    script = Path(__file__).with_name("asyncllm_program.py")
+    page = home / "page.txt"
+    environ = {
+        **engine_environ(home),
+        "SIDESTEP_ENDPOINT": endpoint,
+        "VLLM_PLUGINS": "none-by-entry-point",
+    }
+    command = [str(vllm_python), str(script), str(tiny), str(page)]
+    async with ExporterProcess(endpoint, home / "exporter.log") as exporter:
+        await exporter.started()
+        async with Process(command, environ, home / "program.log") as program:
+            await until(lambda: program.code is not None, 300, "end of the program")
+            code, output = program.code, program.output
+        ours = await settled_alone(exporter, lambda page: not value(page, "sidestep_streams"))
+
+    assert code == 0, output[-4000:]
+    theirs = parse(page.read_text())
+    report("in a program", theirs, [])
+
+    assert [] == list(all_differences(theirs, ours))
+    assert value(ours, "vllm:generation_tokens") == 8 * 30
+    assert Counter({"length": 8}) == {
+        "length": value(ours, "vllm:request_success", finished_reason="length")
+    }
+    assert value(ours, "sidestep_engine_up") == 0
+    assert_nothing_refused(ours)

@@ -1,0 +1,357 @@
+"""What one core of the exporter takes in: observations applied per second of its CPU time.
+
+"sidestep" is a `sidestep serve` process. "client inside" is the same exporter,
+same socket, decoding and session, whose items update prometheus_client's
+Counter, Gauge and Histogram children instead. Both are fed over ipc by as many
+senders as there are engines, with the plugin's own session code: handshake,
+64 KiB batches, window, acknowledgements, heartbeats. An item is one engine step.
+
+"saturating" rows send as fast as the exporter takes it, "mixed" ones with the
+worst latencies to sort (see ``benchmarks.steps``); "fixed rate" rows send
+so many steps a second over all engines while the page is scraped. Every
+observation sent must be on the page, or the benchmark ends with an error. An
+exporter that cannot keep a fixed rate falls behind: its "steps/s" are then less.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import dataclasses
+import signal
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+from random import Random
+from typing import Any, cast
+
+import zmq
+
+from benchmarks.client import ClientMetrics
+from benchmarks.process import SERVE, ExporterProcess, observations
+from benchmarks.steps import Steps, engine_info
+from benchmarks.table import percentile, show
+from sidestep.app import Exporter
+from sidestep.apply import Applier
+from sidestep.config import Config, read
+from sidestep.plan import compile_layout
+from sidestep.registry import Registry
+from sidestep.session.sender import Sender, State
+from sidestep.wire.items import VllmStep, encode_item
+from sidestep_adapters.translate import to_wire
+
+CLIENT = ("-m", "benchmarks.bench_ingest", "--client")
+PEERS = {"client inside": CLIENT, "sidestep": SERVE}
+FLUSH = 0.05
+"""Seconds between two sends of a plugin."""
+WARM_UP = 0.5
+POOL = 64
+AHEAD = 6 << 20
+"""Bytes that a saturating sender keeps ready."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One feeding of one exporter."""
+
+    cpu: float
+    seconds: float
+    steps: int
+    observed: int
+    dropped: int
+    scrapes: list[float]
+
+    @property
+    def per_core(self) -> float:
+        """Observations per second of CPU time."""
+        return self.observed / self.cpu
+
+
+def main() -> None:
+    """Measure and print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--latencies", type=int, default=256, help="a step")
+    parser.add_argument("--finished", type=int, default=1, help="requests a step")
+    parser.add_argument("--seconds", type=float, default=4.0, help="per row and round")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--engines", type=int, default=16)
+    parser.add_argument("--fixed-engines", type=int, default=64)
+    parser.add_argument("--rate", type=float, default=2000.0, help="steps a second, fixed rate")
+    parser.add_argument("--scrape-interval", type=float, default=1.0)
+    for flag in ("client", "ingest.endpoint", "web.listen-address", "log.stats-interval", "log.level"):
+        nothing = "store_true" if flag == "client" else "store"
+        parser.add_argument(f"--{flag}", action=nothing, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.client:
+        flags = vars(args)
+        serve_client(flags["ingest.endpoint"], flags["web.listen_address"])
+        return
+    alike, mixed = (Feed(args.latencies, args.finished, mixed=flag) for flag in (False, True))
+    rows: list[list[str]] = []
+    for what, feed, engines, rate in (
+        ("saturating", alike, args.engines, 0.0),
+        ("saturating mixed", mixed, args.engines, 0.0),
+        ("fixed rate", alike, args.fixed_engines, args.rate),
+    ):
+        runs: dict[str, list[Run]] = {peer: [] for peer in PEERS}
+        for _ in range(args.rounds):
+            for peer, command in PEERS.items():
+                interval = args.scrape_interval if rate else 0.0
+                run = feed.run(command, engines, rate, args.seconds, interval)
+                if peer == "sidestep" and run.dropped:
+                    raise SystemExit(f"{run.dropped} steps were dropped")
+                runs[peer].append(run)
+        rows += [row(what, peer, engines, runs) for peer in PEERS]
+    show(
+        f"Exporter's CPU; {args.latencies} latencies and {args.finished} finished a step",
+        (
+            *("feed, exporter", "engines", "steps/s", "CPU us/step", "CPU share"),
+            *("dropped", "scrape ms", "Mobs/s a core", "ratio", "target"),
+        ),
+        rows,
+    )
+    print("\nEvery observation that was sent to sidestep is on its page.")
+
+
+def row(what: str, peer: str, engines: int, runs: dict[str, list[Run]]) -> list[str]:
+    """Medians of the rounds."""
+    own = runs[peer]
+    per_core = {name: statistics.median(run.per_core for run in runs[name]) for name in PEERS}
+    scrapes = [value for run in own for value in run.scrapes]
+    ours = peer == "sidestep"
+    return [
+        f"{what}, {peer}",
+        str(engines),
+        f"{statistics.median(run.steps / run.seconds for run in own):.0f}",
+        f"{statistics.median(run.cpu / run.steps for run in own) * 1e6:.1f}",
+        f"{statistics.median(run.cpu / run.seconds for run in own):.0%}",
+        str(sum(run.dropped for run in own)),
+        f"{percentile(scrapes, 0.5) * 1e3:.0f}" if scrapes else "",
+        f"{per_core[peer] / 1e6:.2f}",
+        f"{per_core[peer] / per_core['client inside']:.1f}x" if ours else "",
+        "12x" if ours and what == "saturating" else "",
+    ]
+
+
+class Feed:
+    """Encoded steps, and the senders that feed them to an exporter."""
+
+    def __init__(self, latencies: int, finished: int, *, mixed: bool = False) -> None:
+        steps = Steps(mixed=mixed)
+        schedulers = steps.schedulers[20 : 20 + POOL]
+        sources = [_Source(each, steps.iteration(latencies, finished)) for each in schedulers]
+        translated = [to_wire(source, VllmStep)[0] for source in sources]
+        self.items = [encode_item(step) for step in translated]
+        self.observed = [_observations(step) for step in translated]
+
+    def run(
+        self, command: tuple[str, ...], engines: int, rate: float, seconds: float, scrape: float
+    ) -> Run:
+        """Start an exporter, feed it, and see what has arrived."""
+        with ExporterProcess(command) as exporter, _Senders(exporter.endpoint, engines) as senders:
+            self._feed(senders, rate, WARM_UP)
+            before = observations(exporter.totals)
+            known, dropped = sum(senders.added), senders.dropped
+            cpu, started = exporter.cpu_seconds, time.monotonic()
+            with _scraping(exporter, scrape) as scrapes:
+                self._feed(senders, rate, seconds)
+            cpu = exporter.cpu_seconds - cpu
+            took = time.monotonic() - started
+            observed = observations(exporter.totals)
+            expected = sum(
+                count * self.observed[index % POOL]
+                for added in senders.added
+                for index, count in _spread(added)
+            )
+            lost = senders.dropped
+            if not lost and observed != expected:
+                raise SystemExit(f"{expected} observations were sent, {observed} are on the page")
+        steps = sum(senders.added) - known - (lost - dropped)
+        return Run(cpu, took, steps, observed - before, lost, list(scrapes))
+
+    def _feed(self, senders: _Senders, rate: float, seconds: float) -> None:
+        """Feed for ``seconds``, then wait until all of it is applied."""
+        started = time.monotonic()
+        done = 0
+        while (now := time.monotonic()) < started + seconds:
+            if rate:
+                due = int((now - started) * rate)
+                for number in range(done, due):
+                    self._add(senders, number % len(senders.all), 1)
+                done = due
+                senders.pump()
+                time.sleep(FLUSH)
+            else:
+                for number, sender in enumerate(senders.all):
+                    while sender.held_bytes < AHEAD:
+                        self._add(senders, number, 32)
+                if not senders.pump():
+                    time.sleep(0.002)
+        senders.drain()
+
+    def _add(self, senders: _Senders, number: int, count: int) -> None:
+        start = senders.added[number]
+        items = [self.items[index % POOL] for index in range(start, start + count)]
+        senders.all[number].add(items)
+        senders.added[number] = start + count
+
+
+def _spread(added: int) -> Iterator[tuple[int, int]]:
+    """How often each item of the pool was sent by a sender that sent ``added``."""
+    for index in range(POOL):
+        yield index, added // POOL + (index < added % POOL)
+
+
+def _observations(step: VllmStep) -> int:
+    """Values of ``step`` that some histogram counts."""
+    iteration, scheduler = step.iteration, step.scheduler
+    if iteration is None or scheduler is None:
+        raise ValueError("a step of the feed has both")
+    lists = (
+        iteration.inter_token_latencies_iter,
+        iteration.time_to_first_tokens_iter,
+        iteration.max_num_generation_tokens_iter,
+        iteration.n_params_iter,
+    )
+    return (
+        sum(map(len, lists))
+        + 1  # iteration_tokens_total
+        + sum(10 + bool(each.max_tokens_limit) for each in iteration.finished_requests)
+        + sum(2 + len(each.reuse_gaps_seconds) for each in scheduler.kv_cache_eviction_events)
+        + 5 * (scheduler.iteration_details is not None)
+    )
+
+
+class _Source:
+    """A record under the step's field names."""
+
+    engine, stamp, wall, mm_cache = 0, 1.0, 1.0, None
+
+    def __init__(self, scheduler: Any, iteration: Any) -> None:
+        self.scheduler, self.iteration = scheduler, iteration
+
+
+class _Senders:
+    """As many streams as engines, each with a socket of its own.
+
+    Attributes:
+        added: Steps given to each sender so far.
+    """
+
+    def __init__(self, endpoint: str, count: int) -> None:
+        self.all = [
+            Sender(f"bench/{number}", number + 1, [engine_info(number)], Random(number))
+            for number in range(count)
+        ]
+        self.added = [0] * count
+        self._endpoint = endpoint
+        self._context = zmq.Context()
+        self._sockets: list[zmq.Socket[bytes]] = []
+
+    def __enter__(self) -> _Senders:
+        for _ in self.all:
+            socket = self._context.socket(zmq.DEALER)
+            socket.linger = 0
+            socket.setsockopt(zmq.IMMEDIATE, 1)
+            socket.setsockopt(zmq.SNDHWM, 64)
+            socket.connect(self._endpoint)
+            self._sockets.append(socket)
+        while any(sender.state is not State.STREAMING for sender in self.all):
+            self.pump()
+            time.sleep(0.01)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for socket in self._sockets:
+            socket.close(linger=0)
+        self._context.term()
+
+    @property
+    def dropped(self) -> int:
+        """Steps that a full ring has cost."""
+        return sum(sender.dropped for sender in self.all)
+
+    def pump(self) -> bool:
+        """Send and receive what can be; whether anything was sent."""
+        moved = False
+        for sender, socket in zip(self.all, self._sockets, strict=True):
+            now = time.monotonic()
+            while answer := _receive(socket):
+                sender.receive(answer, now)
+            while (frame := sender.next_frame(now)) is not None:
+                try:
+                    socket.send(frame, zmq.NOBLOCK)
+                except zmq.Again:
+                    break
+                sender.sent(now)
+                moved = True
+            if sender.complaint:
+                raise SystemExit(f"the exporter refuses: {sender.complaint}")
+        return moved
+
+    def drain(self) -> None:
+        """Wait until all is applied."""
+        while not all(sender.drained for sender in self.all):
+            if not self.pump():
+                time.sleep(0.005)
+
+
+def _receive(socket: zmq.Socket[bytes]) -> bytes | None:
+    try:
+        return socket.recv(zmq.NOBLOCK)
+    except zmq.Again:
+        return None
+
+
+@contextlib.contextmanager
+def _scraping(exporter: ExporterProcess, interval: float) -> Iterator[list[float]]:
+    """Ask for the page every ``interval`` seconds in a thread; 0 is never."""
+    spent: list[float] = []
+    stop = threading.Event()
+
+    def scrape() -> None:
+        while not stop.wait(interval):
+            started = time.perf_counter()
+            exporter.get("/metrics")
+            spent.append(time.perf_counter() - started)
+
+    thread = threading.Thread(target=scrape)
+    if interval:
+        thread.start()
+    try:
+        yield spent
+    finally:
+        stop.set()
+        if interval:
+            thread.join()
+
+
+def serve_client(endpoint: str, address: str) -> None:
+    """An exporter whose items update prometheus_client's metrics."""
+    flags = {
+        "ingest_endpoint": (endpoint,),
+        "web_listen_address": (address,),
+        "log_stats_interval": "0",
+    }
+    asyncio.run(_serve_client(read(flags, {})))
+
+
+async def _serve_client(config: Config) -> None:
+    layouts = {"vllm": compile_layout("vllm")}
+    metrics = ClientMetrics(layouts["vllm"])
+    exporter = Exporter(config, [metrics.registry])
+    exporter.ingest.applier = cast("Applier", metrics)
+    # The engines that ingest registers stay out of the page: the client has their series.
+    exporter.registry = Registry(layouts, {})
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    async with exporter.running():
+        await stop.wait()
+
+
+if __name__ == "__main__":
+    main()

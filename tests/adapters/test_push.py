@@ -1,0 +1,232 @@
+"""The publisher over real sockets, with real exporters that come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from conftest import Start, until
+from sidestep.app import Exporter
+from sidestep.readings import scalar
+from sidestep.wire.items import VllmStep
+from sidestep.wire.messages import EngineInfo
+from sidestep.wire.vllm import IterationStats
+from sidestep_adapters import push
+from sidestep_adapters.push import QUEUE_ITEMS, Publisher
+
+ENGINE = EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"})
+
+
+def step(tokens: int = 1) -> VllmStep:
+    """A step that generated ``tokens``."""
+    iteration = IterationStats(num_generation_tokens=tokens)
+    return VllmStep(0, time.monotonic(), time.time(), None, iteration)
+
+
+def publisher(endpoint: str, stream: str = "s") -> Publisher:
+    """Of one engine."""
+    return Publisher(endpoint, stream, [ENGINE], flush=0.01)
+
+
+def generated(exporter: Exporter) -> int:
+    """Tokens on the page."""
+    engine = exporter.registry.engines.get("e")
+    return 0 if engine is None else int(scalar(engine, "vllm:generation_tokens_total"))
+
+
+async def test_what_is_pushed_arrives(start: Start) -> None:
+    """And closing waits until it has."""
+    async with start() as exporter:
+        one = publisher(exporter.endpoints[0])
+        for _ in range(1000):
+            one.push(step())
+        await asyncio.to_thread(one.close)
+        await until(lambda: generated(exporter) == 1000)
+
+        assert exporter.metrics.value("sidestep_messages_total", "bye") == 1
+        assert not exporter.registry.engines["e"].streams
+
+
+async def test_an_exporter_that_comes_later_gets_it_all(start: Start, tmp_path: Path) -> None:
+    """Until then items wait; nothing blocks and nothing is lost."""
+    one = publisher(f"ipc://{tmp_path}/ingest.ipc")
+    for _ in range(100):
+        one.push(step())
+    await asyncio.sleep(0.1)
+    async with start() as exporter:
+        await until(lambda: generated(exporter) == 100)
+        await asyncio.to_thread(one.close)
+
+
+async def test_a_restarted_exporter_is_fed_again(start: Start) -> None:
+    """What was pushed while there was none reaches the next one."""
+    async with start() as exporter:
+        one = publisher(exporter.endpoints[0])
+        one.push(step())
+        await until(lambda: one.drained and generated(exporter) == 1)
+    for _ in range(5):
+        one.push(step())
+    async with start() as exporter:
+        await until(lambda: generated(exporter) == 5, timeout=20)
+        await asyncio.to_thread(one.close)
+
+
+def test_push_costs_no_call_that_could_block(tmp_path: Path) -> None:
+    """No lock is taken, nothing is encoded and no system call is made on the step's thread."""
+    one = publisher(f"ipc://{tmp_path}/nobody.ipc")
+    item = step()
+    called: list[str] = []
+
+    def note(_: object, event: str, what: object) -> None:
+        if event == "c_call":
+            called.append(getattr(what, "__qualname__", repr(what)))
+
+    sys.setprofile(note)
+    one.push(item)
+    sys.setprofile(None)
+    one.close(timeout=0.1)
+
+    assert set(called) <= {"len", "deque.append", "setprofile"}
+
+
+def test_a_full_queue_drops_and_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The publisher thread is dead; pushing goes on without a word."""
+    monkeypatch.setattr(Publisher, "_run", lambda _: None)
+    one = publisher(f"ipc://{tmp_path}/nobody.ipc")
+    for _ in range(QUEUE_ITEMS + 7):
+        one.push(step())
+
+    assert one.queued == QUEUE_ITEMS
+    assert one.dropped == 7
+
+
+async def test_an_item_that_cannot_be_encoded_costs_itself(start: Start) -> None:
+    """It is counted, reported to the exporter, and those behind it arrive."""
+    async with start() as exporter:
+        one = publisher(exporter.endpoints[0])
+        bad = step()
+        bad.iteration = object()  # type: ignore[assignment]
+        one.push(bad)
+        one.push(step())
+        await until(lambda: generated(exporter) == 1)
+        await until(lambda: exporter.metrics.value("sidestep_stream_errors_total", "s") == 1)
+        await asyncio.to_thread(one.close)
+
+        assert one.errors == 1
+
+
+async def test_a_new_description_keeps_the_counters(start: Start) -> None:
+    """The hello is said again; the engine's info is new, its totals go on."""
+    async with start() as exporter:
+        one = publisher(exporter.endpoints[0])
+        one.push(step())
+        await until(lambda: generated(exporter) == 1)
+        info = {"cache_config": {"block_size": "16"}}
+        one.describe([EngineInfo("e", "vllm", ENGINE.labels, info)])
+        one.push(step())
+        await until(lambda: generated(exporter) == 2)
+        await until(lambda: exporter.registry.engines["e"].info == info)
+        await asyncio.to_thread(one.close)
+
+        assert exporter.metrics.value("sidestep_duplicates_total") == 0
+
+
+async def test_two_processes_of_one_name_do_not_mix(start: Start) -> None:
+    """The newer one counts on; the older one stops and says why."""
+    async with start() as exporter:
+        old = publisher(exporter.endpoints[0])
+        await until(lambda: old.connected)
+        new = publisher(exporter.endpoints[0])
+        await until(lambda: new.connected)
+        old.push(step(1000))
+        new.push(step(1))
+        await until(lambda: generated(exporter) == 1)
+        await until(lambda: old.dropped == 1)
+        await asyncio.to_thread(old.close)
+        await asyncio.to_thread(new.close)
+
+        assert exporter.registry.engines["e"].restarts == 1
+
+
+FORK = """
+import os, sys, time
+sys.path.insert(0, sys.argv[2])
+from test_push import publisher, step
+one = publisher(sys.argv[1])
+one.push(step(1))
+while not one.drained:
+    time.sleep(0.01)
+child = os.fork()
+if child == 0:
+    assert one.queued == 0
+    one.push(step(10))
+    one.close()
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+one.push(step(100))
+sys.exit(0)
+"""
+
+
+async def test_a_forked_child_is_a_stream_of_its_own(start: Start) -> None:
+    """Neither what the parent queued nor its socket is touched; both count."""
+    async with start() as exporter:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", FORK, exporter.endpoints[0], str(Path(__file__).parent),
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        )  # fmt: skip
+        assert await process.wait() == 0
+        await until(lambda: generated(exporter) == 111)
+
+        assert len(exporter.ingest.receiver.streams) == 2
+
+
+def test_leaving_without_an_exporter_takes_no_time(tmp_path: Path) -> None:
+    """A process whose exporter never came ends at once, by atexit alone."""
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[2])\n"
+        "from test_push import publisher, step\n"
+        "one = publisher(sys.argv[1]); one.push(step())\n"
+    )
+    subprocess.run(
+        [sys.executable, "-c", code, f"ipc://{tmp_path}/x.ipc", str(Path(__file__).parent)],
+        check=True,
+        timeout=20,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+    )
+
+
+def test_threads_end_with_their_publisher(tmp_path: Path) -> None:
+    """Closing twice is closing once."""
+    one = publisher(f"ipc://{tmp_path}/x.ipc")
+    one.close()
+    one.close()
+
+    assert "sidestep-publisher" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_bug_in_the_publisher_stays_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is counted and logged once a minute, and the thread goes on."""
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("bug")
+
+    monkeypatch.setattr(Publisher, "_pump", broken)
+    one = publisher(f"ipc://{tmp_path}/x.ipc")
+    deadline = time.monotonic() + 10
+    while one.errors < 3 and time.monotonic() < deadline:
+        threading.Event().wait(0.01)
+
+    assert one.errors >= 3
+    assert len([r for r in caplog.records if r.name == push.__name__]) == 1
+    monkeypatch.undo()
+    one.close()

@@ -1,0 +1,301 @@
+"""vLLM's objects into items: by name, owned, and never an exception into the engine."""
+
+from __future__ import annotations
+
+import enum
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sidestep.wire.items import (
+    Samples,
+    VllmRejection,
+    VllmSleep,
+    VllmStep,
+    decode_item,
+    encode_item,
+)
+from sidestep.wire.limits import MAX_OBSERVATIONS, MAX_STRUCTS
+from sidestep_adapters.vllm import VllmTap, describe, printable, split
+
+
+class Reason(enum.IntEnum):
+    """As the engine's finish reasons are."""
+
+    STOP = 0
+    LENGTH = 1
+
+
+class Tier(str, enum.Enum):
+    """As the engine's cache tiers are."""
+
+    HOST = "host"
+
+
+class Sink:
+    """Takes what a tap pushes, as the publisher's thread would."""
+
+    def __init__(self, **options: Any) -> None:
+        self.items: list[Any] = []
+        self.failures: list[str] = []
+        self.tap = VllmTap(self.push, self.failures.append, [0, 1], **options)
+
+    def push(self, item: Any) -> None:
+        """Resolve what is made later."""
+        self.items += item() if callable(item) else [item]
+
+    def sent(self) -> list[Any]:
+        """What the exporter would decode."""
+        return [decode_item(encode_item(item)) for item in self.items]
+
+
+def scheduler(**fields: Any) -> SimpleNamespace:
+    """The scheduler's stats of some release."""
+    return SimpleNamespace(**{"num_running_reqs": 2, "kv_cache_usage": 0.5, **fields})
+
+
+def iteration(**fields: Any) -> SimpleNamespace:
+    """A front end's stats of some release."""
+    return SimpleNamespace(**{"num_generation_tokens": 3, **fields})
+
+
+def test_fields_are_read_by_name() -> None:
+    """Absent fields take defaults, unknown ones are passed over, enums become numbers."""
+    sink = Sink()
+    finished = SimpleNamespace(finish_reason=Reason.LENGTH, e2e_latency=1.5, request_id="secret")
+    sink.tap.record(
+        scheduler(new_in_the_next_release=object()),
+        iteration(finished_requests=[finished]),
+        None,
+        1,
+    )
+    (step,) = sink.sent()
+
+    assert isinstance(step, VllmStep)
+    assert step.engine == 1
+    assert step.scheduler is not None
+    assert step.scheduler.num_running_reqs == 2
+    assert step.iteration is not None
+    assert step.iteration.finished_requests[0].finish_reason == 1
+    assert step.iteration.finished_requests[0].queued_time is None
+    assert b"secret" not in encode_item(step)
+
+
+def test_items_own_their_values() -> None:
+    """What the engine does to its objects after the call changes nothing."""
+    sink = Sink()
+    latencies, adapters = [0.1, 0.2], {"a": 1}
+    stats = scheduler(
+        running_lora_adapters=adapters, kv_connector_stats={"num_failed_transfers": [1]}
+    )
+    sink.tap.record(stats, iteration(inter_token_latencies_iter=latencies), None, 0)
+    before = sink.sent()
+
+    latencies.clear()
+    adapters["b"] = 2
+    stats.num_running_reqs = 99
+    stats.kv_connector_stats["num_failed_transfers"].append(7)
+
+    assert sink.sent() == before
+
+
+def test_connector_stats_travel_a_family_an_item() -> None:
+    """They are copied on the step's thread and translated on the publisher's."""
+    sink = Sink(connector="NixlConnector")
+    sink.tap.record(
+        scheduler(kv_connector_stats={"transfer_duration": [0.1, 0.2]}), iteration(), None, 0
+    )
+    _, *families = sink.sent()
+
+    assert [len(item.families) for item in families] == [1] * len(families)
+    assert all(isinstance(item, Samples) for item in families)
+    assert families[0].families[0].name == "vllm:nixl_xfer_time_seconds"
+
+
+def test_a_step_without_output_or_without_the_scheduler_is_a_step() -> None:
+    """Either part may be absent."""
+    sink = Sink()
+    sink.tap.record(scheduler(), None, None, 0)
+    sink.tap.record(None, iteration(), None, 0)
+    first, second = sink.sent()
+
+    assert (first.iteration, second.scheduler) == (None, None)
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf, -1, "x", None, object(), [1], True])
+def test_one_odd_value_costs_no_other(odd: Any) -> None:
+    """The rest of the record arrives; what was left out is counted once."""
+    sink = Sink()
+    sink.tap.record(scheduler(kv_cache_usage=odd), iteration(), None, 0)
+    (step,) = sink.sent()
+
+    assert step.scheduler.num_running_reqs == 2
+    assert step.iteration.num_generation_tokens == 3
+    assert len(sink.failures) == (0 if odd is True else 1)
+
+
+def test_string_enums_as_keys() -> None:
+    """The engine's cache tiers key a dict."""
+    sink = Sink()
+    stats = SimpleNamespace(hits=3, hits_by_source={Tier.HOST: 3})
+    sink.tap.record(scheduler(connector_prefix_cache_stats=stats), None, None, 0)
+    (step,) = sink.sent()
+
+    assert step.scheduler.connector_prefix_cache_stats.hits_by_source == {"host": 3}
+    assert sink.failures == []
+
+
+def test_an_oversized_step_is_split() -> None:
+    """Nothing of it is lost, and its counts are in the first item only."""
+    sink = Sink()
+    many = [0.001 * n for n in range(MAX_OBSERVATIONS * 2 + 5)]
+    events = [
+        SimpleNamespace(lifetime_seconds=1.0, idle_seconds=0.5, reuse_gaps_seconds=(0.1,))
+        for _ in range(MAX_STRUCTS + 1)
+    ]
+    sink.tap.record(
+        scheduler(kv_cache_eviction_events=events),
+        iteration(inter_token_latencies_iter=many),
+        None,
+        0,
+    )
+    first, *rest = sink.sent()
+
+    assert not first.more
+    assert all(step.more for step in rest)
+    latencies = [v for s in (first, *rest) for v in s.iteration.inter_token_latencies_iter]
+    assert latencies == many
+    found = sum(len(step.scheduler.kv_cache_eviction_events) for step in (first, *rest))
+    assert found == len(events)
+    assert sum(step.iteration.num_generation_tokens for step in (first, *rest)) == 3
+    assert sink.failures == []
+
+
+def test_a_step_that_fits_is_not_split() -> None:
+    """One item."""
+    assert len(split(VllmStep(0, 0.0, 0.0))) == 1
+
+
+junk: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=6,
+)
+fields = st.sampled_from(
+    [
+        "num_running_reqs", "kv_cache_usage", "prefix_cache_stats", "kv_cache_eviction_events",
+        "spec_decoding_stats", "running_lora_adapters", "kv_connector_stats",
+        "num_generation_tokens", "finished_requests", "inter_token_latencies_iter",
+        "prompt_token_stats",
+    ]
+)  # fmt: skip
+
+
+@given(st.dictionaries(fields, junk), st.integers(-2, 3), st.sampled_from(["", "NixlConnector"]))
+def test_nothing_ever_reaches_the_engine(
+    values: dict[str, Any], engine: int, connector: str
+) -> None:
+    """Whatever a record holds, no exception leaves the tap and every item can be sent."""
+    sink = Sink(connector=connector)
+    stats = SimpleNamespace(**values)
+    sink.tap.record(stats, stats, stats, engine)
+    sink.sent()
+
+
+class Hostile:
+    """Raises at every attribute."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+
+def test_objects_that_raise_are_counted() -> None:
+    """Once a record; the engine goes on."""
+    sink = Sink()
+    sink.tap.record(Hostile(), Hostile(), None, 0)
+    sink.tap.record(scheduler(), None, None, 99)
+    sink.tap.record_sleep_state("deep", None)  # type: ignore[arg-type]
+
+    assert len(sink.failures) == 3
+
+
+def test_sleep_states_are_of_all_engines_and_rejections_of_none() -> None:
+    """As vLLM calls them: without an engine."""
+    sink = Sink()
+    sink.tap.record_sleep_state(1, 2)
+    sink.tap.record_admission_rejection("max_num_queued_reqs")
+
+    assert [type(item) for item in sink.sent()] == [VllmSleep, VllmSleep, VllmRejection]
+    assert [item.engine for item in sink.sent()] == [0, 1, 0]
+
+
+def test_a_diffusion_models_numbers_have_their_own_field() -> None:
+    """They come in the struct of speculative decoding."""
+    sink = Sink(diffusion=True)
+    sink.tap.record(scheduler(spec_decoding_stats=SimpleNamespace(num_drafts=4)), None, None, 0)
+    (step,) = sink.sent()
+
+    assert step.scheduler.spec_decoding_stats is None
+    assert step.scheduler.diffusion_stats.num_drafts == 4
+
+
+def config(**fields: Any) -> SimpleNamespace:
+    """The least a VllmConfig of any release has."""
+    model = SimpleNamespace(served_model_name="tiny", max_model_len=100)
+    return SimpleNamespace(**{"model_config": model, **fields})
+
+
+def test_the_oldest_configuration_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Options that a release does not know are off."""
+    monkeypatch.setenv("SIDESTEP_NAMESPACE", "ns")
+    monkeypatch.delenv("VLLM_COMPUTE_NANS_IN_LOGITS", raising=False)
+    description = describe(config(), [0, 1])
+    first, second = description.engine_infos
+
+    assert description.features == ()
+    assert description.stream == "ns/tiny/engine0/api0"
+    assert (first.id, second.id) == ("ns/tiny/0", "ns/tiny/1")
+    assert first.labels == {"engine": "0", "model_name": "tiny"}
+    assert first.bounds["request_tokens"] == [1, 2, 5, 10, 20, 50, 100]
+
+
+def test_options_become_features(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each as the catalogue names it, with what it needs to start at 0."""
+    monkeypatch.setenv("VLLM_COMPUTE_NANS_IN_LOGITS", "1")
+    description = describe(
+        config(
+            speculative_config=SimpleNamespace(num_speculative_tokens=2),
+            lora_config=SimpleNamespace(max_loras=4),
+            kv_transfer_config=SimpleNamespace(
+                is_kv_consumer=True,
+                kv_connector="MultiConnector",
+                kv_connector_extra_config={"connectors": [{"kv_connector": "NixlConnector"}]},
+            ),
+            parallel_config=SimpleNamespace(_api_process_rank=3),
+            observability_config=SimpleNamespace(
+                kv_cache_metrics=True,
+                custom_histogram_buckets={"request_latency": [1.0, 2.0]},
+            ),
+        ),
+        [2],
+    )
+    (info,) = description.engine_infos
+
+    assert set(description.features) == {
+        "spec_decode", "nan_check", "lora", "kv_consumer", "kv_cache_metrics", "nixl",
+    }  # fmt: skip
+    assert description.stream.endswith("/engine2/api3")
+    assert info.closed == {"position": ["0", "1"]}
+    assert info.info == {"lora": {"max_lora": "4"}}
+    assert info.bounds["request_latency"] == [1.0, 2.0]
+
+
+@given(st.text(max_size=400))
+def test_label_values_are_printable_and_short(text: str) -> None:
+    """Whatever a model is called."""
+    assert printable(text).isprintable()
+    assert len(printable(text)) <= 256

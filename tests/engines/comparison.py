@@ -1,0 +1,148 @@
+"""The engine's page against the exporter's, once both have come to rest."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Collection, Iterator
+
+from engines.load import Answer, reasons
+from engines.processes import ExporterProcess, VllmServer, until
+from pages import Family, differences, parse
+
+Pages = dict[str, Family]
+Found = list[tuple[str, str]]
+
+TOLERANCE = 1e-9
+"""Relative. Sums of floats are added per batch here, one by one in the engine."""
+SETTLE = 30.0
+
+
+def value(page: Pages, family: str, /, **labels: str) -> float:
+    """The sum of the samples of a counter or gauge that have ``labels``."""
+    return _sum(page, family, (f"{family}_total", family), labels)
+
+
+def count(page: Pages, histogram: str, /, **labels: str) -> float:
+    """How many values a histogram has seen."""
+    return _sum(page, histogram, (f"{histogram}_count",), labels)
+
+
+def total(page: Pages, histogram: str, /, **labels: str) -> float:
+    """The sum of the values a histogram has seen."""
+    return _sum(page, histogram, (f"{histogram}_sum",), labels)
+
+
+def labels_of(page: Pages, family: str) -> list[dict[str, str]]:
+    """Labels of a family's samples; none where the page does not have it."""
+    known = page.get(family)
+    return [] if known is None else [dict(labels) for _, labels in known.samples]
+
+
+def engine_families(page: Pages) -> Pages:
+    """The engine's own families, whoever shows them."""
+    return {name: family for name, family in page.items() if name.startswith("vllm:")}
+
+
+def shape(page: Pages) -> dict[str, tuple[str, set[object]]]:
+    """Families, types, sample names and label sets of the engine: its page without values."""
+    found = engine_families(page).items()
+    return {name: (family.kind, set(family.samples)) for name, family in found}
+
+
+def idle(page: Pages) -> bool:
+    """Whether no request runs or waits."""
+    return not value(page, "vllm:num_requests_running") + value(page, "vllm:num_requests_waiting")
+
+
+def all_differences(
+    theirs: Pages, ours: Pages, *, apart: Collection[str] = ()
+) -> Iterator[tuple[str, str]]:
+    """What differs, and what ours has beyond theirs; families ``apart`` are looked at elsewhere."""
+    for name, what in differences(theirs, ours, tolerance=TOLERANCE):
+        if name not in apart:
+            yield name, what
+    for name in engine_families(ours).keys() - theirs.keys() - set(apart):
+        yield name, "is on our page only"
+
+
+async def settled(
+    server: VllmServer, exporter: ExporterProcess, *, apart: Collection[str] = ()
+) -> tuple[Pages, Pages, Found]:
+    """Both pages and what differs: at once when they agree, and else after a while."""
+    theirs: Pages = {}
+    ours: Pages = {}
+    found: Found = []
+
+    async def agree() -> bool:
+        nonlocal theirs, ours, found
+        theirs = parse(await server.page())
+        ours = parse(await exporter.page())
+        found = list(all_differences(theirs, ours, apart=apart))
+        return idle(theirs) and not found
+
+    with contextlib.suppress(AssertionError):
+        await until(agree, SETTLE)
+    return theirs, ours, found
+
+
+async def settled_alone(exporter: ExporterProcess, condition: Callable[[Pages], bool]) -> Pages:
+    """The exporter's page as soon as ``condition`` holds for it, and else after a while."""
+    ours: Pages = {}
+
+    async def met() -> bool:
+        nonlocal ours
+        ours = parse(await exporter.page())
+        return condition(ours)
+
+    with contextlib.suppress(AssertionError):
+        await until(met, SETTLE)
+    return ours
+
+
+def assert_nothing_refused(ours: Pages) -> None:
+    """The exporter took all that was sent, and the sender had nothing to complain of."""
+    for family in (
+        "sidestep_rejected",
+        "sidestep_lost_items",
+        "sidestep_stream_push_dropped",
+        "sidestep_stream_errors",
+        "sidestep_label_values_limited",
+        "sidestep_refused_observations",
+    ):
+        assert value(ours, family) == 0, family
+
+
+def assert_complete(answers: list[Answer]) -> None:
+    """Every completion was accepted, and came to its end or was left by the client."""
+    assert [200] * len(answers) == [answer.status for answer in answers]
+    assert all(answer.reasons or answer.left for answer in answers)
+
+
+def report(run: str, page: Pages, answers: list[Answer], **more: object) -> None:
+    """One line of figures, seen with ``pytest -s``."""
+    found = engine_families(page).values()
+    figures = {
+        "families": len(found),
+        "samples": sum(len(family.samples) for family in found),
+        "completions": len(answers),
+        "refused": sum(answer.status != 200 for answer in answers),
+        "left": sum(answer.left for answer in answers),
+        **reasons(answers),
+        "generated": value(page, "vllm:generation_tokens"),
+        "steps": count(page, "vllm:iteration_tokens_total"),
+        "preemptions": value(page, "vllm:num_preemptions"),
+        "evictions": count(page, "vllm:kv_block_lifetime_seconds"),
+        **more,
+    }
+    print(f"\n{run}: {json.dumps(figures)}")  # noqa: T201 - for the one who runs it
+
+
+def _sum(page: Pages, family: str, names: tuple[str, ...], labels: dict[str, str]) -> float:
+    known = page.get(family)
+    samples = known.samples.items() if known is not None else ()
+    return sum(
+        number
+        for (name, pairs), number in samples
+        if name in names and labels.items() <= dict(pairs).items()
+    )
