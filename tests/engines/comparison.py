@@ -6,11 +6,11 @@ import contextlib
 import json
 from collections.abc import Callable, Collection, Iterator
 
+import pages
 from engines.load import Answer, reasons
 from engines.processes import ExporterProcess, VllmServer, until
-from pages import Family, differences, parse
+from pages import Family, differences
 
-Pages = dict[str, Family]
 Found = list[tuple[str, str]]
 
 TOLERANCE = 1e-9
@@ -18,45 +18,57 @@ TOLERANCE = 1e-9
 SETTLE = 30.0
 
 
-def value(page: Pages, family: str, /, **labels: str) -> float:
+class Page(dict[str, Family]):
+    """Families by name; short in the report of a failed assertion."""
+
+    def __repr__(self) -> str:
+        return f"<page of {len(self)} families>"
+
+
+def parse(text: str) -> Page:
+    """The families of a page."""
+    return Page(pages.parse(text))
+
+
+def value(page: Page, family: str, /, **labels: str) -> float:
     """The sum of the samples of a counter or gauge that have ``labels``."""
     return _sum(page, family, (f"{family}_total", family), labels)
 
 
-def count(page: Pages, histogram: str, /, **labels: str) -> float:
+def count(page: Page, histogram: str, /, **labels: str) -> float:
     """How many values a histogram has seen."""
     return _sum(page, histogram, (f"{histogram}_count",), labels)
 
 
-def total(page: Pages, histogram: str, /, **labels: str) -> float:
+def total(page: Page, histogram: str, /, **labels: str) -> float:
     """The sum of the values a histogram has seen."""
     return _sum(page, histogram, (f"{histogram}_sum",), labels)
 
 
-def labels_of(page: Pages, family: str) -> list[dict[str, str]]:
+def labels_of(page: Page, family: str) -> list[dict[str, str]]:
     """Labels of a family's samples; none where the page does not have it."""
     known = page.get(family)
     return [] if known is None else [dict(labels) for _, labels in known.samples]
 
 
-def engine_families(page: Pages) -> Pages:
+def engine_families(page: Page) -> Page:
     """The engine's own families, whoever shows them."""
-    return {name: family for name, family in page.items() if name.startswith("vllm:")}
+    return Page((name, family) for name, family in page.items() if name.startswith("vllm:"))
 
 
-def shape(page: Pages) -> dict[str, tuple[str, set[object]]]:
+def shape(page: Page) -> dict[str, tuple[str, set[object]]]:
     """Families, types, sample names and label sets of the engine: its page without values."""
     found = engine_families(page).items()
     return {name: (family.kind, set(family.samples)) for name, family in found}
 
 
-def idle(page: Pages) -> bool:
+def idle(page: Page) -> bool:
     """Whether no request runs or waits."""
     return not value(page, "vllm:num_requests_running") + value(page, "vllm:num_requests_waiting")
 
 
 def all_differences(
-    theirs: Pages, ours: Pages, *, apart: Collection[str] = ()
+    theirs: Page, ours: Page, *, apart: Collection[str] = ()
 ) -> Iterator[tuple[str, str]]:
     """What differs, and what ours has beyond theirs; families ``apart`` are looked at elsewhere."""
     for name, what in differences(theirs, ours, tolerance=TOLERANCE):
@@ -68,10 +80,10 @@ def all_differences(
 
 async def settled(
     server: VllmServer, exporter: ExporterProcess, *, apart: Collection[str] = ()
-) -> tuple[Pages, Pages, Found]:
+) -> tuple[Page, Page, Found]:
     """Both pages and what differs: at once when they agree, and else after a while."""
-    theirs: Pages = {}
-    ours: Pages = {}
+    theirs = Page()
+    ours = Page()
     found: Found = []
 
     async def agree() -> bool:
@@ -86,9 +98,9 @@ async def settled(
     return theirs, ours, found
 
 
-async def settled_alone(exporter: ExporterProcess, condition: Callable[[Pages], bool]) -> Pages:
+async def settled_alone(exporter: ExporterProcess, condition: Callable[[Page], bool]) -> Page:
     """The exporter's page as soon as ``condition`` holds for it, and else after a while."""
-    ours: Pages = {}
+    ours = Page()
 
     async def met() -> bool:
         nonlocal ours
@@ -100,7 +112,7 @@ async def settled_alone(exporter: ExporterProcess, condition: Callable[[Pages], 
     return ours
 
 
-def assert_nothing_refused(ours: Pages) -> None:
+def assert_nothing_refused(ours: Page) -> None:
     """The exporter took all that was sent, and the sender had nothing to complain of."""
     for family in (
         "sidestep_rejected",
@@ -119,14 +131,14 @@ def assert_complete(answers: list[Answer]) -> None:
     assert all(answer.reasons or answer.left for answer in answers)
 
 
-def report(run: str, page: Pages, answers: list[Answer], **more: object) -> None:
+def report(run: str, page: Page, answers: list[Answer], **more: object) -> None:
     """One line of figures, seen with ``pytest -s``."""
     found = engine_families(page).values()
     figures = {
         "families": len(found),
         "samples": sum(len(family.samples) for family in found),
         "completions": len(answers),
-        "refused": sum(answer.status != 200 for answer in answers),
+        "refused": sum(answer.refused for answer in answers),
         "left": sum(answer.left for answer in answers),
         **reasons(answers),
         "generated": value(page, "vllm:generation_tokens"),
@@ -138,7 +150,7 @@ def report(run: str, page: Pages, answers: list[Answer], **more: object) -> None
     print(f"\n{run}: {json.dumps(figures)}")  # noqa: T201 - for the one who runs it
 
 
-def _sum(page: Pages, family: str, names: tuple[str, ...], labels: dict[str, str]) -> float:
+def _sum(page: Page, family: str, names: tuple[str, ...], labels: dict[str, str]) -> float:
     known = page.get(family)
     samples = known.samples.items() if known is not None else ()
     return sum(

@@ -50,6 +50,7 @@ class Answer:
     """What the client saw of a completion: times are monotonic seconds."""
 
     status: int = 0
+    error: str = ""
     reasons: list[str] = dataclasses.field(default_factory=list)
     prompt_tokens: int = 0
     tokens: int = 0
@@ -57,6 +58,11 @@ class Answer:
     asked_at: float = 0.0
     ended_at: float = 0.0
     longest_gap: float = 0.0
+
+    @property
+    def refused(self) -> bool:
+        """By its status, or in a stream that had begun."""
+        return self.status != 200 or bool(self.error)
 
     @property
     def seconds(self) -> float:
@@ -141,6 +147,7 @@ class Client:
 
     @staticmethod
     def _read(event: dict[str, Any], answer: Answer) -> None:
+        answer.error = str(event.get("error") or answer.error)
         for choice in event.get("choices", ()):
             if choice.get("finish_reason"):
                 answer.reasons.append(choice["finish_reason"])

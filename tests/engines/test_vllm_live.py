@@ -14,13 +14,14 @@ from pathlib import Path
 import pytest
 
 from engines.comparison import (
-    Pages,
+    Page,
     all_differences,
     assert_complete,
     assert_nothing_refused,
     count,
     engine_families,
     labels_of,
+    parse,
     report,
     settled,
     settled_alone,
@@ -29,7 +30,6 @@ from engines.comparison import (
 )
 from engines.load import MAIN_ENVIRON, MAIN_FLAGS, Ask, Client, generated, reasons
 from engines.processes import ExporterProcess, Process, VllmServer, engine_environ, until
-from pages import parse
 from sidestep.catalogue.vllm_connectors import FRONT_END
 
 pytestmark = pytest.mark.engine
@@ -88,7 +88,7 @@ async def test_instead_of_the_engines_own_logger(
         ended = [answer for answer in [*answers, *exact] if answer.reasons]
         finished = reasons(ended)
 
-        def all_in(page: Pages) -> bool:
+        def all_in(page: Page) -> bool:
             running = value(page, "vllm:num_requests_running")
             return not running and value(page, "vllm:request_success") >= finished.total()
 
@@ -149,7 +149,7 @@ async def test_lora_adapters_are_those_of_now(
         [*flags, "--lora-modules", *modules],
         {"SIDESTEP_ENDPOINT": endpoint},
     )
-    shown: list[Pages] = []
+    shown: list[Page] = []
     async with both(server, endpoint, home) as exporter:
 
         async def saw_both() -> bool:
@@ -166,7 +166,7 @@ async def test_lora_adapters_are_those_of_now(
             watching = until(saw_both, 60, "both adapters on the page")
             answers, _ = await asyncio.gather(client.ask_all(asks), watching)
         theirs, ours, found = await settled(server, exporter, apart=["vllm:lora_requests_info"])
-        rejected = sum(answer.status != 200 for answer in answers)
+        rejected = sum(answer.refused for answer in answers)
         report("lora", theirs, answers, pages=len(shown))
 
     assert [] == found

@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 from engines.comparison import (
-    Pages,
+    Page,
     assert_complete,
     assert_nothing_refused,
     count,
     idle,
+    parse,
     report,
     settled,
     settled_alone,
@@ -26,7 +27,6 @@ from engines.comparison import (
 )
 from engines.load import Answer, Ask, Client, generated
 from engines.processes import ExporterProcess, VllmServer, until
-from pages import parse
 
 pytestmark = pytest.mark.engine
 
@@ -114,7 +114,7 @@ async def test_exporter_comes_late_dies_and_comes_back(
             theirs_rest = parse(await server.page())
             more = await client.ask_all([Ask(client.text(30), TOKENS) for _ in range(20)])
 
-            def complete(page: Pages) -> bool:
+            def complete(page: Page) -> bool:
                 grown = value(page, "vllm:generation_tokens") - value(
                     rest, "vllm:generation_tokens"
                 )
@@ -171,7 +171,7 @@ async def test_broken_translation_costs_metrics_only(
         theirs = parse(await server.page())
         steps = count(theirs, "vllm:iteration_tokens_total")
 
-        def counted(page: Pages) -> bool:
+        def counted(page: Page) -> bool:
             return value(page, "sidestep_stream_errors") >= steps
 
         ours = await settled_alone(exporter, counted)

@@ -1,0 +1,352 @@
+"""Commands as a user runs them: a mistake is one line and exit code 2."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from conftest import MAIN_RUN, Start
+from pages import differences, get, parse
+from sidestep.config import read
+from sidestep.errors import ConfigError
+from sidestep_adapters.replay import Replay
+
+ENVIRON = {key: value for key, value in os.environ.items() if not key.startswith("SIDESTEP_")}
+
+
+def sidestep(*arguments: object, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "sidestep", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**ENVIRON, **environ},
+    )
+
+
+@contextlib.asynccontextmanager
+async def serving(*arguments: object) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+    """A command that serves, and the URL it prints."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "sidestep", *map(str, arguments),
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, env=ENVIRON,
+    )  # fmt: skip
+    assert process.stdout is not None
+    try:
+        line = (await asyncio.wait_for(process.stdout.readline(), 30)).decode()
+        found = re.search(r"http://\S+/metrics", line)
+        assert found, line
+        yield process, found[0]
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+def taken_port() -> tuple[socket.socket, int]:
+    """A socket that listens, and its port."""
+    held = socket.create_server(("127.0.0.1", 0))
+    return held, held.getsockname()[1]
+
+
+def one_line(done: subprocess.CompletedProcess[str], code: int, what: str) -> None:
+    """The command ended with ``code`` and one line that says ``what``."""
+    assert done.returncode == code, done.stderr
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("sidestep: ")
+    assert what in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (["serve", "--no.such-flag"], "No such option"),
+        (["no-such-command"], "No such command"),
+        (["serve", "--web.listen-address", "nonsense"], "must be host:port"),
+        (["serve", "--web.listen-address", "127.0.0.1:99999"], "must be host:port"),
+        (["serve", "--web.listen-address", "no.such.host.invalid:0"], "cannot listen on"),
+        (["serve", "--web.listen-address", "192.0.2.1:0"], "cannot listen on"),
+        (["serve", "--web.telemetry-path", "metrics"], "must begin with /"),
+        (["serve", "--log.level", "loud"], "must be one of debug, info, warning, error"),
+        (["serve", "--log.stats-interval", "-1"], "must be a number of seconds"),
+        (["serve", "--ingest.endpoint", "udp://x"], "must begin with ipc:// or tcp://"),
+        (["serve", "--ingest.endpoint", "tcp://192.0.2.1:5"], "cannot bind ingest endpoint"),
+        (["serve", "--ingest.endpoint", "tcp://nonsense"], "cannot bind ingest endpoint"),
+        (["serve", "--ingest.endpoint", "ipc:///proc/x/i"], "cannot bind ingest endpoint"),
+        (["serve", "--ingest.endpoint", "ipc:///tmp/" + "x" * 200], "longer than 107"),
+        (["serve", "--config.file", "/no/such/file"], "cannot read /no/such/file"),
+        (["replay", "/no/such/file"], "cannot read /no/such/file"),
+        (["replay", str(MAIN_RUN), "--connect", "nonsense"], "must begin with ipc://"),
+        (["record", "/no/such/directory/x"], "cannot write /no/such/directory/x"),
+        (["demo", "--speed", "ludicrous"], "is not one of"),
+    ],
+)
+def test_mistakes_are_one_line(arguments: list[str], what: str) -> None:
+    """Exit code 2, what is wrong, no traceback."""
+    one_line(sidestep(*arguments), 2, what)
+
+
+def test_a_busy_port_is_one_line(tmp_path: Path) -> None:
+    """It names the address."""
+    held, port = taken_port()
+    done = sidestep("serve", "--web.listen-address", f"127.0.0.1:{port}",
+                    "--ingest.endpoint", f"ipc://{tmp_path}/i")  # fmt: skip
+    held.close()
+
+    one_line(done, 2, f"cannot listen on 127.0.0.1:{port}: Address already in use")
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
+def test_an_unwritable_directory_is_one_line(tmp_path: Path) -> None:
+    """It names the directory."""
+    tmp_path.chmod(0o500)
+    done = sidestep("serve", "--ingest.endpoint", f"ipc://{tmp_path}/sub/i")
+
+    one_line(done, 2, "Permission denied")
+
+
+async def test_a_second_exporter_does_not_steal_the_path(start: Start) -> None:
+    """The ipc path is locked: binding it again would succeed and cut the first one off."""
+    async with start() as exporter:
+        done = await asyncio.to_thread(
+            sidestep, "serve", "--web.listen-address", "127.0.0.1:0",
+            "--ingest.endpoint", exporter.endpoints[0],
+        )  # fmt: skip
+
+        one_line(done, 2, "another exporter has it")
+
+
+MALFORMED = {
+    "empty": (b"", "neither a sidestep recording nor JSON lines"),
+    "text": (b"hello\n", "neither a sidestep recording nor JSON lines"),
+    "broken line": (b'{"call": "__init__"\n', "line 1 is no stat-logger call"),
+    "no time": (b'{"call": "record"}\n', "line 1 is no stat-logger call"),
+    "no init": (b'{"call": "record", "t_mono": 1}\n', "no __init__ call of its process"),
+    "bad init": (b'{"call": "__init__", "t_mono": 1}\n', "lacks a field"),
+    "cut gzip": (gzip.compress(b"{}" * 1000)[:-20], "cut short or damaged"),
+    "cut recording": (b"sidestep recording 1\n\x00\x00\x00\x09abc", "cut short at byte 21"),
+    "damaged recording": (b"sidestep recording 1\n\x00\x00\x00\x01\xc1", "damaged at byte 21"),
+    "empty recording": (b"sidestep recording 1\n", "the recording is empty"),
+}
+
+
+@pytest.mark.parametrize(("content", "what"), MALFORMED.values(), ids=MALFORMED.keys())
+def test_a_malformed_recording_is_one_line(content: bytes, what: str, tmp_path: Path) -> None:
+    """It says where."""
+    file = tmp_path / "recording"
+    file.write_bytes(content)
+
+    one_line(sidestep("replay", file, "--connect", f"ipc://{tmp_path}/x"), 2, what)
+
+
+def test_replay_without_an_exporter_fails_at_run_time(tmp_path: Path) -> None:
+    """Exit code 1: nothing is wrong with the command."""
+    done = sidestep("replay", MAIN_RUN, "--speed", "max", "--connect", f"ipc://{tmp_path}/x")
+
+    one_line(done, 1, "no exporter answers")
+
+
+CONFIGS = {
+    "not TOML": ("= 1", "is not TOML"),
+    "unknown key": ("[web]\nlisten = 'x'", "web.listen is no setting"),
+    "unknown section": ("speed = 9", "speed is no setting"),
+    "wrong type": ("[web]\ntelemetry-path = 5", "must be a string"),
+    "wrong value": ("[log]\nlevel = 'loud'", "must be one of"),
+    "unknown buckets": ("[buckets]\nx = [1]", "buckets.x is unknown"),
+    "falling buckets": ("[buckets]\nrequest_latency = [2, 1]", "must increase strictly"),
+    "no buckets": ("[buckets]\nrequest_latency = []", "give one or more finite numbers"),
+}
+
+
+@pytest.mark.parametrize(("content", "what"), CONFIGS.values(), ids=CONFIGS.keys())
+def test_a_wrong_configuration_is_one_line(content: str, what: str, tmp_path: Path) -> None:
+    """It names the file, the key and what would be right."""
+    file = tmp_path / "sidestep.toml"
+    file.write_text(content)
+
+    one_line(sidestep("serve", "--config.file", file), 2, what)
+
+
+def test_flags_win_over_environment_over_file(tmp_path: Path) -> None:
+    """And a default stands where none speaks."""
+    file = tmp_path / "sidestep.toml"
+    file.write_text("[log]\nlevel = 'debug'\nformat = 'json'\nstats-interval = 5\n")
+    environ = {"SIDESTEP_LOG_LEVEL": "warning", "SIDESTEP_LOG_FORMAT": "text"}
+    config = read({"config_file": str(file), "log_level": "error"}, environ)
+
+    assert (config.log_level, config.log_format) == ("error", "text")
+    assert config.log_stats_interval == 5.0
+    assert config.web_telemetry_path == "/metrics"
+    assert config.web_listen_address == (("127.0.0.1", 9857),)
+
+
+def test_addresses_of_all_forms() -> None:
+    """Host and port, all addresses, several."""
+    flags: dict[str, Any] = {"web_listen_address": (":9000", "[::1]:9001", "10.0.0.1:9002")}
+
+    assert read(flags, {}).web_listen_address == (("", 9000), ("::1", 9001), ("10.0.0.1", 9002))
+
+
+def test_a_wrong_variable_is_named() -> None:
+    """Not the flag that was never given."""
+    with pytest.raises(ConfigError, match="SIDESTEP_LOG_LEVEL"):
+        read({}, {"SIDESTEP_LOG_LEVEL": "loud"})
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_drains_and_exits_0(number: signal.Signals, tmp_path: Path) -> None:
+    """The ipc path is gone afterwards."""
+    endpoint = f"ipc://{tmp_path}/i.ipc"
+    arguments = ("serve", "--web.listen-address", "127.0.0.1:0", "--ingest.endpoint", endpoint)
+    async with serving(*arguments) as (process, url):
+        assert "sidestep_build_info" in await get(url)
+        process.send_signal(number)
+        output, _ = await asyncio.wait_for(process.communicate(), 20)
+
+    assert process.returncode == 0
+    assert b"Traceback" not in output
+    assert not (tmp_path / "i.ipc").exists()
+
+
+async def test_log_lines_as_json(tmp_path: Path) -> None:
+    """One object a line, the statistics as numbers."""
+    endpoint = f"ipc://{tmp_path}/i.ipc"
+    arguments = (
+        "serve", "--web.listen-address", "127.0.0.1:0", "--ingest.endpoint", endpoint,
+        "--log.format", "json", "--log.stats-interval", "0.2",
+    )  # fmt: skip
+    async with serving(*arguments) as (process, _):
+        player = Replay(MAIN_RUN, endpoint, realtime=False, namespace="test")
+        await asyncio.to_thread(player.run)
+        assert process.stdout is not None
+        line = json.loads(await asyncio.wait_for(process.stdout.readline(), 20))
+        process.terminate()
+
+    assert line["level"] == "info"
+    assert line["who"] == "engine 0"
+    assert line["generation_throughput"] > 0
+    assert 0 < line["prefix_hit_rate"] < 1
+
+
+def test_the_demo_once() -> None:
+    """It ends by itself and says what was played."""
+    done = sidestep("demo", "--once", "--speed", "max", "--web.listen-address", "127.0.0.1:0")
+
+    assert done.returncode == 0, done.stderr
+    first, last = done.stdout.splitlines()
+    assert "http://127.0.0.1:" in first
+    assert "records 969" in last
+    assert "generated tokens 6348" in last
+
+
+async def test_the_demo_ends_on_ctrl_c() -> None:
+    """In the middle of a round, cleanly."""
+    async with serving("demo", "--web.listen-address", "127.0.0.1:0") as (process, url):
+        async with asyncio.timeout(20):
+            while "vllm:generation_tokens_total{" not in await get(url):
+                await asyncio.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        output, _ = await asyncio.wait_for(process.communicate(), 20)
+
+    assert process.returncode == 0
+    assert b"Traceback" not in output
+
+
+@pytest.mark.parametrize("forward", [False, True], ids=["alone", "before an exporter"])
+async def test_a_recording_replays_to_the_same_page(
+    forward: bool, start: Start, tmp_path: Path
+) -> None:
+    """Recorded from a live stream, alone or passing it on; nothing is missing either way."""
+    file, listen = tmp_path / "recording", f"ipc://{tmp_path}/tee.ipc"
+    async with start() as exporter:
+        onward = ["--connect", exporter.endpoints[0]] if forward else []
+        tee = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "sidestep", "record", str(file), "--listen", listen, *onward,
+            stderr=asyncio.subprocess.PIPE, env=ENVIRON,
+        )  # fmt: skip
+        assert tee.stderr is not None
+        await asyncio.wait_for(tee.stderr.readline(), 20)
+        player = Replay(MAIN_RUN, listen, realtime=False, namespace="test")
+        await asyncio.to_thread(player.run)
+        live = parse(await get(exporter.url))
+        tee.send_signal(signal.SIGINT)
+        await asyncio.wait_for(tee.wait(), 20)
+        assert tee.returncode == 0
+    assert ("vllm:generation_tokens" in live) == forward
+
+    async with start() as exporter:
+        done = await asyncio.to_thread(
+            sidestep, "replay", file, "--connect", exporter.endpoints[0], "--speed", "max"
+        )
+        again = parse(await get(exporter.url))
+    assert done.returncode == 0, done.stderr
+    async with start() as exporter:
+        player = Replay(MAIN_RUN, exporter.endpoints[0], realtime=False, namespace="test")
+        await asyncio.to_thread(player.run)
+        direct = parse(await get(exporter.url))
+
+    assert list(differences(direct, again, tolerance=1e-12)) == []
+    if forward:
+        assert list(differences(direct, live, tolerance=1e-12)) == []
+
+
+PROMETHEUS = shutil.which("prometheus")
+
+
+@pytest.mark.skipif(PROMETHEUS is None, reason="prometheus is not installed (apt: prometheus)")
+async def test_a_real_prometheus_scrapes_the_demo(tmp_path: Path) -> None:
+    """``up`` is 1, and a rate over the generated tokens is a number above 0."""
+    async with serving("demo", "--web.listen-address", "127.0.0.1:0") as (_, url):
+        target = url.removeprefix("http://").removesuffix("/metrics")
+        held, port = taken_port()
+        held.close()
+        config = tmp_path / "prometheus.yml"
+        config.write_text(
+            "global: {scrape_interval: 500ms}\n"
+            f"scrape_configs: [{{job_name: sidestep, static_configs: [{{targets: ['{target}']}}]}}]\n"
+        )
+        prometheus = await asyncio.create_subprocess_exec(
+            str(PROMETHEUS), f"--config.file={config}", f"--storage.tsdb.path={tmp_path}/data",
+            f"--web.listen-address=127.0.0.1:{port}",
+            stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
+        )  # fmt: skip
+        try:
+            api = f"http://127.0.0.1:{port}/api/v1/query"
+            async with asyncio.timeout(60), aiohttp.ClientSession() as session:
+                up = await answer(session, api, 'up{job="sidestep"}')
+                rate = await answer(session, api, "rate(vllm:generation_tokens_total[10s]) > 0")
+        finally:
+            prometheus.terminate()
+            await prometheus.wait()
+
+    assert up == 1
+    assert rate > 0
+
+
+async def answer(session: aiohttp.ClientSession, api: str, query: str) -> float:
+    """The value of ``query``, once there is one."""
+    while True:
+        with contextlib.suppress(aiohttp.ClientError):
+            async with session.get(api, params={"query": query}) as response:
+                result = (await response.json())["data"]["result"]
+                if result and float(result[0]["value"][1]) > 0:
+                    return float(result[0]["value"][1])
+        await asyncio.sleep(0.2)
