@@ -27,6 +27,24 @@ def page_of_engine(name: str) -> str:
     return gzip.decompress((DATA / f"{name}.txt.gz").read_bytes()).decode()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``make golden`` writes the pages that are otherwise compared."""
+    parser.addoption("--update-golden", action="store_true", help="write tests/golden anew")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Compares a page with the one kept under this name, byte by byte."""
+
+    def compare(name: str, page: str) -> None:
+        kept = Path(__file__).parent / "golden" / name
+        if request.config.getoption("--update-golden"):
+            kept.write_text(page)
+        assert page == kept.read_text()
+
+    return compare
+
+
 @pytest.fixture
 def start(tmp_path: Path) -> Start:
     """Starts an exporter on a free port and an ipc path of its own; settings as flags."""

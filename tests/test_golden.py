@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from conftest import MAIN_RUN, SPEC_RUN, Start, page_of_engine
 from pages import differences, get, parse
+from sidestep.render.text import render
 from sidestep_adapters.replay import Replay
 
 TOLERANCE = 1e-12
@@ -19,6 +21,21 @@ ALLOWED = {
     # engine's is compared by the engine tests.
     "vllm:cache_config_info": "missing",
 }
+
+
+@pytest.mark.parametrize(
+    ("name", "legacy", "openmetrics"),
+    [("main.prom", False, False), ("legacy.prom", True, False), ("openmetrics.txt", False, True)],
+)
+async def test_page_is_the_one_kept(
+    name: str, legacy: bool, openmetrics: bool, start: Start, golden: Callable[[str, str], None]
+) -> None:
+    """The engines' families after the main run, to the byte: a change shows in the diff."""
+    async with start(metrics_legacy=legacy) as exporter:
+        player = Replay(MAIN_RUN, exporter.endpoints[0], realtime=False, namespace="golden")
+        await asyncio.to_thread(player.run)
+
+        golden(name, "".join(render(exporter.registry, openmetrics=openmetrics)))
 
 
 @pytest.mark.parametrize(

@@ -77,9 +77,9 @@ class Client:
         self.base = base
         self._random = random.Random(seed)
         timeout = aiohttp.ClientTimeout(total=300)
-        self._session = aiohttp.ClientSession(
-            timeout=timeout, connector=aiohttp.TCPConnector(limit=0)
-        )
+        # A connection a request: the server closes idle ones, maybe just as one is used again.
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+        self._session = aiohttp.ClientSession(timeout=timeout, connector=connector)
 
     async def __aenter__(self) -> Self:
         return self

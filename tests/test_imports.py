@@ -1,0 +1,39 @@
+"""What the engine's side loads, seen in a fresh process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+
+def loaded(module: str) -> set[str]:
+    """Top-level modules and ours that importing ``module`` brings along."""
+    code = f"import sys, {module}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize("module", ["sidestep_adapters.push", "sidestep_adapters.vllm"])
+def test_the_engine_loads_the_pure_part_only(module: str) -> None:
+    """Neither the exporter nor the libraries that only it needs."""
+    found = loaded(module)
+
+    assert not {"aiohttp", "asyncio", "click", "prometheus_client"} & found
+    assert not {"sidestep.app", "sidestep.http", "sidestep.ingest", "sidestep.config"} & found
+
+
+def test_nothing_here_is_called_exporter_or_adapters() -> None:
+    """Other distributions own those names in the same environments."""
+    code = "import importlib.util as u; print(u.find_spec('exporter'), u.find_spec('adapters'))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="/"
+    )
+
+    assert done.stdout.split() == ["None", "None"]
+
+
+def test_help_loads_no_server() -> None:
+    """A command imports what it needs when it runs."""
+    assert not {"aiohttp", "zmq"} & loaded("sidestep.cli")

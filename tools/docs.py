@@ -1,0 +1,179 @@
+"""Write the documents that the tables already say; ``--check`` only compares.
+
+docs/metrics.md comes from the catalogue, docs/configuration.md from the settings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from sidestep.buckets import DEFAULTS
+from sidestep.catalogue import DIALECTS
+from sidestep.catalogue.model import (
+    Constant,
+    Hook,
+    Info,
+    Reading,
+    Row,
+    Same,
+    Sampled,
+)
+from sidestep.catalogue.self_metrics import ROWS as SELF_ROWS
+from sidestep.config import CONFIG_FILE, SETTINGS
+
+DOCS = Path(__file__).parents[1] / "docs"
+NOTE = "<!-- Written by `make docs` from {source}. Do not edit. -->\n\n"
+
+
+def metrics() -> str:
+    """Every family, by what it belongs to."""
+    text = NOTE.format(source="exporter/sidestep/catalogue") + "# Metrics\n\n"
+    text += (
+        "Every family sidestep can expose. Label names are sorted as on the page; `engine` and\n"
+        "`model_name` say which engine. *Combined* is how the series of several engines become\n"
+        "one where a family has no `engine` label. Families with an option in *Shown* appear at\n"
+        "0 when the engine says that the option is on, otherwise with their first data.\n\n"
+        "Not here, because they are not in the stream: the API server's own `http_*` families,\n"
+        "which stay on the engine's port, and the `process_*` and `python_*` families, which on\n"
+        "sidestep's page are the exporter's. `vllm:tokens_total` has no row: no release of the\n"
+        "engine ever filled it. Neither have `vllm:request_params_best_of` (the parameter is\n"
+        "gone) and `vllm:prompt_tokens_recomputed_total` (today's engine does not tell).\n\n"
+    )
+    for dialect, rows in DIALECTS.items():
+        live = [row for row in rows if row.status != "hidden"]
+        own = [row for row in live if row.name.startswith("sidestep_")]
+        sampled = [row for row in live if isinstance(row.source, Sampled)]
+        core = [row for row in live if row not in own and row not in sampled]
+        hidden = [row for row in rows if row.status == "hidden"]
+        text += f"## {dialect}: the engine's own\n\n" + table(core)
+        text += f"## {dialect}: KV connectors and front end\n\n"
+        text += "They travel self-described; a connector's appear where it is configured.\n\n"
+        text += table(sampled)
+        text += f"## {dialect}: what the engine collects and shows nowhere\n\n" + table(own)
+        text += f"## {dialect}: names it has given up\n\nOnly with `--metrics.legacy`.\n\n"
+        text += legacy(hidden)
+    text += "## The exporter itself\n\n| Name | Kind | Labels | Meaning |\n|---|---|---|---|\n"
+    for row in SELF_ROWS:
+        text += f"| `{row.name}` | {row.kind} | {labels(row.labels)} | {row.help} |\n"
+    text += "\n## Bucket families\n\n"
+    text += (
+        "Bounds of the classic histograms. An engine's own override comes with its hello; the\n"
+        "exporter's configuration file (`[buckets]`) wins over both. `request_tokens` ends at the\n"
+        "model's length.\n\n| Family | Upper bounds |\n|---|---|\n"
+    )
+    for name, bounds in DEFAULTS.items():
+        text += f"| `{name}` | {' '.join(f'{bound:g}' for bound in bounds)} |\n"
+    return text
+
+
+def table(rows: list[Row]) -> str:
+    """Live families."""
+    text = "| Name | Kind | Labels | Meaning | From | Shown | Combined |\n"
+    text += "|---|---|---|---|---|---|---|\n"
+    for row in rows:
+        shown = f"`{row.feature}`" if row.feature else "always"
+        values = (
+            f" Values: {', '.join(f'`{value}`' for value in row.closed)}." if row.closed else ""
+        )
+        buckets = f" Buckets: `{row.buckets}`." if row.buckets else ""
+        text += (
+            f"| `{row.name}` | {row.kind} | {labels(row.labels)} | {row.exposed_help}{values}"
+            f"{buckets} | {source(row)} | {shown} | {row.combine} |\n"
+        )
+    return text + "\n"
+
+
+def legacy(rows: list[Row]) -> str:
+    """Hidden families: what they were and what to use."""
+    text = (
+        "| Name | Kind | Labels | Last release | Use instead | Today |\n|---|---|---|---|---|---|\n"
+    )
+    for row in rows:
+        text += (
+            f"| `{row.name}` | {row.kind} | {labels(row.labels)} | {row.until} |"
+            f" `{row.successor}` | {row.help} |\n"
+        )
+    return text + "\n"
+
+
+def labels(names: tuple[str, ...]) -> str:
+    """Label names."""
+    return " ".join(f"`{name}`" for name in names) or "-"
+
+
+def source(row: Row) -> str:
+    """Where the numbers come from."""
+    words = {
+        Hook: "several fields",
+        Reading: "computed",
+        Constant: "constant",
+        Info: "configuration",
+        Sampled: "self-described",
+    }
+    match row.source:
+        case str() | Same():
+            paths = [getattr(row.source, "name", row.source)]
+        case Mapping():
+            paths = list(row.source.values())
+        case elsewhere:
+            return words[type(elsewhere)]
+    return "<br>".join(f"`{path}`" for path in paths)
+
+
+def configuration() -> str:
+    """Every setting in its three forms."""
+    text = NOTE.format(source="exporter/sidestep/config.py") + "# Configuration\n\n"
+    text += (
+        "A flag wins over its environment variable, which wins over the file. A repeatable\n"
+        "setting takes several flags, a comma-separated variable, or a list in the file. In the\n"
+        "TOML file the part before the dot is the table: `--log.level debug` is\n\n"
+        '```toml\n[log]\nlevel = "debug"\n```\n\n'
+        "| Flag | Variable | Default | Meaning |\n|---|---|---|---|\n"
+    )
+    for setting in (*SETTINGS, CONFIG_FILE):
+        default = setting.default
+        shown = ", ".join(default) if isinstance(default, tuple) else str(default)
+        if setting.key == "ingest_endpoint":
+            shown = "ipc path in `$XDG_RUNTIME_DIR/sidestep` or `/tmp/sidestep-UID`"
+        value = f" {setting.metavar}" if setting.metavar else ""
+        text += (
+            f"| `--{setting.flag}{value}` | `{setting.variable}` |"
+            f" {shown.lower() if isinstance(default, bool) else shown or '-'} | {setting.help} |\n"
+        )
+    text += (
+        "\n## Buckets\n\nOnly in the file: bounds of a bucket family (see"
+        " [metrics.md](metrics.md#bucket-families)), for all engines.\n\n"
+        "```toml\n[buckets]\ntime_to_first_token = [0.05, 0.1, 0.25, 0.5, 1.0, 2.5]\n```\n\n"
+        "## In the engine's environment\n\n"
+        "| Variable | Meaning |\n|---|---|\n"
+        "| `SIDESTEP_ENDPOINT` | The exporter's ingest endpoint; unset, the plugin does nothing. |\n"
+        "| `SIDESTEP_VLLM_MODE` | `beside` (default) adds to vLLM's own metrics, `instead`"
+        " replaces them. |\n"
+        "| `SIDESTEP_NAMESPACE` | Tells deployments apart that feed one exporter; default the host"
+        " name, which in Kubernetes is the pod's. |\n"
+    )
+    return text
+
+
+def main() -> int:
+    """Write, or compare."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="fail where a document is out of date")
+    check = parser.parse_args().check
+    stale = []
+    for name, text in (("metrics.md", metrics()), ("configuration.md", configuration())):
+        path = DOCS / name
+        if check and (not path.exists() or path.read_text() != text):
+            stale.append(f"docs/{name}")
+        elif not check:
+            path.write_text(text)
+    if stale:
+        sys.stderr.write(f"out of date, run `make docs`: {', '.join(stale)}\n")
+    return 1 if stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
