@@ -91,7 +91,7 @@ async def test_openmetrics_passes_the_strict_parser(exporter: Exporter) -> None:
     ):
         assert answer.headers["Content-Type"] == OPENMETRICS
         page = await answer.text()
-    families = {family.name: family for family in text_string_to_metric_families(page)}
+    families = {family.name: family for family in text_string_to_metric_families(page)}  # type: ignore[no-untyped-call]
 
     assert page.endswith("# EOF\n")
     assert families["vllm:generation_tokens"].type == "counter"

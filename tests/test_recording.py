@@ -9,7 +9,8 @@ from typing import Any
 
 from conftest import Start
 from pages import get, parse
-from sidestep_adapters.recording import FINISH_REASONS, objects
+from sidestep.wire.vllm import FINISH_REASONS
+from sidestep_adapters.recording import objects
 from sidestep_adapters.replay import Replay
 
 

@@ -82,7 +82,6 @@ class Engine:
         histograms: By slot; None is not shown yet.
         keyed: Scalars with open label values, by slot and own label values.
         gauge_stamp: Host-monotonic stamp of the newest gauges applied.
-        wall: The sender's Unix time at its last item.
         streams: Incarnations that feed it now.
         seen: Sections of the plan whose families are shown.
         text: The renderer's own: what stands before a value, by family and key.
@@ -114,7 +113,7 @@ class Engine:
         "text",
         "throughput",
         "values",
-        "wall",
+
     )  # fmt: skip
 
     def __init__(self, layout: Layout, info: EngineInfo, overrides: Mapping[str, Bounds]) -> None:
@@ -130,7 +129,7 @@ class Engine:
         self.histograms: list[Histogram | None] = [None] * len(layout.histograms)
         self.keyed: list[dict[Key, Number]] = [{} for _ in layout.keyed]
         self.open: dict[str, OpenFamily] = {}
-        self.gauge_stamp = self.wall = 0.0
+        self.gauge_stamp = 0.0
         self.held_tokens = 0
         self.prefix_hits, self.external_hits, self.mm_hits = HitWindow(), HitWindow(), HitWindow()
         self.throughput: tuple[float, float] | None = None

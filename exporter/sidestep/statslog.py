@@ -96,6 +96,7 @@ class StatsLog:
         A line of an engine that had nothing to do, now and the last time, is for debugging.
         """
         found: list[tuple[int, Line]] = []
+        self.registry.version += 1  # the throughputs of old are gauges on the page
         engines = [e for e in self.registry.engines.values() if e.layout.dialect == "vllm"]
         differences: list[_Totals] = []
         for engine in engines:

@@ -1,0 +1,134 @@
+"""What vLLM's items mean beyond their plain fields: more than one field decides."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from sidestep.errors import CatalogueError
+from sidestep.plan import OTHER, Layout, Placed
+from sidestep.registry import Engine, Registry
+from sidestep.wire.items import VllmRejection, VllmSleep, VllmStep
+from sidestep.wire.vllm import CacheStats, IterationStats, SchedulerStats
+
+
+class VllmHooks:
+    """The functions behind the catalogue's hooks, for one layout."""
+
+    FED: ClassVar = {
+        "cached_by_source", "cudagraph_padding", "cudagraph_tokens", "iteration_tokens", "lora",
+        "lora_requests", "refused_observations", "rejection", "sleep_state",
+    }  # fmt: skip
+
+    def __init__(self, layout: Layout, registry: Registry) -> None:
+        self.registry = registry
+        hook = layout.hooks
+        if set(hook) != self.FED:
+            raise CatalogueError(f"hooks without a function or a row: {set(hook) ^ self.FED}")
+        self.iteration_tokens = hook["iteration_tokens"].slots[0]
+        self.cached_by_source = hook["cached_by_source"]
+        self.sleep_state = hook["sleep_state"]
+        self.rejection = hook["rejection"]
+        self.cudagraph_tokens = hook["cudagraph_tokens"]
+        self.cudagraph_padding = hook["cudagraph_padding"]
+        self.lora_requests = hook["lora_requests"].slots[0]
+        self.lora = hook["lora"].slots[0]
+
+    def step(self, engine: Engine, item: VllmStep, *, fresh: bool) -> None:
+        """After the plain fields of a step."""
+        if item.iteration is not None:
+            self.count_tokens(engine, item.iteration, last=item.scheduler is not None)
+        if item.mm_cache is not None:
+            _observe_hits(engine, item.mm_cache, "mm_hits")
+        if item.scheduler is not None:
+            self.scheduler(engine, item.scheduler, item.wall, fresh=fresh)
+
+    def count_tokens(self, engine: Engine, iteration: IterationStats, *, last: bool) -> None:
+        """Observe ``iteration_tokens_total`` once per engine step that had output.
+
+        With several API servers each sees a slice of the step and one of them,
+        by the scheduler's stats, the step itself. Sum and count are exact at any
+        moment; a slice that arrives after its step's own falls into the bucket
+        of the next step.
+        """
+        tokens = iteration.iteration_tokens
+        histogram = engine.histogram(self.iteration_tokens)
+        if not last:
+            engine.held_tokens += tokens
+            histogram.sum += tokens
+            histogram.cache = None
+            return
+        histogram.observe(tokens + engine.held_tokens)
+        histogram.sum -= engine.held_tokens
+        engine.held_tokens = 0
+
+    def scheduler(self, engine: Engine, stats: SchedulerStats, wall: float, *, fresh: bool) -> None:
+        """Hit rates, cache tiers, CUDA graphs and LoRA adapters."""
+        if stats.prefix_cache_stats is not None:
+            _observe_hits(engine, stats.prefix_cache_stats, "prefix_hits")
+            self.add(engine, self.cached_by_source, "device", stats.prefix_cache_stats.hits)
+        external = stats.connector_prefix_cache_stats
+        if external is not None:
+            _observe_hits(engine, external, "external_hits")
+            for tier, tokens in external.hits_by_source.items():
+                self.add(engine, self.cached_by_source, tier, tokens)
+        graph = stats.cudagraph_stats
+        if graph is not None:
+            self.add(engine, self.cudagraph_tokens, graph.runtime_mode, graph.num_unpadded_tokens)
+            self.add(engine, self.cudagraph_padding, graph.runtime_mode, graph.num_paddings)
+        if fresh:
+            self.adapters(engine, stats, wall)
+
+    def adapters(self, engine: Engine, stats: SchedulerStats, wall: float) -> None:
+        """The current LoRA adapters, and none from before."""
+        by_state = {"running": stats.running_lora_adapters, "waiting": stats.waiting_lora_adapters}
+        requests = engine.keyed[self.lora_requests]
+        combination = engine.keyed[self.lora]
+        if not any(by_state.values()):
+            requests.clear()
+            combination.clear()
+            return
+        now = {
+            (adapter, state): count
+            for state, adapters in by_state.items()
+            for adapter, count in adapters.items()
+        }
+        for gone in requests.keys() - now.keys():
+            del requests[gone]
+        for key, count in now.items():
+            kept = self.registry.capped(requests, key)
+            requests[kept] = count + (requests.get(kept, 0) if OTHER in kept else 0)
+        max_lora = engine.info.get("lora", {}).get("max_lora", "")
+        combination.clear()
+        running, waiting = (",".join(adapters) for adapters in by_state.values())
+        combination[(max_lora, running, waiting)] = wall
+
+    def add(self, engine: Engine, placed: Placed, value: str, count: int) -> None:
+        """Add to the child whose own label is ``value``."""
+        if placed.where == "keyed":
+            children = engine.keyed[placed.slots[0]]
+            key = self.registry.capped(children, (value,))
+            children[key] = children.get(key, 0) + count
+            return
+        closed: tuple[str, ...] = placed.row.closed
+        slot = placed.slots[closed.index(value) if value in closed else len(closed)]
+        if count or value in closed:
+            engine.values[slot] = (engine.values[slot] or 0) + count
+
+    def sleep(self, engine: Engine, item: VllmSleep) -> None:
+        """One of the three states is 1; none at a level the engine does not name."""
+        awake, *asleep = self.sleep_state.slots[:-1]
+        engine.values[awake] = int(not item.sleep)
+        for level, slot in enumerate(asleep, start=1):
+            engine.values[slot] = int(bool(item.sleep) and item.level == level)
+
+    def reject(self, engine: Engine, item: VllmRejection) -> None:
+        """A request that never reached the engine."""
+        self.add(engine, self.rejection, item.reason, 1)
+
+
+def _observe_hits(engine: Engine, stats: CacheStats, window: str) -> None:
+    hits = getattr(engine, window)
+    if stats.reset:
+        hits.reset()
+    if stats.requests:
+        hits.add(stats.requests, stats.queries, stats.hits)
