@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from sidestep.app import Exporter
 from sidestep.cli import recording
 from sidestep.config import read
+
+# Time limits per example would measure the machine; in CI every run tries the same examples.
+settings.register_profile("sidestep", deadline=None, derandomize="CI" in os.environ)
+settings.load_profile("sidestep")
 
 DATA = Path(__file__).parent / "data"
 MAIN_RUN = recording()

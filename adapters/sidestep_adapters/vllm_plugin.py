@@ -40,6 +40,16 @@ def mode() -> str:
     return chosen
 
 
+def log_as_vllm() -> None:
+    """Use vLLM's log handlers: its server mutes the root logger, and configures its own alone."""
+    theirs, ours = logging.getLogger("vllm"), logging.getLogger("sidestep_adapters")
+    if theirs.handlers and not ours.handlers:
+        for handler in theirs.handlers:
+            ours.addHandler(handler)
+        ours.setLevel(theirs.getEffectiveLevel())
+        ours.propagate = False
+
+
 def _base() -> Any:
     """What to derive from: it decides whether vLLM adds its own Prometheus logger.
 
@@ -48,6 +58,10 @@ def _base() -> Any:
     if endpoint() and mode() == "instead":
         return loggers.PrometheusStatLogger
     return getattr(loggers, "AggregateStatLoggerBase", loggers.StatLoggerBase)
+
+
+if endpoint():
+    log_as_vllm()
 
 
 class SidestepStatLogger(_base()):  # type: ignore[misc]
