@@ -47,6 +47,7 @@ PEERS = {"client inside": CLIENT, "sidestep": SERVE}
 FLUSH = 0.05
 """Seconds between two sends of a plugin."""
 WARM_UP = 0.5
+DRAIN = 60.0
 POOL = 64
 AHEAD = 6 << 20
 """Bytes that a saturating sender keeps ready."""
@@ -61,6 +62,7 @@ class Run:
     steps: int
     observed: int
     dropped: int
+    reconnects: int
     scrapes: list[float]
 
     @property
@@ -78,7 +80,7 @@ def main() -> None:
     parser.add_argument("--finished", type=int, default=1, help="requests a step")
     parser.add_argument("--seconds", type=float, default=4.0, help="per row and round")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--engines", type=int, default=16)
+    parser.add_argument("--engines", type=int, default=4)
     parser.add_argument("--fixed-engines", type=int, default=64)
     parser.add_argument("--rate", type=float, default=2000.0, help="steps a second, fixed rate")
     parser.add_argument("--scrape-interval", type=float, default=1.0)
@@ -110,7 +112,7 @@ def main() -> None:
         f"Exporter's CPU; {args.latencies} latencies and {args.finished} finished a step",
         (
             *("feed, exporter", "engines", "steps/s", "CPU us/step", "CPU share"),
-            *("dropped", "scrape ms", "Mobs/s a core", "ratio", "target"),
+            *("dropped", "reconnects", "scrape ms", "Mobs/s a core", "ratio", "target"),
         ),
         rows,
     )
@@ -130,6 +132,7 @@ def row(what: str, peer: str, engines: int, runs: dict[str, list[Run]]) -> list[
         f"{statistics.median(run.cpu / run.steps for run in own) * 1e6:.1f}",
         f"{statistics.median(run.cpu / run.seconds for run in own):.0%}",
         str(sum(run.dropped for run in own)),
+        str(sum(run.reconnects for run in own)),
         f"{percentile(scrapes, 0.5) * 1e3:.0f}" if scrapes else "",
         f"{per_core[peer] / 1e6:.2f}",
         f"{per_core[peer] / per_core['client inside']:.1f}x" if ours else "",
@@ -171,7 +174,7 @@ class Feed:
             if not lost and observed != expected:
                 raise SystemExit(f"{expected} observations were sent, {observed} are on the page")
         steps = sum(senders.added) - known - (lost - dropped)
-        return Run(cpu, took, steps, observed - before, lost, list(scrapes))
+        return Run(cpu, took, steps, observed - before, lost, senders.reconnects, list(scrapes))
 
     def _feed(self, senders: _Senders, rate: float, seconds: float) -> None:
         """Feed for ``seconds``, then wait until all of it is applied."""
@@ -240,6 +243,7 @@ class _Senders:
 
     Attributes:
         added: Steps given to each sender so far.
+        reconnects: Times that an acknowledgement did not come in time.
     """
 
     def __init__(self, endpoint: str, count: int) -> None:
@@ -248,22 +252,25 @@ class _Senders:
             for number in range(count)
         ]
         self.added = [0] * count
+        self.reconnects = 0
         self._endpoint = endpoint
         self._context = zmq.Context()
         self._sockets: list[zmq.Socket[bytes]] = []
 
     def __enter__(self) -> _Senders:
-        for _ in self.all:
-            socket = self._context.socket(zmq.DEALER)
-            socket.linger = 0
-            socket.setsockopt(zmq.IMMEDIATE, 1)
-            socket.setsockopt(zmq.SNDHWM, 64)
-            socket.connect(self._endpoint)
-            self._sockets.append(socket)
+        self._sockets = [self._connect() for _ in self.all]
         while any(sender.state is not State.STREAMING for sender in self.all):
             self.pump()
             time.sleep(0.01)
         return self
+
+    def _connect(self) -> zmq.Socket[bytes]:
+        socket = self._context.socket(zmq.DEALER)
+        socket.linger = 0
+        socket.setsockopt(zmq.IMMEDIATE, 1)
+        socket.setsockopt(zmq.SNDHWM, 64)
+        socket.connect(self._endpoint)
+        return socket
 
     def __exit__(self, *_: object) -> None:
         for socket in self._sockets:
@@ -278,8 +285,14 @@ class _Senders:
     def pump(self) -> bool:
         """Send and receive what can be; whether anything was sent."""
         moved = False
-        for sender, socket in zip(self.all, self._sockets, strict=True):
+        for number, sender in enumerate(self.all):
             now = time.monotonic()
+            if sender.reopen:
+                self._sockets[number].close(linger=0)
+                self._sockets[number] = self._connect()
+                sender.reopened()
+                self.reconnects += 1
+            socket = self._sockets[number]
             while answer := _receive(socket):
                 sender.receive(answer, now)
             while (frame := sender.next_frame(now)) is not None:
@@ -289,13 +302,14 @@ class _Senders:
                     break
                 sender.sent(now)
                 moved = True
-            if sender.complaint:
-                raise SystemExit(f"the exporter refuses: {sender.complaint}")
         return moved
 
     def drain(self) -> None:
         """Wait until all is applied."""
+        deadline = time.monotonic() + DRAIN
         while not all(sender.drained for sender in self.all):
+            if time.monotonic() > deadline:
+                raise SystemExit(f"not all is applied; {self.all[0].complaint or 'no answer'}")
             if not self.pump():
                 time.sleep(0.005)
 

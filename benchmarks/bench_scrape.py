@@ -81,7 +81,7 @@ def measure(registry: Registry, client: CollectorRegistry, rounds: int) -> list[
             change()
             spent[name].append(_milliseconds(lambda: page(registry)))
     gc.unfreeze()
-    samples = sum(not line.startswith(b"#") for line in body.splitlines())
+    samples = len(_samples_of(body))
     theirs = statistics.median(spent["client"])
     return [
         [
@@ -99,8 +99,15 @@ def measure(registry: Registry, client: CollectorRegistry, rounds: int) -> list[
 
 
 def page(registry: Registry) -> bytes:
-    """The engines' page."""
-    return "".join(render(registry)).encode()
+    """The engines' page, whether its pieces are text or bytes already."""
+    pieces: list[Any] = [*render(registry)]
+    if pieces and isinstance(pieces[0], bytes):
+        return b"".join(pieces)
+    return "".join(pieces).encode()
+
+
+def _samples_of(body: bytes) -> list[bytes]:
+    return [line for line in body.splitlines() if not line.startswith(b"#")]
 
 
 def fleet(samples: int) -> Registry:
@@ -108,7 +115,7 @@ def fleet(samples: int) -> Registry:
     registry = Registry({"vllm": compile_layout("vllm")}, {})
     applier, steps = Applier(registry), Steps()
     _add_engine(registry, applier, steps)
-    one = page(registry).count(b"\n") - 2 * sum(1 for _ in families(registry))
+    one = len(_samples_of(page(registry)))
     while len(registry.engines) < max(samples // one, 1):
         _add_engine(registry, applier, steps)
     return registry

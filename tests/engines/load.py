@@ -134,7 +134,7 @@ class Client:
             [Ask(shared + text(10), 16) for _ in range(8)],
             [Ask(text(30), 200, options={"logit_bias": {str(EOS): 3.5}}) for _ in range(8)],
             [Ask(text(30), 800, options={"stop": letters, **plain}) for _ in range(4)],
-            [Ask(text(60), 1500, leave=10) for _ in range(5)],
+            [Ask(text(60), 1500, leave=1) for _ in range(5)],
             [Ask(text(40), 12, options={"n": 2, **plain}) for _ in range(2)],
             [Ask(text(60), 350) for _ in range(16)],
             [Ask(text(400), 8) for _ in range(12)],

@@ -49,7 +49,10 @@ async def both(server: VllmServer, endpoint: str, home: Path) -> AsyncIterator[E
 async def test_beside_the_engine_both_pages_agree(
     vllm_python: Path, tiny: Path, home: Path, endpoint: str
 ) -> None:
-    """After a mixed load every family, label set, bucket and value of vLLM's page is on ours."""
+    """After a mixed load every family, label set, bucket and value of vLLM's page is on ours.
+
+    An engine that is asked to end says goodbye.
+    """
     environ = {**MAIN_ENVIRON, "SIDESTEP_ENDPOINT": endpoint}
     server = VllmServer(vllm_python, tiny, home, MAIN_FLAGS, environ)
     async with both(server, endpoint, home) as exporter:
@@ -57,6 +60,8 @@ async def test_beside_the_engine_both_pages_agree(
             answers = await client.mixed()
         theirs, ours, found = await settled(server, exporter)
         report("beside", theirs, answers)
+        code = await server.stop()
+        after = await settled_alone(exporter, lambda page: not value(page, "sidestep_streams"))
 
     assert [] == found
     assert [400] == [answer.status for answer in answers if answer.status != 200]
@@ -68,6 +73,7 @@ async def test_beside_the_engine_both_pages_agree(
     assert count(theirs, "vllm:kv_block_lifetime_seconds") > 0
     assert {"stop": 12, "length": 56} == reasons(answers)
     assert sum(answer.left for answer in answers) == 5
+    assert (code, value(after, "sidestep_engine_up")) == (0, 0)
 
 
 async def test_instead_of_the_engines_own_logger(

@@ -154,6 +154,40 @@ async def test_exporter_comes_late_dies_and_comes_back(
     assert_nothing_refused(last)
 
 
+async def test_killed_engine_goes_on_counting_when_it_is_back(
+    vllm_python: Path, tiny: Path, home: Path, endpoint: str
+) -> None:
+    """Totals of a killed engine and of its next process add up; the restart is counted."""
+    environ = {"SIDESTEP_ENDPOINT": endpoint}
+    pages: list[Page] = []
+    async with ExporterProcess(endpoint, home / "exporter.log") as exporter:
+        await exporter.started()
+        for lives in (1, 2):
+            async with VllmServer(vllm_python, tiny, home, [], environ) as server:
+                await server.started()
+                async with Client(server.base) as client:
+                    assert_complete(
+                        await client.ask_all([Ask(client.text(30), TOKENS) for _ in range(20)])
+                    )
+                expected = lives * 20 * TOKENS
+                ours = await settled_alone(
+                    exporter,
+                    lambda page, tokens=expected: (  # type: ignore[misc]
+                        idle(page) and value(page, "vllm:generation_tokens") >= tokens
+                    ),
+                )
+                pages.append(ours)
+                server.kill()
+
+    tokens = [value(page, "vllm:generation_tokens") for page in pages]
+    ended = [value(page, "vllm:request_success", finished_reason="length") for page in pages]
+    restarts = [value(page, "sidestep_engine_restarts") for page in pages]
+    assert [20 * TOKENS, 40 * TOKENS] == tokens
+    assert [20, 40] == ended
+    assert [0, 1] == restarts
+    assert_nothing_refused(pages[1])
+
+
 async def test_broken_translation_costs_metrics_only(
     vllm_python: Path, tiny: Path, home: Path, endpoint: str
 ) -> None:
