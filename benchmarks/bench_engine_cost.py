@@ -28,7 +28,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 from benchmarks.client import ClientMetrics
 from benchmarks.process import ExporterProcess
@@ -116,7 +116,9 @@ def main() -> None:
                 for case in cases:
                     for role, worker in workers.items():
                         found.setdefault((case, role), []).append(worker.run(case))
-        recorded = sum(r.recorded for (_, role), rs in found.items() if role == "sidestep" for r in rs)
+        recorded = sum(
+            r.recorded for (_, role), rs in found.items() if role == "sidestep" for r in rs
+        )
         arrived = exporter.totals["sidestep_items_total"]
     if arrived != recorded:
         raise SystemExit(f"{recorded} steps were recorded, {arrived:.0f} arrived")
@@ -175,6 +177,7 @@ def _ratio(theirs: float, ours: float) -> str:
     return f"{theirs / ours:.1f}x" if ours > 0 else "-"
 
 
+@final
 class Worker:
     """A process that holds one logger and measures what it is told to."""
 
@@ -268,9 +271,7 @@ def measure(
     )
 
 
-def loop(
-    steps: Steps, case: Case, calls: int, gap: float, record: Record
-) -> tuple[list[int], int]:
+def loop(steps: Steps, case: Case, calls: int, gap: float, record: Record) -> tuple[list[int], int]:
     """Nanoseconds of the thread for each of ``calls``, and of the process for all."""
     clock = time.thread_time_ns
     schedulers = steps.schedulers
@@ -327,7 +328,7 @@ def open_sidestep(
 
 
 def open_peer(config: Any) -> Callable[[], contextlib.AbstractContextManager[Record]]:
-    """vLLM's logger, or the catalogue's metrics in prometheus_client."""
+    """The real logger of vLLM, or the catalogue's metrics in prometheus_client."""
     if config is not None:
         from vllm.v1.metrics.loggers import PrometheusStatLogger  # noqa: PLC0415
 

@@ -25,7 +25,7 @@ import threading
 import time
 from collections.abc import Iterator
 from random import Random
-from typing import Any, cast
+from typing import Any, cast, final
 
 import zmq
 
@@ -84,7 +84,13 @@ def main() -> None:
     parser.add_argument("--fixed-engines", type=int, default=64)
     parser.add_argument("--rate", type=float, default=2000.0, help="steps a second, fixed rate")
     parser.add_argument("--scrape-interval", type=float, default=1.0)
-    for flag in ("client", "ingest.endpoint", "web.listen-address", "log.stats-interval", "log.level"):
+    for flag in (
+        "client",
+        "ingest.endpoint",
+        "web.listen-address",
+        "log.stats-interval",
+        "log.level",
+    ):
         nothing = "store_true" if flag == "client" else "store"
         parser.add_argument(f"--{flag}", action=nothing, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -214,7 +220,7 @@ def _observations(step: VllmStep) -> int:
     iteration, scheduler = step.iteration, step.scheduler
     if iteration is None or scheduler is None:
         raise ValueError("a step of the feed has both")
-    lists = (
+    lists: tuple[list[Any], ...] = (
         iteration.inter_token_latencies_iter,
         iteration.time_to_first_tokens_iter,
         iteration.max_num_generation_tokens_iter,
@@ -238,6 +244,7 @@ class _Source:
         self.scheduler, self.iteration = scheduler, iteration
 
 
+@final
 class _Senders:
     """As many streams as engines, each with a socket of its own.
 
@@ -262,6 +269,7 @@ class _Senders:
         while any(sender.state is not State.STREAMING for sender in self.all):
             self.pump()
             time.sleep(0.01)
+        self.reconnects = 0
         return self
 
     def _connect(self) -> zmq.Socket[bytes]:

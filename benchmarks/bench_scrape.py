@@ -58,7 +58,16 @@ def main() -> None:
         rows += measure(registry, client, args.rounds)
     show(
         "CPU time of one page; pages of the first size were parsed and found equal",
-        ("samples, state", "engines", "KiB", "client ms", "sidestep ms", "p99 ms", "ratio", "target"),
+        (
+            "samples, state",
+            "engines",
+            "KiB",
+            "client ms",
+            "sidestep ms",
+            "p99 ms",
+            "ratio",
+            "target",
+        ),
         rows,
     )
 
@@ -159,7 +168,9 @@ def client_registry(registry: Registry) -> CollectorRegistry:
         for labels, value in _samples(registry, family):
             if metric is None:
                 bounds = value.bounds if isinstance(value, Histogram) else ()
-                metric = new_metric(family.name, family.kind, family.help, labels, bounds, client)
+                metric = new_metric(
+                    family.name, family.kind, family.help, labels, bounds, registry=client
+                )
             _fill(metric.labels(**labels) if labels else metric, value)
     return client
 

@@ -41,7 +41,7 @@ class ClientMetrics:
                 row.help,
                 row.labels,
                 (row.bounds or engine.bounds[row.buckets]) if row.kind == "histogram" else (),
-                self.registry,
+                registry=self.registry,
             )
         return found
 
@@ -129,7 +129,7 @@ class _Reads:
             for name, part in section.parts.items()
         ]
 
-    def run(self, engine: ClientEngine, source: Any) -> None:
+    def run(self, engine: ClientEngine, source: Any) -> None:  # noqa: C901 - one pass
         """Set, add and observe what ``source`` holds."""
         scalars, histograms = engine.scalars, engine.histograms
         for slot, value in _read(self.gauges, source):
@@ -175,6 +175,7 @@ def new_metric(
     text: str,
     labels: Iterable[str],
     bounds: Iterable[float],
+    *,
     registry: CollectorRegistry,
 ) -> Counter | Gauge | Histogram:
     """A metric of prometheus_client; ``name`` as exposed."""

@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import final
 
 from sidestep.plan import compile_layout
 
@@ -24,6 +25,7 @@ START = 30.0
 SERVE = ("-m", "sidestep", "serve")
 
 
+@final
 class ExporterProcess:
     """A running exporter; use it as a context.
 
@@ -58,7 +60,10 @@ class ExporterProcess:
                 return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
     ) -> None:
         self._process.terminate()
         try:

@@ -1,0 +1,97 @@
+"""What the documents claim: generated ones are current, and every name in them exists."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sidestep.catalogue import DIALECTS
+from sidestep.catalogue.self_metrics import BY_NAME
+from sidestep.config import CONFIG_FILE, SETTINGS
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+FAMILIES = {row.name for rows in DIALECTS.values() for row in rows} | BY_NAME.keys()
+
+
+def test_generated_documents_are_current() -> None:
+    """``make docs`` would change nothing."""
+    done = subprocess.run(
+        [sys.executable, ROOT / "tools" / "docs.py", "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_documents_name_families_that_exist(path: Path) -> None:
+    """A metric that a reader would look for in vain is an error."""
+    text = path.read_text()
+    named = set(re.findall(r"\b(?:vllm:|sidestep_)[a-z0-9_]+", text))
+    # Prefixes of several, and what the text says is not there.
+    unknown = {
+        name for name in named - FAMILIES if not any(family.startswith(name) for family in FAMILIES)
+    } - {
+        "sidestep_adapters",
+        "vllm:request_params_best_of",
+        "vllm:prompt_tokens_recomputed_total",
+        "vllm:tokens_total",
+    }
+
+    assert unknown == set()
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_to_files(path: Path) -> None:
+    """Relative links, of all documents."""
+    targets = re.findall(r"\]\((?!https?:)([^)#]+)", path.read_text())
+
+    assert [target for target in targets if not (path.parent / target).exists()] == []
+
+
+def test_every_flag_is_in_the_help_and_the_documents() -> None:
+    """And its variable."""
+    done = subprocess.run(
+        [sys.executable, "-m", "sidestep", "serve", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    text = (ROOT / "docs" / "configuration.md").read_text()
+
+    for setting in (*SETTINGS, CONFIG_FILE):
+        assert f"--{setting.flag}" in done.stdout
+        assert f"--{setting.flag}" in text
+        assert setting.variable in text
+
+
+def test_the_readmes_commands_exist() -> None:
+    """Every make target and sidestep command it names."""
+    text = (ROOT / "README.md").read_text()
+    makefile = (ROOT / "Makefile").read_text()
+    help_text = subprocess.run(
+        [sys.executable, "-m", "sidestep", "--help"], capture_output=True, text=True, check=True
+    ).stdout
+
+    for target in re.findall(r"make ([a-z-]+)", text):
+        assert f"\n{target}:" in makefile
+    for command in re.findall(r"sidestep (serve|demo|record|replay)\b", text):
+        assert command in help_text
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_the_example_configuration_is_valid() -> None:
+    """As Prometheus reads it."""
+    subprocess.run(
+        [str(shutil.which("promtool")), "check", "config", ROOT / "deploy" / "prometheus.yml"],
+        check=True,
+        capture_output=True,
+    )
