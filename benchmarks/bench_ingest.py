@@ -6,8 +6,8 @@ Counter, Gauge and Histogram children instead. Both are fed over ipc by as many
 senders as there are engines, with the plugin's own session code: handshake,
 64 KiB batches, window, acknowledgements, heartbeats. An item is one engine step.
 
-"saturating" rows send as fast as the exporter takes it, "mixed" ones with the
-worst latencies to sort (see ``benchmarks.steps``); "fixed rate" rows send
+"saturating" rows send as fast as the exporter takes it, with latencies of a step
+that are equal as recorded, alike, or mixed (see ``benchmarks.steps``); "fixed rate" rows send
 so many steps a second over all engines while the page is scraped. Every
 observation sent must be on the page, or the benchmark ends with an error. An
 exporter that cannot keep a fixed rate falls behind: its "steps/s" are then less.
@@ -40,6 +40,7 @@ from sidestep.plan import compile_layout
 from sidestep.registry import Registry
 from sidestep.session.sender import Sender, State
 from sidestep.wire.items import VllmStep, encode_item
+from sidestep.wire.vllm import even_out
 from sidestep_adapters.translate import to_wire
 
 CLIENT = ("-m", "benchmarks.bench_ingest", "--client")
@@ -98,12 +99,15 @@ def main() -> None:
         flags = vars(args)
         serve_client(flags["ingest.endpoint"], flags["web.listen_address"])
         return
-    alike, mixed = (Feed(args.latencies, args.finished, mixed=flag) for flag in (False, True))
+    recorded, alike, mixed = (
+        Feed(args.latencies, args.finished, spread) for spread in ("recorded", "alike", "mixed")
+    )
     rows: list[list[str]] = []
     for what, feed, engines, rate in (
-        ("saturating", alike, args.engines, 0.0),
+        ("saturating", recorded, args.engines, 0.0),
+        ("saturating alike", alike, args.engines, 0.0),
         ("saturating mixed", mixed, args.engines, 0.0),
-        ("fixed rate", alike, args.fixed_engines, args.rate),
+        ("fixed rate", recorded, args.fixed_engines, args.rate),
     ):
         runs: dict[str, list[Run]] = {peer: [] for peer in PEERS}
         for _ in range(args.rounds):
@@ -149,11 +153,14 @@ def row(what: str, peer: str, engines: int, runs: dict[str, list[Run]]) -> list[
 class Feed:
     """Encoded steps, and the senders that feed them to an exporter."""
 
-    def __init__(self, latencies: int, finished: int, *, mixed: bool = False) -> None:
-        steps = Steps(mixed=mixed)
+    def __init__(self, latencies: int, finished: int, spread: str) -> None:
+        steps = Steps(spread=spread)
         schedulers = steps.schedulers[20 : 20 + POOL]
         sources = [_Source(each, steps.iteration(latencies, finished)) for each in schedulers]
         translated = [to_wire(source, VllmStep)[0] for source in sources]
+        for step in translated:
+            if step.iteration is not None:
+                even_out(step.iteration)
         self.items = [encode_item(step) for step in translated]
         self.observed = [_observations(step) for step in translated]
 
@@ -228,6 +235,7 @@ def _observations(step: VllmStep) -> int:
     )
     return (
         sum(map(len, lists))
+        + sum(run.count for run in iteration.inter_token_latencies_iter_runs)
         + 1  # iteration_tokens_total
         + sum(10 + bool(each.max_tokens_limit) for each in iteration.finished_requests)
         + sum(2 + len(each.reuse_gaps_seconds) for each in scheduler.kv_cache_eviction_events)

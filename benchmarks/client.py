@@ -8,12 +8,13 @@ comes from the same plan as sidestep's own updates.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from sidestep.catalogue.model import Hook, Row
-from sidestep.plan import Layout, Placed, Section, reader
+from sidestep.plan import Layout, Placed, Section
 from sidestep.registry import Engine
 from sidestep.wire.items import Item, VllmStep
 
@@ -121,6 +122,7 @@ class _Reads:
         self.counters = _pairs(section.counters)
         self.single = _pairs(section.single)
         self.lists = _pairs(section.lists)
+        self.runs = section.runs
         self.columns = section.columns
         self.codes = section.codes
         self.tallies = [(n, p) for n, p in section.tallies if p.where == "scalars"]
@@ -129,7 +131,7 @@ class _Reads:
             for name, part in section.parts.items()
         ]
 
-    def run(self, engine: ClientEngine, source: Any) -> None:  # noqa: C901 - one pass
+    def run(self, engine: ClientEngine, source: Any) -> None:  # noqa: C901, PLR0912 - one pass
         """Set, add and observe what ``source`` holds."""
         scalars, histograms = engine.scalars, engine.histograms
         for slot, value in _read(self.gauges, source):
@@ -140,6 +142,12 @@ class _Reads:
             observe = (histograms[slot] or engine.histogram(slot)).observe
             for value in values:
                 observe(value)
+        for name, slot in self.runs:
+            observe = (histograms[slot] or engine.histogram(slot)).observe
+            for run in getattr(source, name):
+                # prometheus_client has no way to observe a value several times at once.
+                for _ in range(run.count):
+                    observe(run.value)
         for slot, value in _read(self.single, source):
             (histograms[slot] or engine.histogram(slot)).observe(value)
         for name, placed in self.tallies:
@@ -188,7 +196,10 @@ def new_metric(
 def _pairs(fields: Fields) -> Pairs | None:
     if not fields:
         return None
-    return reader([name for name, _ in fields]), tuple(slot for _, slot in fields)
+    names = [name for name, _ in fields]
+    get = attrgetter(*names)
+    read = get if len(names) > 1 else lambda source: (get(source),)
+    return read, tuple(slot for _, slot in fields)
 
 
 def _read(pairs: Pairs | None, source: Any) -> Iterable[tuple[int, Any]]:

@@ -305,7 +305,7 @@ def test_rejections_of_all_engines_of_a_model_are_one_series() -> None:
     bench.engine("1")
     bench.apply(VllmRejection(0, 1.0, "max_num_queued_reqs"))
     bench.apply(VllmRejection(0, 1.0, "max_num_queued_reqs"), to="1")
-    text = "".join(render(bench.registry, names={"vllm:admission_rejections_total"}))
+    text = render(bench.registry, names={"vllm:admission_rejections_total"}).decode()
 
     assert text.count('reason="max_num_queued_reqs"') == 1
     assert 'reason="max_num_queued_reqs"} 2\n' in text
@@ -317,7 +317,7 @@ def test_engines_that_would_look_alike_get_an_origin() -> None:
     bench.engine("0", id="host-a/m/0")
     bench.engine("x", id="host-b/m/0", labels={"engine": "0", "model_name": "m"})
     lines = [
-        line for line in "".join(render(bench.registry)).splitlines() if not line.startswith("#")
+        line for line in render(bench.registry).decode().splitlines() if not line.startswith("#")
     ]
     series = [line.rpartition(" ")[0] for line in lines]
 
@@ -421,13 +421,13 @@ def test_a_family_that_contradicts_is_refused_whole(
 ) -> None:
     """Nothing of the item is applied, not even what stands before the bad family."""
     item.families.insert(0, Family("vllm:fine_total", "counter", samples=[Sample(value=1.0)]))
-    before = "".join(render(bench.registry))
+    before = render(bench.registry).decode()
 
     with pytest.raises(WireError) as caught:
         bench.apply(item)
 
     assert caught.value.reason == reason
-    assert "".join(render(bench.registry)) == before
+    assert render(bench.registry).decode() == before
 
 
 def test_hidden_names_show_what_today_sends() -> None:
@@ -452,7 +452,7 @@ def test_hidden_names_show_what_today_sends() -> None:
     assert bench.value("vllm:spec_decode_draft_acceptance_rate") == 0.5
     assert bench.value("vllm:spec_decode_efficiency") == 5 / 8
     assert bench.value("vllm:spec_decode_num_emitted_tokens_total") == 5
-    text = "".join(render(bench.registry))
+    text = render(bench.registry).decode()
     assert 'vllm:time_per_output_token_seconds_count{engine="0",model_name="m"} 1\n' in text
     assert 'vllm:inter_token_latency_seconds_count{engine="0",model_name="m"} 1\n' in text
 
@@ -472,7 +472,7 @@ def test_hit_rates_cover_about_a_thousand_requests(bench: Bench) -> None:
 def test_labels_are_escaped_once(bench: Bench) -> None:
     """Quotes and backslashes survive a parser; newlines never get in."""
     bench.engine("q", labels={"engine": "q", "model_name": 'a"b\\c'})
-    text = "".join(render(bench.registry, names={"vllm:generation_tokens_total"}))
+    text = render(bench.registry, names={"vllm:generation_tokens_total"}).decode()
 
     assert 'model_name="a\\"b\\\\c"' in text
 

@@ -35,7 +35,7 @@ async def test_page_is_the_one_kept(
         player = Replay(MAIN_RUN, exporter.endpoints[0], realtime=False, namespace="golden")
         await asyncio.to_thread(player.run)
 
-        golden(name, "".join(render(exporter.registry, openmetrics=openmetrics)))
+        golden(name, render(exporter.registry, openmetrics=openmetrics).decode())
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,19 @@ def test_what_is_no_latency_is_left_out_and_told(observed: list[float]) -> None:
     assert math.isfinite(histogram.sum)
 
 
+@given(values, st.integers(0, 1000))
+def test_a_run_counts_as_often_as_it_says(value: float, count: int) -> None:
+    """One call for many equal values."""
+    run, each = Histogram(BOUNDS), Histogram(BOUNDS)
+
+    run.observe_run(value, count)
+    each.observe_many([value] * count)
+
+    assert run.counts == each.counts
+    assert math.isclose(run.sum, each.sum, rel_tol=1e-12)
+    assert run.observe_run(-1.0, 3) == 3
+
+
 def test_merged_counts_add_up() -> None:
     """Counts that were made elsewhere are added bucket by bucket."""
     one, other = Histogram((1.0, 2.0)), Histogram((1.0, 2.0))

@@ -11,6 +11,7 @@ import atexit
 import logging
 import os
 import secrets
+import sys
 import threading
 import time
 import weakref
@@ -92,9 +93,9 @@ class Publisher:
             self._overflowed += 1
 
     def fail(self, what: str) -> None:
-        """Count a record that could not be translated; say so once a minute. For ``except``."""
+        """Count a record that could not be sent as it was; say so, and why, once a minute."""
         self.errors += 1
-        self._complain("%s: %d so far", what, self.errors, exc_info=True)
+        self._complain("%s: %d so far", what, self.errors, exc_info=sys.exc_info()[0] is not None)
 
     def describe(self, engines: Sequence[EngineInfo]) -> None:
         """Replace what the stream says about its engines; known ones keep their index."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from sidestep.reads import compile_reads
 from sidestep.registry import Engine, Registry
 from sidestep.samples import add_samples
-from sidestep.sections import Reads
 from sidestep.vllm_hooks import VllmHooks
 from sidestep.wire.items import Item, Samples, VllmRejection, VllmSleep, VllmStep
 
@@ -14,13 +14,9 @@ class Applier:
 
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
-        self._steps = {
-            dialect: Reads(layout.root, layout, registry)
-            for dialect, layout in registry.layouts.items()
-        }
-        self._vllm = {
-            dialect: VllmHooks(layout, registry) for dialect, layout in registry.layouts.items()
-        }
+        layout = registry.layouts["vllm"]
+        self._read_vllm = compile_reads(layout, registry)
+        self._vllm = VllmHooks(layout, registry)
 
     def apply(self, engine: Engine, item: Item) -> None:
         """Add ``item`` to ``engine``'s series.
@@ -28,20 +24,23 @@ class Applier:
         Raises:
             WireError: The item contradicts the catalogue; nothing was changed.
         """
-        dialect = engine.layout.dialect
+        self.registry.version += 1
         match item:
-            case VllmStep(more=True):
-                self._steps[dialect].run(engine, item, fresh=False)
             case VllmStep():
-                fresh = item.stamp >= engine.gauge_stamp and item.scheduler is not None
-                self._steps[dialect].run(engine, item, fresh=fresh)
-                self._vllm[dialect].step(engine, item, fresh=fresh)
+                # What is left of an oversized step has neither gauges nor a step to count.
+                fresh = (
+                    not item.more
+                    and item.scheduler is not None
+                    and item.stamp >= engine.gauge_stamp
+                )
+                self._read_vllm(engine, item, fresh)
+                if not item.more:
+                    self._vllm.step(engine, item, fresh=fresh)
                 if fresh:
                     engine.gauge_stamp = item.stamp
             case Samples():
                 add_samples(self.registry, engine, item)
             case VllmSleep():
-                self._vllm[dialect].sleep(engine, item)
+                self._vllm.sleep(engine, item)
             case VllmRejection():
-                self._vllm[dialect].reject(engine, item)
-        self.registry.version += 1
+                self._vllm.reject(engine, item)

@@ -28,7 +28,7 @@ class Histogram:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
         self.sum = 0.0
-        self.cache: str | None = None
+        self.cache: bytes | None = None
 
     def observe(self, value: float) -> int:
         """Count one value; 1 where it was refused, else 0."""
@@ -39,6 +39,15 @@ class Histogram:
         self.cache = None
         return 0
 
+    def observe_run(self, value: float, count: int) -> int:
+        """Count the same value several times; how many were refused."""
+        if not 0.0 <= value <= VALUE_LIMIT:
+            return count
+        self.counts[bisect_left(self.bounds, value)] += count
+        self.sum += value * count
+        self.cache = None
+        return 0
+
     def observe_many(self, values: list[float]) -> int:
         """Count ``values``, which may be reordered; how many were refused.
 
@@ -46,11 +55,13 @@ class Histogram:
         differences of wall clocks, which can step back, and an unknown
         interval is left out rather than guessed.
         """
+        refused = 0
         if len(values) < _FEW:
-            return sum(map(self.observe, values))
+            for value in values:
+                refused += self.observe(value)
+            return refused
         total = sum(values)
         values.sort()
-        refused = 0
         # A NaN would leave the list unsorted, but never a finite sum.
         if not math.isfinite(total) or values[0] < 0.0 or values[-1] > VALUE_LIMIT:
             known = sorted(v for v in values if 0.0 <= v <= VALUE_LIMIT)

@@ -42,7 +42,7 @@ class Pages:
         """The whole page: the engines' families, then the exporter's own."""
         started = time.perf_counter()
         if names:
-            body = "".join(render(self.registry, openmetrics=openmetrics, names=names)).encode()
+            body = render(self.registry, openmetrics=openmetrics, names=names)
         else:
             body = self._engines(openmetrics=openmetrics)
         own = self.own.restricted_registry(names) if names else self.own
@@ -55,7 +55,7 @@ class Pages:
         version, body = self._cache.get(openmetrics, (-1, b""))
         if version != self.registry.version:
             version = self.registry.version
-            body = "".join(render(self.registry, openmetrics=openmetrics)).encode()
+            body = render(self.registry, openmetrics=openmetrics)
             self._cache[openmetrics] = (version, body)
         return body
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 import zmq
@@ -19,6 +19,7 @@ from sidestep.registry import Engine, Registry
 from sidestep.selfmetrics import LagMeter, SelfMetrics
 from sidestep.session.receiver import Received, Receiver, Stream
 from sidestep.wire.items import decode_item
+from sidestep.wire.limits import MAX_ITEM_BYTES
 from sidestep.wire.messages import FromExporter, Heartbeat, Hello, decode_from_sender, encode
 
 log = logging.getLogger(__name__)
@@ -54,10 +55,12 @@ class Ingest:
         self._claims: list[Claim] = []
         self._engines: dict[int, list[Engine]] = {}
         """By incarnation: what a stream's engine indices mean."""
-        self._backlog: deque[tuple[int, msgspec.Raw]] = deque()
-        self._scheduled = False
+        self._backlog: deque[tuple[list[Engine], msgspec.Raw]] = deque()
+        self._scheduled = self._ack_due = False
         self._tick: asyncio.TimerHandle | None = None
-        self._seen: dict[str, float] = {}
+        self._arrived = 0.0
+        """Unix time of the frame whose items are being applied."""
+        self._applied = 0
         self._bug_logged_at = -BUG_LOG_INTERVAL
         self._read_metrics()
 
@@ -111,8 +114,7 @@ class Ingest:
     def _on_tick(self, expected: float) -> None:
         loop = asyncio.get_running_loop()
         self.lag.note(loop.time() - expected)
-        if not self._backlog:
-            self._reply(self.receiver.acks(self._clock()))
+        self._ack_due = True
         self._drain()
         due = loop.time() + TICK
         self._tick = loop.call_at(due, self._on_tick, due)
@@ -128,6 +130,11 @@ class Ingest:
                 self._apply(*self._backlog.popleft())
                 if time.perf_counter() > deadline:
                     return True
+            if self._ack_due:
+                # Between two frames all that was consumed is applied. Waiting for a turn that
+                # finds nothing to do would starve the senders of a busy exporter.
+                self._ack_due = False
+                self._reply(self.receiver.acks(self._clock()))
             try:
                 peer, *frames = socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
@@ -158,9 +165,20 @@ class Ingest:
         self._reply(received.replies)
         self._account(received)
         if stream is not None:
-            self._backlog.extend((stream.incarnation, raw) for raw in received.items)
+            self._arrived = self._wall()
+            engines = self._engines[stream.incarnation]
+            self._backlog.extend((engines, raw) for raw in self._sized(frames[0], received.items))
             if not stream.open:
                 self._part(stream)
+
+    def _sized(self, frame: bytes, items: Sequence[msgspec.Raw]) -> Sequence[msgspec.Raw]:
+        """``items`` without those over the limit, which only a large frame can hold."""
+        if len(frame) <= MAX_ITEM_BYTES:
+            return items
+        kept = [raw for raw in items if len(memoryview(raw)) <= MAX_ITEM_BYTES]
+        for _ in range(len(items) - len(kept)):
+            self._reject("too_big")
+        return kept
 
     def _greet(self, stream: Stream, before: Stream | None, *, restarted: bool) -> None:
         """Bind the stream's engine indices to engines."""
@@ -187,9 +205,8 @@ class Ingest:
             self.metrics.add("sidestep_stream_push_dropped_total", received.dropped, name)
             self.metrics.add("sidestep_stream_errors_total", received.errors, name)
 
-    def _apply(self, incarnation: int, raw: msgspec.Raw) -> None:
+    def _apply(self, engines: list[Engine], raw: msgspec.Raw) -> None:
         """Apply one item; whatever is wrong with it costs that item alone."""
-        engines = self._engines[incarnation]
         try:
             item = decode_item(raw)
             if item.engine >= len(engines):
@@ -204,8 +221,8 @@ class Ingest:
                 self._bug_logged_at = self._clock()
                 log.exception("an item could not be applied; this is a bug in sidestep")
         else:
-            self._seen[engine.id] = self._wall()
-            self.metrics.add("sidestep_items_total")
+            engine.last_seen = self._arrived
+            self._applied += 1
 
     def _reject(self, reason: str) -> None:
         self.metrics.add("sidestep_rejected_total", 1, reason)
@@ -237,10 +254,11 @@ class Ingest:
         read("sidestep_engine_restarts_total", of_engines(lambda engine: engine.restarts))
         read(
             "sidestep_engine_last_seen_timestamp_seconds",
-            of_engines(lambda engine: self._seen.get(engine.id, 0.0)),
+            of_engines(lambda engine: engine.last_seen),
         )
         streams = self.receiver.streams
         read("sidestep_streams", lambda: [((), sum(s.open for s in streams.values()))])
+        read("sidestep_items_total", lambda: [((), self._applied)])
         read("sidestep_engines", lambda: [((), len(self.registry.engines))])
         read("sidestep_stream_ring_bytes", lambda: list(map(_ring_bytes, streams.values())))
         read("sidestep_label_values_limited_total", lambda: [((), self.registry.limited)])

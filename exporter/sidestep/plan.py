@@ -12,8 +12,7 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from operator import attrgetter
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -74,18 +73,21 @@ class Section:
     """What to read from one struct of an item, and the structs below it."""
 
     __slots__ = (
-        "codes", "columns", "counters", "gauges", "lists", "name", "parts", "rows", "single",
-        "tallies",
+        "codes", "columns", "counters", "gauges", "lists", "name", "parts", "path", "rows", "runs",
+        "single", "tallies",
     )  # fmt: skip
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, path: str = "") -> None:
         self.name = name
+        self.path = path
         self.gauges: list[tuple[str, int]] = []
         self.counters: list[tuple[str, int]] = []
         self.single: list[tuple[str, int]] = []
         """Numbers that a histogram observes."""
         self.lists: list[tuple[str, int]] = []
         """Lists of numbers that a histogram observes."""
+        self.runs: list[tuple[str, int]] = []
+        """Likewise, as runs of equal numbers."""
         self.columns: list[tuple[str, bool, int]] = []
         """Of a list of structs: field, whether it is itself a list, histogram."""
         self.codes: list[tuple[str, Placed]] = []
@@ -110,7 +112,7 @@ class Section:
 
     def part(self, name: str) -> Section:
         """The section of the struct in field ``name``."""
-        return self.parts.setdefault(name, Section(name))
+        return self.parts.setdefault(name, Section(name, f"{self.path}.{name}"))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -153,14 +155,6 @@ def compile_layout(dialect: str, *, legacy: bool = False) -> Layout:
         CatalogueError: A row's source names no field, or one of another shape.
     """
     return _Compiler(dialect).layout(rows_of(dialect, legacy=legacy))
-
-
-def reader(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
-    """Reads several attributes at once; always a tuple, unlike ``attrgetter``."""
-    if len(names) == 1:
-        get = attrgetter(names[0])
-        return lambda source: (get(source),)
-    return attrgetter(*names)
 
 
 class _Compiler:
@@ -243,6 +237,9 @@ class _Compiler:
         if row.kind == "histogram":
             chosen = section.lists if leaf.endswith("[]") else section.single
             chosen.append((leaf.removesuffix("[]"), target))
+            twin = f"{leaf.removesuffix('[]')}_runs"
+            if twin in struct.__struct_fields__:
+                section.runs.append((twin, target))
         elif shape == "plain":
             (section.counters if row.kind == "counter" else section.gauges).append((leaf, target))
         elif row.own_labels:

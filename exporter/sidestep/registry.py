@@ -82,8 +82,9 @@ class Engine:
         histograms: By slot; None is not shown yet.
         keyed: Scalars with open label values, by slot and own label values.
         gauge_stamp: Host-monotonic stamp of the newest gauges applied.
+        last_seen: Unix time here when its last item came.
         streams: Incarnations that feed it now.
-        seen: Sections of the plan whose families are shown.
+        seen: Paths of the plan whose families are shown.
         text: The renderer's own: what stands before a value, by family and key.
         frames: The renderer's own: a histogram's lines without their values.
         throughput: Prompt and generated tokens per second of the last interval.
@@ -102,6 +103,7 @@ class Engine:
         "info",
         "keyed",
         "labels",
+        "last_seen",
         "layout",
         "mm_hits",
         "open",
@@ -129,15 +131,15 @@ class Engine:
         self.histograms: list[Histogram | None] = [None] * len(layout.histograms)
         self.keyed: list[dict[Key, Number]] = [{} for _ in layout.keyed]
         self.open: dict[str, OpenFamily] = {}
-        self.gauge_stamp = 0.0
+        self.gauge_stamp = self.last_seen = 0.0
         self.held_tokens = 0
         self.prefix_hits, self.external_hits, self.mm_hits = HitWindow(), HitWindow(), HitWindow()
         self.throughput: tuple[float, float] | None = None
         self.restarts = 0
         self.streams: set[int] = set()
-        self.seen: set[object] = set()
+        self.seen: set[str] = set()
         self.text: dict[tuple[str, Key], str] = {}
-        self.frames: dict[tuple[str, Key, Bounds], list[str]] = {}
+        self.frames: dict[tuple[str, Key, Bounds], bytes] = {}
         self.update(info)
 
     def update(self, info: EngineInfo) -> None:

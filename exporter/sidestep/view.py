@@ -67,6 +67,19 @@ def owns(family: str, kind: Kind, names: Collection[str]) -> bool:
     return kind == "counter" and family.removesuffix("_total") in names
 
 
+def showing(registry: Registry, family: Family, placed: Placed) -> list[Engine]:
+    """The engines that may have samples of a catalogue's family: asked once, not per engine."""
+    row = placed.row
+    return [
+        engine
+        for engine in registry.engines.values()
+        if engine.layout.dialect == family.dialect
+        and (
+            not row.feature or row.name not in engine.layout.gated or row.feature in engine.features
+        )
+    ]
+
+
 def children(engine: Engine, family: Family) -> Iterable[Child]:  # noqa: PLR0911
     """The series of ``engine`` in ``family``; none where it has no sample yet."""
     placed = family.placed

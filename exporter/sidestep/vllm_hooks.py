@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from sidestep.errors import CatalogueError
 from sidestep.plan import OTHER, Layout, Placed
-from sidestep.registry import Engine, Registry
+from sidestep.registry import Engine, HitWindow, Registry
 from sidestep.wire.items import VllmRejection, VllmSleep, VllmStep
 from sidestep.wire.vllm import CacheStats, IterationStats, SchedulerStats
 
@@ -38,7 +38,7 @@ class VllmHooks:
         if item.iteration is not None:
             self.count_tokens(engine, item.iteration, last=item.scheduler is not None)
         if item.mm_cache is not None:
-            _observe_hits(engine, item.mm_cache, "mm_hits")
+            _observe_hits(engine.mm_hits, item.mm_cache)
         if item.scheduler is not None:
             self.scheduler(engine, item.scheduler, item.wall, fresh=fresh)
 
@@ -64,11 +64,12 @@ class VllmHooks:
     def scheduler(self, engine: Engine, stats: SchedulerStats, wall: float, *, fresh: bool) -> None:
         """Hit rates, cache tiers, CUDA graphs and LoRA adapters."""
         if stats.prefix_cache_stats is not None:
-            _observe_hits(engine, stats.prefix_cache_stats, "prefix_hits")
-            self.add(engine, self.cached_by_source, "device", stats.prefix_cache_stats.hits)
+            _observe_hits(engine.prefix_hits, stats.prefix_cache_stats)
+            if stats.prefix_cache_stats.hits:
+                self.add(engine, self.cached_by_source, "device", stats.prefix_cache_stats.hits)
         external = stats.connector_prefix_cache_stats
         if external is not None:
-            _observe_hits(engine, external, "external_hits")
+            _observe_hits(engine.external_hits, external)
             for tier, tokens in external.hits_by_source.items():
                 self.add(engine, self.cached_by_source, tier, tokens)
         graph = stats.cudagraph_stats
@@ -80,13 +81,13 @@ class VllmHooks:
 
     def adapters(self, engine: Engine, stats: SchedulerStats, wall: float) -> None:
         """The current LoRA adapters, and none from before."""
-        by_state = {"running": stats.running_lora_adapters, "waiting": stats.waiting_lora_adapters}
         requests = engine.keyed[self.lora_requests]
         combination = engine.keyed[self.lora]
-        if not any(by_state.values()):
+        if not stats.running_lora_adapters and not stats.waiting_lora_adapters:
             requests.clear()
             combination.clear()
             return
+        by_state = {"running": stats.running_lora_adapters, "waiting": stats.waiting_lora_adapters}
         now = {
             (adapter, state): count
             for state, adapters in by_state.items()
@@ -126,8 +127,7 @@ class VllmHooks:
         self.add(engine, self.rejection, item.reason, 1)
 
 
-def _observe_hits(engine: Engine, stats: CacheStats, window: str) -> None:
-    hits = getattr(engine, window)
+def _observe_hits(hits: HitWindow, stats: CacheStats) -> None:
     if stats.reset:
         hits.reset()
     if stats.requests:

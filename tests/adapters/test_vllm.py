@@ -39,18 +39,20 @@ class Tier(str, enum.Enum):
 class Sink:
     """Takes what a tap pushes, as the publisher's thread would."""
 
-    def __init__(self, **options: Any) -> None:
-        self.items: list[Any] = []
+    def __init__(self, *, later: bool = False, **options: Any) -> None:
+        self.pushed: list[Any] = []
+        self.later = later
         self.failures: list[str] = []
         self.tap = VllmTap(self.push, self.failures.append, [0, 1], **options)
 
     def push(self, item: Any) -> None:
-        """Resolve what is made later."""
-        self.items += item() if callable(item) else [item]
+        """Make at once what is made later, unless told otherwise."""
+        self.pushed += item() if callable(item) and not self.later else [item]
 
     def sent(self) -> list[Any]:
         """What the exporter would decode."""
-        return [decode_item(encode_item(item)) for item in self.items]
+        made = [m for item in self.pushed for m in (item() if callable(item) else [item])]
+        return [decode_item(encode_item(item)) for item in made]
 
 
 def scheduler(**fields: Any) -> SimpleNamespace:
@@ -86,21 +88,35 @@ def test_fields_are_read_by_name() -> None:
 
 
 def test_items_own_their_values() -> None:
-    """What the engine does to its objects after the call changes nothing."""
-    sink = Sink()
-    latencies, adapters = [0.1, 0.2], {"a": 1}
-    stats = scheduler(
-        running_lora_adapters=adapters, kv_connector_stats={"num_failed_transfers": [1]}
-    )
-    sink.tap.record(stats, iteration(inter_token_latencies_iter=latencies), None, 0)
-    before = sink.sent()
+    """What the engine does to its objects after the call changes nothing.
 
-    latencies.clear()
-    adapters["b"] = 2
-    stats.num_running_reqs = 99
+    Of what it makes anew for every step only the numbers are copied at the call.
+    """
+    sink = Sink(later=True, connector="NixlConnector")
+    stats = scheduler(kv_connector_stats={"num_failed_transfers": [1]})
+    output = iteration()
+    sink.tap.record(stats, output, None, 0)
+
+    stats.num_running_reqs = output.num_generation_tokens = 99
     stats.kv_connector_stats["num_failed_transfers"].append(7)
+    step, connector = sink.sent()
 
-    assert sink.sent() == before
+    assert step.scheduler.num_running_reqs == 2
+    assert step.iteration.num_generation_tokens == 3
+    assert connector.families[0].samples[0].value == 1
+
+
+def test_equal_latencies_travel_as_a_run() -> None:
+    """As nearly all of a decode step are; unequal ones as they are."""
+    sink = Sink()
+    for latencies in ([0.25] * 300, [0.25] * 299 + [0.5], [0.25] * 3):
+        sink.tap.record(None, iteration(inter_token_latencies_iter=latencies), None, 0)
+    even, uneven, few = (step.iteration for step in sink.sent())
+
+    assert even.inter_token_latencies_iter == []
+    assert [(run.value, run.count) for run in even.inter_token_latencies_iter_runs] == [(0.25, 300)]
+    assert len(uneven.inter_token_latencies_iter) == 300
+    assert len(few.inter_token_latencies_iter) == 3
 
 
 def test_connector_stats_travel_a_family_an_item() -> None:

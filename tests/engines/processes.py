@@ -238,5 +238,5 @@ async def fetch(url: str) -> str:
     """The body at ``url``."""
     timeout = aiohttp.ClientTimeout(total=60)
     async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url) as answer:
-        assert answer.status == 200, f"{url}: {answer.status}"
+        answer.raise_for_status()
         return await answer.text()

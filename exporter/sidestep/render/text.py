@@ -10,24 +10,74 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 
+from prometheus_client.utils import floatToGoString
+
 from sidestep.buckets import Bounds
 from sidestep.catalogue.model import Same
 from sidestep.histogram import Histogram
+from sidestep.plan import Placed
 from sidestep.registry import Engine, Key, Number, Registry
-from sidestep.view import Family, children, combined, families, is_shared, labels_of
+from sidestep.view import Family, children, combined, families, is_shared, labels_of, showing
 
 
-def render(
-    registry: Registry, *, openmetrics: bool = False, names: Collection[str] = ()
-) -> list[str]:
-    """The engines' page in pieces to be joined; without OpenMetrics' closing line."""
-    out: list[str] = []
+def render(registry: Registry, *, openmetrics: bool = False, names: Collection[str] = ()) -> bytes:
+    """The engines' page, without OpenMetrics' closing line.
+
+    Its pieces are bytes, so that it is copied once: joining 20 MB of text and
+    encoding them takes ten times as long.
+    """
+    out: list[bytes] = []
     for family in families(registry, names):
-        samples = _shared(registry, family) if is_shared(family) else _samples(registry, family)
+        samples = _of_family(registry, family)
         if samples:
-            out.append(header(family.name, family.kind, family.help, openmetrics=openmetrics))
+            head = header(family.name, family.kind, family.help, openmetrics=openmetrics)
+            out.append(head.encode())
             out += samples
+    return b"".join(out)
+
+
+def _of_family(registry: Registry, family: Family) -> list[bytes]:
+    placed = family.placed
+    if is_shared(family):
+        return _shared(registry, family)
+    if placed is not None and placed.where == "histogram":
+        return _histograms(registry, family, placed)
+    if placed is not None and placed.where == "scalars":
+        return _scalars(registry, family, placed)
+    return _samples(registry, family)
+
+
+def _histograms(registry: Registry, family: Family, placed: Placed) -> list[bytes]:
+    out: list[bytes] = []
+    slot = placed.slots[0]
+    # A histogram keeps its text under its own name only.
+    alias = isinstance(placed.row.source, Same)
+    for engine in showing(registry, family, placed):
+        histogram = engine.histograms[slot]
+        if histogram is None:
+            continue
+        text = None if alias else histogram.cache
+        if text is None:
+            text = _histogram_of(engine, family, (), histogram)
+            histogram.cache = None if alias else text
+        out.append(text)
     return out
+
+
+def _scalars(registry: Registry, family: Family, placed: Placed) -> list[bytes]:
+    lines: list[str] = []
+    name = family.name
+    places = [
+        (slot, (name, key)) for key, slot in zip(placed.values_of_label, placed.slots, strict=True)
+    ]
+    for engine in showing(registry, family, placed):
+        values, texts = engine.values, engine.text
+        for slot, place in places:
+            value = values[slot]
+            if value is not None:
+                prefix = texts.get(place) or _prefix(engine, family, place[1])
+                lines.append(f"{prefix}{value!r}\n")
+    return ["".join(lines).encode()] if lines else []
 
 
 def header(name: str, kind: str, text: str, *, openmetrics: bool) -> str:
@@ -61,25 +111,22 @@ def number(value: Number) -> str:
 
 
 def bound_text(bound: float) -> str:
-    """``le`` as the engines write it: always a float."""
-    return repr(float(bound))
+    """``le`` as the engines write it, which is as Go does: ``0.5``, ``1e+06``."""
+    return str(floatToGoString(bound))  # type: ignore[no-untyped-call]
 
 
-def _samples(registry: Registry, family: Family) -> list[str]:
-    out: list[str] = []
-    # A histogram keeps its text under its own name only.
-    alias = family.placed is not None and isinstance(family.placed.row.source, Same)
+def _samples(registry: Registry, family: Family) -> list[bytes]:
+    """Every other place: through the view."""
+    out: list[bytes] = []
     for engine in registry.engines.values():
         for key, value in children(engine, family):
             if isinstance(value, Histogram):
-                text = None if alias else value.cache
-                if text is None:
-                    text = _histogram_of(engine, family, key, value)
-                    value.cache = None if alias else text
-                out.append(text)
+                if value.cache is None:
+                    value.cache = _histogram_of(engine, family, key, value)
+                out.append(value.cache)
             else:
                 prefix = engine.text.get((family.name, key)) or _prefix(engine, family, key)
-                out.append(f"{prefix}{value!r}\n")
+                out.append(f"{prefix}{value!r}\n".encode())
     return out
 
 
@@ -89,7 +136,7 @@ def _prefix(engine: Engine, family: Family, key: Key) -> str:
     return text
 
 
-def _histogram_of(engine: Engine, family: Family, key: Key, histogram: Histogram) -> str:
+def _histogram_of(engine: Engine, family: Family, key: Key, histogram: Histogram) -> bytes:
     """The lines of one histogram, from the frame kept beside the engine's other texts."""
     name = (family.name, key, histogram.bounds)
     frame = engine.frames.get(name)
@@ -99,32 +146,27 @@ def _histogram_of(engine: Engine, family: Family, key: Key, histogram: Histogram
     return fill(frame, histogram)
 
 
-def histogram_frame(name: str, labels: dict[str, str], bounds: Bounds) -> list[str]:
-    """Alternately the text before a value, and a place for the value."""
+def histogram_frame(name: str, labels: dict[str, str], bounds: Bounds) -> bytes:
+    """A template with a place for every value: in bytes, for the page is."""
     les = [*(bound_text(bound) for bound in bounds), "+Inf"]
-    inner = label_text(labels)[1:-1]
-    own = f"{inner}," if inner else ""
-    before = [f'{name}_bucket{{{own}le="{le}"}} ' for le in les]
     outer = label_text(labels)
-    before += [f"{name}_count{outer} ", f"{name}_sum{outer} "]
-    frame: list[str] = []
-    for index, text in enumerate(before):
-        frame += ["\n" + text if index else text, ""]
-    return [*frame, "\n"]
+    own = f"{outer[1:-1]}," if outer else ""
+    lines = [f'{name}_bucket{{{own}le="{le}"}} ' for le in les] + [f"{name}_count{outer} "]
+    counts = "".join(f"{line.replace('%', '%%')}%d\n" for line in lines)
+    return f"{counts}{name}_sum{outer.replace('%', '%%')} %b\n".encode()
 
 
-def fill(frame: list[str], histogram: Histogram) -> str:
+def fill(frame: bytes, histogram: Histogram) -> bytes:
     """The frame with ``histogram``'s state in it."""
-    counts = list(map(str, histogram.cumulative))
-    frame[1:-1:2] = [*counts, counts[-1], repr(histogram.sum)]
-    return "".join(frame)
+    counts = histogram.cumulative
+    return frame % (*counts, counts[-1], repr(histogram.sum).encode())
 
 
-def _shared(registry: Registry, family: Family) -> list[str]:
-    out: list[str] = []
+def _shared(registry: Registry, family: Family) -> list[bytes]:
+    out: list[bytes] = []
     for labels, value in combined(registry, family):
         if isinstance(value, Histogram):
             out.append(fill(histogram_frame(family.name, labels, value.bounds), value))
         else:
-            out.append(f"{family.name}{label_text(labels)} {number(value)}\n")
+            out.append(f"{family.name}{label_text(labels)} {number(value)}\n".encode())
     return out

@@ -16,7 +16,6 @@ from sidestep.wire.limits import (
     COUNT_LIMIT,
     MAX_BOUNDS,
     MAX_FAMILIES,
-    MAX_ITEM_BYTES,
     MAX_OBSERVATIONS,
     Count,
     FamilyName,
@@ -124,10 +123,8 @@ def decode_item(raw: bytes | memoryview | msgspec.Raw) -> Item:
     """The item in ``raw``.
 
     Raises:
-        WireError: Too large, malformed, or beyond a limit.
+        WireError: Malformed, or beyond a limit.
     """
-    if len(memoryview(raw)) > MAX_ITEM_BYTES:
-        raise WireError("too_big", f"item of {len(memoryview(raw))} bytes")
     try:
         return _decoder.decode(raw)
     except DECODE_ERRORS as error:

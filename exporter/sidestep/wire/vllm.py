@@ -28,6 +28,16 @@ FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
 """vLLM's ``FinishReason``, an IntEnum: its members in order."""
 
 
+class Run(msgspec.Struct, array_like=True, gc=False):
+    """The same observation ``count`` times.
+
+    A list field with a twin of its name and ``_runs`` travels in either, or in both.
+    """
+
+    value: Number = 0.0
+    count: Count = 0
+
+
 class CacheStats(msgspec.Struct, array_like=True, gc=False):
     """Cache lookups since the last step; ``reset`` means the cache was emptied before them."""
 
@@ -186,6 +196,7 @@ class IterationStats(msgspec.Struct, array_like=True, gc=False):
     num_watermarked_reqs: Count = 0
     num_watermark_skipped_reqs: Count = 0
     num_not_watermarked_reqs: Count = 0
+    inter_token_latencies_iter_runs: Annotated[list[Run], Meta(max_length=MAX_STRUCTS)] = []
 
     @property
     def prompt_tokens(self) -> int:
@@ -199,3 +210,26 @@ class IterationStats(msgspec.Struct, array_like=True, gc=False):
         stats = self.prompt_token_stats
         computed = self.num_prompt_tokens if stats is None else stats.computed
         return computed + self.num_generation_tokens
+
+
+_encoder = msgspec.msgpack.Encoder()
+_FEW = 16
+_HEAD = 3
+_FLOAT = 9
+"""Bytes of a list's head, from 16 elements on, and of a float in msgpack."""
+
+
+def even_out(stats: IterationStats) -> None:
+    """Make a run of the inter-token latencies where they are all one and the same number.
+
+    They nearly always are in a decode step: the requests of a batch get their
+    tokens at one time (real recording: 353 steps, 361 different values). Compared
+    are the encoded bytes, at once: 0.3 us for 256 values beside 1 us of encoding.
+    """
+    values = stats.inter_token_latencies_iter
+    if len(values) < _FEW:
+        return
+    data = _encoder.encode(values)
+    if data[_HEAD:] == data[_HEAD : _HEAD + _FLOAT] * len(values):
+        stats.inter_token_latencies_iter_runs = [Run(values[0], len(values))]
+        stats.inter_token_latencies_iter = []
