@@ -24,6 +24,8 @@ settings.load_profile("sidestep")
 DATA = Path(__file__).parent / "data"
 MAIN_RUN = recording()
 SPEC_RUN = DATA / "iterations_spec.jsonl.gz"
+PARALLEL_RUN = DATA / "iterations_dp.jsonl.gz"
+LORA_RUN = DATA / "iterations_lora.jsonl.gz"
 
 Start = Callable[..., AbstractAsyncContextManager[Exporter]]
 

@@ -38,7 +38,10 @@ def parse(text: str) -> dict[str, Family]:
 def differences(
     engine: dict[str, Family], ours: dict[str, Family], *, tolerance: float
 ) -> Iterator[tuple[str, str]]:
-    """Family and what is different, for every family of the engine's page."""
+    """Family and what is different, for every family that either page has of the engine's."""
+    for name in ours.keys() - engine.keys():
+        if name.startswith("vllm:"):
+            yield name, "extra"
     for name, family in engine.items():
         if not name.startswith("vllm:"):
             continue

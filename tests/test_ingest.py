@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,7 +14,10 @@ import zmq
 import zmq.asyncio
 
 from conftest import Start, until
-from sidestep.app import Exporter
+from sidestep.app import Exporter, serve
+from sidestep.config import read
+from sidestep.errors import RunError
+from sidestep.ingest import Ingest
 from sidestep.readings import scalar
 from sidestep.wire.items import Item, VllmStep, encode_item
 from sidestep.wire.limits import MAX_FRAME_BYTES, MAX_ITEM_BYTES, VERSION
@@ -62,12 +66,12 @@ class Peer:
 
 
 @asynccontextmanager
-async def connect(exporter: Exporter) -> AsyncIterator[Peer]:
-    """A connection of its own."""
+async def connect(exporter: Exporter | str) -> AsyncIterator[Peer]:
+    """A connection of its own, to an exporter or its endpoint."""
     context = zmq.asyncio.Context()
     socket = context.socket(zmq.DEALER)
     socket.linger = 0
-    socket.connect(exporter.endpoints[0])
+    socket.connect(exporter if isinstance(exporter, str) else exporter.endpoints[0])
     try:
         yield Peer(socket)
     finally:
@@ -141,6 +145,25 @@ async def test_a_bug_of_ours_costs_its_item(
 
         assert rejected(exporter) == {"bug": 2}
         assert len([record for record in caplog.records if record.exc_info]) == 1
+
+
+async def test_a_bug_outside_of_an_item_ends_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kubernetes starts it again; a page that stands still would go unnoticed."""
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    endpoint = f"ipc://{tmp_path}/i.ipc"
+    flags = {"web_listen_address": ("127.0.0.1:0",), "ingest_endpoint": (endpoint,)}
+    monkeypatch.setattr(Ingest, "_take", broken)
+    serving = asyncio.create_task(serve(read(flags, {})))
+    await until((tmp_path / "i.ipc").exists)
+    async with connect(endpoint) as peer:
+        await peer.say(b"anything")
+        with pytest.raises(RunError, match="ZeroDivisionError"):
+            await asyncio.wait_for(serving, 20)
 
 
 HOSTILE: dict[str, tuple[tuple[bytes, ...], str]] = {

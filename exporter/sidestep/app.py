@@ -10,6 +10,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Iterable
 from importlib.metadata import entry_points
+from typing import Any
 
 from aiohttp import web
 from prometheus_client.registry import Collector
@@ -17,7 +18,7 @@ from prometheus_client.registry import Collector
 from sidestep import __version__
 from sidestep.catalogue import DIALECTS
 from sidestep.config import Config
-from sidestep.errors import ConfigError
+from sidestep.errors import ConfigError, RunError
 from sidestep.http import Pages, application
 from sidestep.ingest import Ingest
 from sidestep.plan import compile_layout
@@ -140,9 +141,22 @@ async def serve(config: Config) -> None:
 
     Raises:
         ConfigError: An address or endpoint cannot be had.
+        RunError: A bug outside of one item's or one request's handling; better to be
+            started again than to serve a page that stands still.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+    bugs: list[BaseException] = []
+
+    def on_error(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        log.error("%s", context.get("message"), exc_info=error)
+        # Only a callback of the loop has a handle; the rest are connections that broke.
+        if error is not None and "handle" in context:
+            bugs.append(error)
+            stop.set()
+
+    loop.set_exception_handler(on_error)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     async with Exporter(config).running() as exporter:
@@ -154,4 +168,6 @@ async def serve(config: Config) -> None:
             ", ".join(exporter.endpoints),
         )
         await stop.wait()
+    if bugs:
+        raise RunError(f"stopped by a bug: {bugs[0]!r}; please report it with the log")
     log.info("drained and stopped")

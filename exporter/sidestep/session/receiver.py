@@ -212,4 +212,7 @@ class Receiver:
         return Received(replies=[(peer, Nack(self.boot, incarnation, code, detail[:256]))])
 
 
-_CONFLICT = "another process has this stream id; set SIDESTEP_NAMESPACE to tell them apart"
+_CONFLICT = (
+    "another process, or a second instance of the plugin, has this stream id;"
+    " set SIDESTEP_NAMESPACE to tell deployments apart"
+)
