@@ -40,7 +40,7 @@ from sidestep.plan import compile_layout
 from sidestep.registry import Registry
 from sidestep.session.sender import Sender, State
 from sidestep.wire.items import VllmStep, encode_item
-from sidestep.wire.vllm import even_out
+from sidestep.wire.vllm import run_of
 from sidestep_adapters.translate import to_wire
 
 CLIENT = ("-m", "benchmarks.bench_ingest", "--client")
@@ -159,8 +159,11 @@ class Feed:
         sources = [_Source(each, steps.iteration(latencies, finished)) for each in schedulers]
         translated = [to_wire(source, VllmStep)[0] for source in sources]
         for step in translated:
-            if step.iteration is not None:
-                even_out(step.iteration)
+            iteration = step.iteration
+            run = run_of(iteration.inter_token_latencies_iter) if iteration is not None else None
+            if iteration is not None and run is not None:
+                iteration.inter_token_latencies_iter_runs = [run]
+                iteration.inter_token_latencies_iter = []
         self.items = [encode_item(step) for step in translated]
         self.observed = [_observations(step) for step in translated]
 

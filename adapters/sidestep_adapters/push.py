@@ -174,6 +174,8 @@ class Publisher:
                 if self._extra is not None and time.monotonic() >= extra_at:
                     extra_at = time.monotonic() + 1.0
                     self._queue.append(self._extra)
+                if self._is_idle():
+                    continue
                 self._encode()
                 self._pump(socket)
                 if self._sender.reopen:
@@ -190,6 +192,16 @@ class Publisher:
             self.fail("closing failed")
         socket.close(linger=0)
         context.term()
+
+    def _is_idle(self) -> bool:
+        """Whether this flush can be left out; a publisher without work costs next to nothing."""
+        return (
+            not self._queue
+            and not self._described.is_set()
+            and self._sender.errors == self.errors
+            and not self._overflowed
+            and self._sender.idle(time.monotonic())
+        )
 
     def _connect(self, context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
         socket = context.socket(zmq.DEALER)
@@ -274,6 +286,9 @@ class Publisher:
 
 
 def _receive(socket: zmq.Socket[bytes]) -> bytes | None:
+    # Asked first: there is rarely an answer, and an exception costs more than the question.
+    if not int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+        return None
     try:
         return socket.recv(zmq.NOBLOCK)
     except zmq.Again:

@@ -20,7 +20,7 @@ from sidestep.buckets import one_two_five
 from sidestep.wire.items import Family, Sample, Samples, VllmRejection, VllmSleep, VllmStep
 from sidestep.wire.limits import MAX_LABEL_CHARS, MAX_OBSERVATIONS, MAX_STRUCTS
 from sidestep.wire.messages import EngineInfo
-from sidestep.wire.vllm import IterationStats, SchedulerStats, even_out
+from sidestep.wire.vllm import IterationStats, SchedulerStats, run_of
 from sidestep_adapters.translate import to_wire
 from sidestep_adapters.vllm_connectors import FEATURES, families
 
@@ -187,7 +187,6 @@ class VllmTap:
                     self._items,
                     index,
                     stamp,
-                    time.time(),
                     _own(scheduler_stats),
                     _own(iteration_stats),
                     _own(mm_cache_stats),
@@ -217,11 +216,18 @@ class VllmTap:
         except Exception:  # noqa: BLE001 - likewise
             self._fail("a rejection could not be translated")
 
-    def _items(  # noqa: PLR0917 - a partial of the hot path
-        self, engine: int, stamp: float, wall: float, scheduler: Any, iteration: Any, mm_cache: Any
+    def _items(
+        self, engine: int, stamp: float, scheduler: Any, iteration: Any, mm_cache: Any
     ) -> list[VllmStep]:
         """What a record holds; in the publisher's thread."""
-        record = _Record(scheduler, iteration, mm_cache, engine, stamp, wall)
+        record = _Record(engine, stamp, time.time())
+        record.scheduler = _again(scheduler)
+        record.iteration = output = _again(iteration)
+        record.mm_cache = _again(mm_cache)
+        # Before anything reads its hundreds of values one by one.
+        run = run_of(getattr(output, "inter_token_latencies_iter", None))
+        if run is not None:
+            output.inter_token_latencies_iter = ()
         step, lost = to_wire(record, VllmStep)
         if lost:
             self._fail(f"{lost} values of a record were left out")
@@ -229,8 +235,8 @@ class VllmTap:
         if self._diffusion and stats is not None:
             # vLLM keeps a diffusion model's numbers in its struct of speculative decoding.
             stats.diffusion_stats, stats.spec_decoding_stats = stats.spec_decoding_stats, None
-        if step.iteration is not None:
-            even_out(step.iteration)
+        if run is not None and step.iteration is not None:
+            step.iteration.inter_token_latencies_iter_runs = [run]
         return split(step)
 
 
@@ -253,50 +259,64 @@ def pieces(family: Family) -> list[Family]:
     return [msgspec.structs.replace(family, samples=part) for part in parts]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
 class _Record:
     """A record's objects under the step's field names."""
 
+    __slots__ = ("engine", "iteration", "mm_cache", "scheduler", "stamp", "wall")
     scheduler: Any
     iteration: Any
     mm_cache: Any
-    engine: int
-    stamp: float
-    wall: float
+
+    def __init__(self, engine: int, stamp: float, wall: float) -> None:
+        self.engine = engine
+        self.stamp = stamp
+        self.wall = wall
 
 
 def _own(source: Any) -> Any:
-    """``source``'s attributes, kept for the publisher's thread.
+    """What to keep of ``source`` for the publisher's thread: its class and its attributes.
 
     Numbers are copied. Lists and the structs below are referenced: vLLM makes
     them for this one step (the scheduler's are decoded from a message) and no
     longer touches them after it, as of 0.32; what it does go on changing, a KV
     connector's payload, is copied by the caller.
     """
-    if source is None or not hasattr(source, "__dict__"):
+    try:
+        return source.__class__, source.__dict__.copy()
+    except AttributeError:  # None, or a class with slots
         return source
-    kind = source.__class__
-    owned = kind.__new__(kind)
-    owned.__dict__.update(source.__dict__)
-    return owned
+
+
+def _again(owned: Any) -> Any:
+    """The object that ``_own`` took apart, in the publisher's thread."""
+    if not isinstance(owned, tuple):
+        return owned
+    kind, attributes = owned
+    made = kind.__new__(kind)
+    made.__dict__.update(attributes)
+    return made
+
+
+LISTS = (
+    ("iteration", "inter_token_latencies_iter", MAX_OBSERVATIONS),
+    ("iteration", "time_to_first_tokens_iter", MAX_OBSERVATIONS),
+    ("iteration", "max_num_generation_tokens_iter", MAX_OBSERVATIONS),
+    ("iteration", "n_params_iter", MAX_OBSERVATIONS),
+    ("iteration", "finished_requests", MAX_STRUCTS),
+    ("scheduler", "kv_cache_eviction_events", MAX_STRUCTS),
+)
+"""What a step may have more of than an item holds."""
 
 
 def split(step: VllmStep) -> list[VllmStep]:
     """``step`` as items within the wire's limits; what follows the first is observations only."""
     steps = [step]
-    lists = (
-        (step.iteration, "inter_token_latencies_iter", MAX_OBSERVATIONS),
-        (step.iteration, "time_to_first_tokens_iter", MAX_OBSERVATIONS),
-        (step.iteration, "max_num_generation_tokens_iter", MAX_OBSERVATIONS),
-        (step.iteration, "n_params_iter", MAX_OBSERVATIONS),
-        (step.iteration, "finished_requests", MAX_STRUCTS),
-        (step.scheduler, "kv_cache_eviction_events", MAX_STRUCTS),
-    )
-    for owner, name, limit in lists:
-        values = [] if owner is None else getattr(owner, name)
+    for part, name, limit in LISTS:
+        owner = getattr(step, part)
+        values = () if owner is None else getattr(owner, name)
         for start in range(limit, len(values), limit):
             iteration, scheduler = IterationStats(), SchedulerStats()
-            target = iteration if owner is step.iteration else scheduler
+            target = iteration if part == "iteration" else scheduler
             setattr(target, name, values[start : start + limit])
             steps.append(
                 VllmStep(step.engine, step.stamp, step.wall, scheduler, iteration, None, more=True)

@@ -109,14 +109,17 @@ def test_items_own_their_values() -> None:
 def test_equal_latencies_travel_as_a_run() -> None:
     """As nearly all of a decode step are; unequal ones as they are."""
     sink = Sink()
-    for latencies in ([0.25] * 300, [0.25] * 299 + [0.5], [0.25] * 3):
+    unknown = [math.nan] * 300
+    for latencies in ([0.25] * 300, [0.25] * 299 + [0.5], [0.25] * 3, unknown):
         sink.tap.record(None, iteration(inter_token_latencies_iter=latencies), None, 0)
-    even, uneven, few = (step.iteration for step in sink.sent())
+    even, uneven, few, none = (step.iteration for step in sink.sent())
 
     assert even.inter_token_latencies_iter == []
     assert [(run.value, run.count) for run in even.inter_token_latencies_iter_runs] == [(0.25, 300)]
     assert len(uneven.inter_token_latencies_iter) == 300
     assert len(few.inter_token_latencies_iter) == 3
+    assert len(none.inter_token_latencies_iter) == 300
+    assert none.inter_token_latencies_iter_runs == []
 
 
 def test_connector_stats_travel_a_family_an_item() -> None:

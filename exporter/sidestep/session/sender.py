@@ -107,6 +107,17 @@ class Sender:
         """Whether the exporter has applied all there is."""
         return not self._pending and self._applied >= self._seq
 
+    def idle(self, now: float) -> bool:
+        """Whether there is nothing to send, to wait for, or to say before ``now``."""
+        return (
+            self.state is State.STREAMING
+            and not self.reopen
+            and self.drained
+            and not self._ring
+            and now < self._beat_at
+            and self._reported == self.dropped + self.errors
+        )
+
     def add(self, items: Sequence[bytes]) -> None:
         """Queue encoded items; where there is no room the oldest unsent ones go."""
         if self.state is State.STOPPED:
