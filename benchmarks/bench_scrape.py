@@ -54,7 +54,7 @@ def main() -> None:
         registry = fleet(samples)
         client = client_registry(registry)
         if number == 0:
-            compare(page(registry), generate_latest(client))
+            compare(render(registry), generate_latest(client))
         rows += measure(registry, client, args.rounds)
     show(
         "CPU time of one page; pages of the first size were parsed and found equal",
@@ -81,14 +81,14 @@ def measure(registry: Registry, client: CollectorRegistry, rounds: int) -> list[
         "nothing changed": lambda: None,
     }
     spent: dict[str, list[float]] = {name: [] for name in ("client", *states)}
-    body = page(registry)
+    body = render(registry)
     gc.collect()
     gc.freeze()
     for _ in range(rounds):
         spent["client"].append(_milliseconds(lambda: generate_latest(client)))
         for name, change in states.items():
             change()
-            spent[name].append(_milliseconds(lambda: page(registry)))
+            spent[name].append(_milliseconds(lambda: render(registry)))
     gc.unfreeze()
     samples = len(_samples_of(body))
     theirs = statistics.median(spent["client"])
@@ -107,14 +107,6 @@ def measure(registry: Registry, client: CollectorRegistry, rounds: int) -> list[
     ]
 
 
-def page(registry: Registry) -> bytes:
-    """The engines' page, whether its pieces are text or bytes already."""
-    pieces: list[Any] = [*render(registry)]
-    if pieces and isinstance(pieces[0], bytes):
-        return b"".join(pieces)
-    return "".join(pieces).encode()
-
-
 def _samples_of(body: bytes) -> list[bytes]:
     return [line for line in body.splitlines() if not line.startswith(b"#")]
 
@@ -124,7 +116,7 @@ def fleet(samples: int) -> Registry:
     registry = Registry({"vllm": compile_layout("vllm")}, {})
     applier, steps = Applier(registry), Steps()
     _add_engine(registry, applier, steps)
-    one = len(_samples_of(page(registry)))
+    one = len(_samples_of(render(registry)))
     while len(registry.engines) < max(samples // one, 1):
         _add_engine(registry, applier, steps)
     return registry

@@ -427,7 +427,7 @@ class Network(RuleBasedStateMachine):
     def acknowledged_only_what_was_applied(self) -> None:
         """The sender never believes more to be applied than was."""
         assert self.sender._applied <= self.pushed
-        if self.sender._boot == self.boot and self.applied:
+        if self.sender.boot == self.boot and self.applied:
             assert self.sender._applied <= self.applied[-1]
 
     def teardown(self) -> None:

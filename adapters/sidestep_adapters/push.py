@@ -40,6 +40,7 @@ GREETING = 0.5
 """Seconds of them to wait for an exporter that has not answered yet."""
 COMPLAIN = 60.0
 
+Socket = zmq.Socket[bytes]
 Later = Callable[[], Iterable[Item]]
 """Makes items in the publisher thread, from values of its own."""
 
@@ -50,6 +51,13 @@ _inherited: list[object] = []
 
 class Publisher:
     """Sends one process's items to the exporter.
+
+    Args:
+        endpoint: The exporter's.
+        stream: Name of this process's stream, stable over restarts.
+        engines: What the stream feeds.
+        extra: Makes more items about once a second, in the publisher's thread.
+        again: Makes the items that a restarted exporter needs to hear again.
 
     Attributes:
         errors: Records that could not be translated or encoded.
@@ -62,6 +70,7 @@ class Publisher:
         engines: Sequence[EngineInfo],
         *,
         extra: Later | None = None,
+        again: Later | None = None,
         flush: float = FLUSH,
     ) -> None:
         self.errors = 0
@@ -69,25 +78,26 @@ class Publisher:
         self._stream = stream
         self._engines = list(engines)
         self._extra = extra
+        self._again = again
         self._flush = flush
         self._queue: deque[Item | Later] = deque()
         self._overflowed = 0
         self._encoding = False
+        self._room = QUEUE_ITEMS
+        self._extra_at = 0.0
+        self._boot: int | None = None
         self._thread: threading.Thread | None = None
         self._complained_at = -COMPLAIN
         self._closed = False
         self._start()
         _publishers.add(self)
-        # A child of multiprocessing leaves by os._exit, past atexit, but runs finalizers.
-        finish = _weakly(self)
-        atexit.register(finish)
-        multiprocessing_util.Finalize(self, finish, exitpriority=10)
+        atexit.register(_weakly(self))
 
     def push(self, item: Item | Later) -> None:
         """Queue ``item``, which must own its values; where the queue is full, count it."""
         if self._thread is None:
             self._revive()
-        if len(self._queue) < QUEUE_ITEMS:
+        if len(self._queue) < self._room:
             self._queue.append(item)
         else:
             self._overflowed += 1
@@ -156,42 +166,60 @@ class Publisher:
         self._deadline = 0.0
         thread = threading.Thread(target=self._run, name="sidestep-publisher", daemon=True)
         self._thread = thread
+        # A child of multiprocessing leaves by os._exit, past atexit, but runs the
+        # finalizers that were made in it.
+        multiprocessing_util.Finalize(self, _weakly(self), exitpriority=10)
         thread.start()
 
     def _revive(self) -> None:
         """A forked child pushes for the first time: it is a stream of its own."""
         self._stream = f"{self._stream}/{os.getpid()}"
-        self._overflowed = 0
+        self._overflowed = self.errors = 0
+        self._room = QUEUE_ITEMS
+        self._boot = None
         self._closed = False
         self._start()
 
     def _run(self) -> None:
         context = zmq.Context()
-        socket = self._connect(context)
-        extra_at = time.monotonic() + 1.0
-        while not self._stop.wait(self._flush):
+        socket: Socket | None = None
+        while not self._stop.wait(self._flush) and not self.refused:
             try:
-                if self._extra is not None and time.monotonic() >= extra_at:
-                    extra_at = time.monotonic() + 1.0
-                    self._queue.append(self._extra)
-                if self._is_idle():
-                    continue
-                self._encode()
-                self._pump(socket)
-                if self._sender.reopen:
-                    socket.close(linger=0)
+                if socket is None:
                     socket = self._connect(context)
-                    self._sender.reopened()
+                self._work(socket)
             except Exception:  # noqa: BLE001 - nothing here may ever reach the engine
                 self.fail("publishing failed")
                 self._sender.reopen = True
-                time.sleep(self._flush)
+            if self._sender.reopen:
+                if socket is not None:
+                    socket.close(linger=0)
+                    socket = None
+                self._sender.reopened()
         try:
+            socket = socket or self._connect(context)
             self._finish(socket)
         except Exception:  # noqa: BLE001 - likewise
             self.fail("closing failed")
-        socket.close(linger=0)
+        if socket is not None:
+            socket.close(linger=0)
         context.term()
+
+    def _work(self, socket: Socket) -> None:
+        """One flush."""
+        if self._extra is not None and time.monotonic() >= self._extra_at:
+            self._extra_at = time.monotonic() + 1.0
+            self._queue.append(self._extra)
+        if not self._is_idle():
+            self._encode()
+            self._pump(socket)
+
+    def _give_up(self) -> None:
+        """Another process has the stream's name: say so once, and take nothing any more."""
+        log.warning("sidestep: nothing is sent any more: %s", self._sender.complaint)
+        self._room = 0
+        self._overflowed += len(self._queue)
+        self._queue.clear()
 
     def _is_idle(self) -> bool:
         """Whether this flush can be left out; a publisher without work costs next to nothing."""
@@ -203,7 +231,7 @@ class Publisher:
             and self._sender.idle(time.monotonic())
         )
 
-    def _connect(self, context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
+    def _connect(self, context: zmq.Context[Socket]) -> Socket:
         socket = context.socket(zmq.DEALER)
         socket.linger = 0
         # Without IMMEDIATE, frames would queue for, and die with, a connection never made.
@@ -242,7 +270,7 @@ class Publisher:
         self._sender.add(fitting)
         self._encoding = False
 
-    def _pump(self, socket: zmq.Socket[bytes]) -> None:
+    def _pump(self, socket: Socket) -> None:
         """Send what may be sent, read what came, until neither goes on."""
         if self._described.is_set():
             self._described.clear()
@@ -261,11 +289,23 @@ class Publisher:
             while (answer := _receive(socket)) is not None:
                 self._sender.receive(answer, now)
                 moved = True
-        if self._sender.complaint:
+        self._tell_again()
+        if self._sender.complaint and not self.refused:
             self._complain("the exporter at %s refuses: %s", self._endpoint, self._sender.complaint)
 
-    def _finish(self, socket: zmq.Socket[bytes]) -> None:
+    def _tell_again(self) -> None:
+        """Another exporter than before has answered: it has not heard what is said but once."""
+        boot = self._sender.boot
+        if boot != self._boot:
+            if self._boot is not None and self._again is not None:
+                self._queue.append(self._again)
+            self._boot = boot
+
+    def _finish(self, socket: Socket) -> None:
         """Drain until the deadline while the exporter answers, then say goodbye."""
+        if self.refused:
+            self._give_up()
+            return
         self._encode()
         absent = time.monotonic() + GREETING
         while time.monotonic() < (self._deadline if self.connected else absent):
@@ -285,7 +325,7 @@ class Publisher:
             log.warning(f"sidestep: {text}", *args, exc_info=exc_info)  # noqa: G004
 
 
-def _receive(socket: zmq.Socket[bytes]) -> bytes | None:
+def _receive(socket: Socket) -> bytes | None:
     # Asked first: there is rarely an answer, and an exception costs more than the question.
     if not int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
         return None

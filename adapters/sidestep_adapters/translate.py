@@ -10,7 +10,21 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from sidestep.wire.limits import MAX_LABEL_CHARS, MAX_LABELS, MAX_OBSERVATIONS
+
 Struct = TypeVar("Struct", bound=msgspec.Struct)
+
+UNCUT = frozenset(
+    {
+        "finished_requests",
+        "inter_token_latencies_iter",
+        "kv_cache_eviction_events",
+        "max_num_generation_tokens_iter",
+        "n_params_iter",
+        "time_to_first_tokens_iter",
+    }
+)
+"""Lists that are split over several items rather than cut: see ``vllm.split``."""
 
 _hints: dict[type, dict[str, Any]] = {}
 
@@ -19,12 +33,18 @@ def to_wire(source: object, struct: type[Struct]) -> tuple[Struct, int]:
     """``source``'s attributes as ``struct``, and how many values had to be left out.
 
     Attributes that ``struct`` does not know are passed over, absent ones take
-    its defaults. Lists may come out longer than the wire allows.
+    its defaults. The lists in ``UNCUT`` may come out longer than the wire allows.
     """
     try:
         return msgspec.convert(source, struct, from_attributes=True), 0
     except (msgspec.ValidationError, UnicodeError):
         return _field_by_field(source, struct)
+
+
+def printable(text: object) -> str:
+    """``text`` as a label value may be: short, and without control characters."""
+    cut = str(text)[:MAX_LABEL_CHARS]
+    return cut if cut.isprintable() else "".join(c if c.isprintable() else "?" for c in cut)
 
 
 def _field_by_field(source: object, struct: type[Struct]) -> tuple[Struct, int]:
@@ -36,14 +56,14 @@ def _field_by_field(source: object, struct: type[Struct]) -> tuple[Struct, int]:
     for name in struct.__struct_fields__:
         value = getattr(source, name, msgspec.UNSET)
         if value is not msgspec.UNSET:
-            found, missed = _value(value, hints[name])
+            found, missed = _value(value, hints[name], cut=name not in UNCUT)
             lost += missed
             if found is not msgspec.UNSET:
                 values[name] = found
     return struct(**values), lost
 
 
-def _value(value: Any, hint: Any) -> tuple[Any, int]:
+def _value(value: Any, hint: Any, *, cut: bool = True) -> tuple[Any, int]:
     """``value`` as ``hint`` wants it, UNSET where nothing of it can be used."""
     try:
         return msgspec.convert(value, hint, from_attributes=True), 0
@@ -54,7 +74,10 @@ def _value(value: Any, hint: Any) -> tuple[Any, int]:
         return _field_by_field(value, inner)
     if get_origin(inner) is list and isinstance(value, list | tuple):
         pairs = [_value(element, get_args(inner)[0]) for element in value]
-        return _kept(found for found, _ in pairs), sum(missed for _, missed in pairs)
+        kept = [found for found, _ in pairs if found is not msgspec.UNSET]
+        limit = _longest(hint) if cut else len(kept)
+        lost = sum(missed for _, missed in pairs) + max(len(kept) - limit, 0)
+        return kept[:limit], lost
     if get_origin(inner) is dict and isinstance(value, dict):
         return _mapping(value, get_args(inner)[1])
     try:
@@ -67,13 +90,18 @@ def _value(value: Any, hint: Any) -> tuple[Any, int]:
 
 def _mapping(value: dict[Any, Any], hint: Any) -> tuple[dict[str, Any], int]:
     """Keys may be enums of strings."""
-    found = {str(getattr(key, "value", key)): _value(item, hint) for key, item in value.items()}
-    kept = {key: item for key, (item, _) in found.items() if item is not msgspec.UNSET}
-    return kept, sum(missed for _, missed in found.values())
+    kept: dict[str, Any] = {}
+    for key, item in value.items():
+        found, _ = _value(item, hint)
+        if found is not msgspec.UNSET and len(kept) < MAX_LABELS:
+            kept[printable(getattr(key, "value", key))] = found
+    return kept, len(value) - len(kept)
 
 
-def _kept(values: Any) -> list[Any]:
-    return [value for value in values if value is not msgspec.UNSET]
+def _longest(hint: Any) -> int:
+    """How many elements the wire allows."""
+    bounds = (getattr(meta, "max_length", None) for meta in getattr(hint, "__metadata__", ()))
+    return next((bound for bound in bounds if bound is not None), MAX_OBSERVATIONS)
 
 
 def _plain(hint: Any) -> Any:

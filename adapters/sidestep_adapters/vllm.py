@@ -7,6 +7,7 @@ through the very same code.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import os
 import socket
 import time
@@ -18,12 +19,13 @@ import msgspec
 
 from sidestep.buckets import one_two_five
 from sidestep.wire.items import Family, Sample, Samples, VllmRejection, VllmSleep, VllmStep
-from sidestep.wire.limits import MAX_LABEL_CHARS, MAX_OBSERVATIONS, MAX_STRUCTS
+from sidestep.wire.limits import MAX_OBSERVATIONS, MAX_STRUCTS
 from sidestep.wire.messages import EngineInfo
 from sidestep.wire.vllm import IterationStats, SchedulerStats, run_of
-from sidestep_adapters.translate import to_wire
+from sidestep_adapters.translate import printable, to_wire
 from sidestep_adapters.vllm_connectors import FEATURES, families
 
+MAX_WHOLE = 160
 PIECE_OBSERVATIONS = 2 * MAX_OBSERVATIONS
 
 
@@ -54,9 +56,15 @@ class Description:
     @property
     def stream(self) -> str:
         """Stable over restarts, and apart from every other process of this deployment."""
-        return printable(
-            f"{self.namespace}/{self.model}/engine{self.engines[0]}/api{self.api_server}"
-        )
+        return self.identity(f"engine{self.engines[0]}/api{self.api_server}")
+
+    def identity(self, what: str) -> str:
+        """Namespace, model and ``what``; a long model is cut, never what tells two apart."""
+        whole = f"{self.namespace}/{self.model}"
+        if len(whole) > MAX_WHOLE:
+            digest = hashlib.sha256(whole.encode()).hexdigest()[:16]
+            whole = f"{whole[:MAX_WHOLE]}~{digest}"
+        return printable(f"{whole}/{what}")
 
     @property
     def engine_infos(self) -> list[EngineInfo]:
@@ -65,7 +73,7 @@ class Description:
         bounds = {"request_tokens": [*tokens], **{k: [*v] for k, v in self.custom_buckets.items()}}
         return [
             EngineInfo(
-                id=printable(f"{self.namespace}/{self.model}/{index}"),
+                id=self.identity(str(index)),
                 dialect="vllm",
                 labels={"engine": str(index), "model_name": printable(self.model)},
                 info={
@@ -78,12 +86,6 @@ class Description:
             )
             for index in self.engines
         ]
-
-
-def printable(text: object) -> str:
-    """``text`` as a label value may be: short, and without control characters."""
-    cut = str(text)[:MAX_LABEL_CHARS]
-    return cut if cut.isprintable() else "".join(c if c.isprintable() else "?" for c in cut)
 
 
 def namespace() -> str:
@@ -169,6 +171,9 @@ class VllmTap:
         self._index = {engine: index for index, engine in enumerate(engines)}
         self._connector = connector
         self._diffusion = diffusion
+        self._sleep = 0, 0
+        self._last: dict[int, tuple[float, SchedulerStats]] = {}
+        self._infos: dict[tuple[int, str], Samples] = {}
 
     def record(
         self,
@@ -179,6 +184,9 @@ class VllmTap:
     ) -> None:
         """One engine step, as vLLM's stat loggers get it; runs on the serving event loop."""
         try:
+            if isinstance(mm_cache_stats, int):
+                # vLLM 0.10 passes the engine's index third.
+                mm_cache_stats, engine_idx = None, mm_cache_stats
             index = self._index[engine_idx]
             stamp = time.monotonic()
             # Translating here would cost 8 us (hot) to 30 (after 5 ms of other work).
@@ -197,15 +205,16 @@ class VllmTap:
                 # vLLM goes on extending these lists: this is the fastest copy there is
                 # (0.2-4 us), and the publisher thread makes families of it (12-130 us).
                 copy = msgspec.msgpack.encode(payload)
-                self._push(partial(connector_items, index, stamp, copy, self._connector))
+                self._push(partial(self._connector_items, index, stamp, copy))
         except Exception:  # noqa: BLE001 - an exception here kills the engine's serving
             self._fail("a record could not be translated")
 
     def record_sleep_state(self, sleep: int = 0, level: int = 0) -> None:
         """All engines of this front end fall asleep or wake up."""
         try:
+            self._sleep = int(sleep), int(level)
             for index in self._index.values():
-                self._push(VllmSleep(index, time.monotonic(), int(sleep), int(level)))
+                self._push(VllmSleep(index, time.monotonic(), *self._sleep))
         except Exception:  # noqa: BLE001 - likewise
             self._fail("a sleep state could not be translated")
 
@@ -226,8 +235,10 @@ class VllmTap:
         record.mm_cache = _again(mm_cache)
         # Before anything reads its hundreds of values one by one.
         run = run_of(getattr(output, "inter_token_latencies_iter", None))
-        if run is not None:
+        if run is not None and output is not iteration:
             output.inter_token_latencies_iter = ()
+        else:
+            run = None
         step, lost = to_wire(record, VllmStep)
         if lost:
             self._fail(f"{lost} values of a record were left out")
@@ -237,13 +248,45 @@ class VllmTap:
             stats.diffusion_stats, stats.spec_decoding_stats = stats.spec_decoding_stats, None
         if run is not None and step.iteration is not None:
             step.iteration.inter_token_latencies_iter_runs = [run]
+        if stats is not None:
+            self._last[engine] = (stamp, stats)
         return split(step)
 
+    def _connector_items(self, engine: int, stamp: float, payload: bytes) -> list[Samples]:
+        """What a KV connector reports, a family an item: one that is refused costs no other."""
+        found = families(msgspec.msgpack.decode(payload), self._connector)
+        items = [Samples(engine, stamp, [part]) for family in found for part in pieces(family)]
+        self._infos.update(
+            {(engine, i.families[0].name): i for i in items if i.families[0].name.endswith("_info")}
+        )
+        return items
 
-def connector_items(index: int, stamp: float, payload: bytes, connector: str) -> list[Samples]:
-    """What a KV connector reports, a family an item: one that is refused costs no other."""
-    found = families(msgspec.msgpack.decode(payload), connector)
-    return [Samples(index, stamp, [part]) for family in found for part in pieces(family)]
+    def again(self) -> list[VllmStep | VllmSleep | Samples]:
+        """Gauges as they were last, for an exporter that has not heard them; in its thread.
+
+        An engine that has nothing to do sends nothing, and says some things only once.
+        """
+        now = time.time()
+        steps = [
+            VllmStep(engine, stamp, now, gauges_of(stats))
+            for engine, (stamp, stats) in list(self._last.items())
+        ]
+        sleep, level = self._sleep
+        asleep = [VllmSleep(i, time.monotonic(), sleep, level) for i in self._index.values()]
+        return [*steps, *asleep, *list(self._infos.values())]
+
+
+def gauges_of(stats: SchedulerStats) -> SchedulerStats:
+    """The scheduler's state alone, without what it counted since the step before."""
+    return SchedulerStats(
+        num_running_reqs=stats.num_running_reqs,
+        num_waiting_reqs=stats.num_waiting_reqs,
+        num_skipped_waiting_reqs=stats.num_skipped_waiting_reqs,
+        num_kv_fetch_reqs_by_stage=stats.num_kv_fetch_reqs_by_stage,
+        kv_cache_usage=stats.kv_cache_usage,
+        waiting_lora_adapters=stats.waiting_lora_adapters,
+        running_lora_adapters=stats.running_lora_adapters,
+    )
 
 
 def pieces(family: Family) -> list[Family]:

@@ -18,7 +18,8 @@ from vllm.v1.metrics import loggers
 
 from sidestep.wire.items import Samples
 from sidestep_adapters.push import Publisher
-from sidestep_adapters.vllm import Description, VllmTap, describe, printable
+from sidestep_adapters.translate import printable
+from sidestep_adapters.vllm import Description, VllmTap, describe
 from sidestep_adapters.vllm_frontend import FrontendTap
 
 log = logging.getLogger(__name__)
@@ -75,6 +76,9 @@ class SidestepStatLogger(_base()):  # type: ignore[misc]
         self._config = vllm_config
         if not endpoint():
             return
+        if not endpoint().startswith(("ipc://", "tcp://")):
+            log.error("SIDESTEP_ENDPOINT=%s: must begin with ipc:// or tcp://", endpoint())
+            return
         try:
             self._connect(describe(vllm_config, self.engine_indexes))
         except Exception:
@@ -87,6 +91,7 @@ class SidestepStatLogger(_base()):  # type: ignore[misc]
             description.stream,
             description.engine_infos,
             extra=lambda: _samples(frontend),
+            again=lambda: self._tap.again() if self._tap is not None else (),
         )
         self._description = description
         self._publisher = publisher

@@ -20,7 +20,8 @@ from sidestep.wire.items import (
     encode_item,
 )
 from sidestep.wire.limits import MAX_OBSERVATIONS, MAX_STRUCTS
-from sidestep_adapters.vllm import VllmTap, describe, printable, split
+from sidestep_adapters.translate import printable
+from sidestep_adapters.vllm import VllmTap, describe, split
 
 
 class Reason(enum.IntEnum):

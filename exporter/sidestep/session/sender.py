@@ -60,6 +60,7 @@ class Sender:
     Attributes:
         dropped: Items given up: the ring was full, or the exporter refused them.
         errors: Records that could not be made into items; the caller counts them here.
+        boot: The exporter process that answered last.
         complaint: Why the exporter refuses us, for one log line; empty once it does not.
     """
 
@@ -88,7 +89,8 @@ class Sender:
         self._unsent = 0
         """Index in the ring of the next chunk to send."""
         self._seq = self._applied = 0
-        self._boot: int | None = None
+        self.boot: int | None = None
+        self._unreadable = False
         self._nonce = 1
         self._greeted = False
         self._greet_at = self._beat_at = 0.0
@@ -132,7 +134,8 @@ class Sender:
     def describe(self, engines: Sequence[EngineInfo]) -> None:
         """Say from now on that the stream feeds ``engines``; indices of known ones stay."""
         self.engines = list(engines)
-        if self.state is State.STREAMING:
+        # A Hello that is on its way told of the engines as they were: its answer is not taken.
+        if self.state is State.STREAMING or self._greeted:
             self._greet()
 
     def next_frame(self, now: float) -> bytes | None:
@@ -177,7 +180,7 @@ class Sender:
             case Ack() if self.state is State.GREETING:
                 if self._greeted and message.nonce == self._nonce:
                     self._stream(message, now)
-            case Ack() if message.boot != self._boot:
+            case Ack() if message.boot != self.boot:
                 self.reopen = True
             case Ack():
                 self._acknowledge(message, now)
@@ -218,12 +221,15 @@ class Sender:
         self.state = State.STREAMING
         self.reopen = False  # late is soon enough
         self.complaint = ""
-        self._boot = ack.boot
+        self.boot = ack.boot
         self._backoff = HELLO_BACKOFF[0]
         self._beat_at = now
         self._unsent = sum(chunk.last <= ack.applied for chunk in self._ring)
         # Not the larger of the two: a restarted exporter may know less than the last one.
         self._applied = ack.applied
+        if self._unreadable:
+            self._unreadable = False
+            self._blank()
         self._acknowledge(ack, now)
 
     def _acknowledge(self, ack: Ack, now: float) -> None:
@@ -243,7 +249,8 @@ class Sender:
             self._pending_bytes = self._ring_used = self._unsent = 0
             return
         if nack.code == "bad_schema" and self.state is State.STREAMING:
-            self._blank()
+            # Which frame it was shows when the exporter says what it has applied.
+            self._unreadable = True
         elif nack.code != "need_hello":
             self._greet_at = now + HELLO_BACKOFF[1]
         self.reopen = True
@@ -253,7 +260,7 @@ class Sender:
 
         Its seqs stay taken: a gap would make the receiver ask for it for ever.
         """
-        for chunk in self._ring:
+        for chunk in islice(self._ring, self._unsent, None):
             if chunk.first > self._applied:
                 count = chunk.last - chunk.first + 1
                 self._ring_used -= len(chunk.frame)
