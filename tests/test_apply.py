@@ -11,7 +11,7 @@ from sidestep.catalogue import DIALECTS
 from sidestep.errors import WireError
 from sidestep.histogram import Histogram
 from sidestep.plan import OTHER, compile_layout
-from sidestep.registry import MAX_OPEN_VALUES, Engine, Registry
+from sidestep.registry import MAX_ENGINE_SERIES, MAX_OPEN_VALUES, Engine, Registry
 from sidestep.render.text import render
 from sidestep.view import children, combined, families, is_shared, labels_of
 from sidestep.wire.items import Family, Item, Sample, Samples, VllmRejection, VllmSleep, VllmStep
@@ -406,6 +406,10 @@ def test_a_family_of_the_catalogue_takes_its_bounds_from_the_row(bench: Bench) -
         (family("process_open_fds", "gauge"), "owned_family"),
         (family("vllm:request_params_n_count", "gauge"), "owned_family"),
         (family("vllm:fine_total", "gauge"), "changed_family"),
+        (family("vllm:prompt_tokens", "gauge"), "owned_family"),
+        (family("vllm:fine", "gauge"), "owned_family"),
+        (family("vllm:fine_created", "gauge"), "owned_family"),
+        (family("vllm:new_gauge", "gauge", help="two\nlines"), "bad_family"),
         (family("vllm:other", "counter"), "bad_family"),
         (family("vllm:h", "histogram", seen=[1.0], bounds=[2.0, 1.0]), "bad_bounds"),
         (family(labels=["engine"], values=["7"]), "bad_label"),
@@ -428,6 +432,53 @@ def test_a_family_that_contradicts_is_refused_whole(
 
     assert caught.value.reason == reason
     assert render(bench.registry).decode() == before
+
+
+def test_a_family_has_one_form_on_the_whole_page(bench: Bench) -> None:
+    """What one engine began, no other engine may describe differently."""
+    bench.engine("1")
+    bench.apply(family("vllm:other_seconds", "histogram", seen=[1.0], bounds=[1.0]))
+
+    for item, reason in (
+        (family("vllm:other_seconds", "gauge"), "changed_family"),
+        (family("vllm:other_seconds_count", "gauge"), "owned_family"),
+    ):
+        with pytest.raises(WireError) as caught:
+            bench.apply(item, to="1")
+        assert caught.value.reason == reason
+
+
+def test_self_described_series_are_bounded(bench: Bench) -> None:
+    """A sender cannot fill the page: beyond the limit its item is refused."""
+    bounds = [float(n) for n in range(1, 200)]
+    refused = ""
+    for number in range(MAX_ENGINE_SERIES):
+        samples = [Sample([str(n)], 0.0, [1.0]) for n in range(MAX_OPEN_VALUES)]
+        name = f"vllm:flood{number}_seconds"
+        item = Samples(0, 1.0, [Family(name, "histogram", ["n"], samples, bounds=bounds)])
+        try:
+            bench.apply(item)
+        except WireError as error:
+            refused = error.reason
+            break
+
+    assert refused == "over_limit"
+    assert bench.registry.open_series <= MAX_ENGINE_SERIES
+
+
+def test_adapters_over_the_cap_keep_their_state() -> None:
+    """As many adapters as label values are named; the others are one, by state."""
+    bench = Bench()
+    bench.engine(features=["lora"])
+    adapters = {f"adapter{n}": 1 for n in range(MAX_OPEN_VALUES + 6)}
+    bench.apply(
+        step(SchedulerStats(running_lora_adapters=adapters, waiting_lora_adapters=adapters))
+    )
+    values = bench.values("sidestep_lora_requests")
+
+    assert values["adapter0", "running"] == values["adapter0", "waiting"] == 1
+    assert values[OTHER, "running"] == values[OTHER, "waiting"] == 6
+    assert len(values) == 2 * (MAX_OPEN_VALUES + 1)
 
 
 def test_hidden_names_show_what_today_sends() -> None:

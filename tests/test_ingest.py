@@ -202,6 +202,56 @@ def rejected_after(exporter: Exporter) -> dict[str, float]:
         return {}
 
 
+async def test_a_flood_of_nonsense_does_not_hold_the_loop(start: Start) -> None:
+    """Frames without items have their share of the loop, like those with."""
+    async with start() as exporter, connect(exporter) as bad:
+        flood = asyncio.create_task(_flood(bad))
+        loop = asyncio.get_running_loop()
+        waits = []
+        while not exporter.metrics.value("sidestep_rejected_total", "bad_schema") > 3000:
+            before = loop.time()
+            await asyncio.sleep(0)
+            waits.append(loop.time() - before)
+        flood.cancel()
+
+    assert len(waits) > 10
+    assert sorted(waits)[len(waits) // 2] < 0.05
+
+
+async def _flood(peer: Peer) -> None:
+    while True:
+        for _ in range(100):
+            await peer.say(b"\xc1")
+        await asyncio.sleep(0)
+
+
+async def test_what_is_refused_changes_nothing(start: Start) -> None:
+    """A restarted stream with an engine that cannot be: the stream goes on as it was."""
+    async with start() as exporter, connect(exporter) as peer:
+        await peer.greet()
+        bad = EngineInfo("e", "abacus", LABELS)
+        await peer.say(Hello(VERSION, "s", 2, 1, 1, [bad]))
+        answer = await peer.hear()
+        await peer.say(batch(1, step()))
+        await until(lambda: tokens(exporter) == 1)
+
+        assert isinstance(answer, Nack)
+        assert answer.code == "over_limit"
+        assert exporter.registry.engines["s0"].streams == {1}
+
+
+async def test_what_is_kept_of_streams_is_bounded(start: Start) -> None:
+    """A thousand restarts of one stream leave one behind."""
+    async with start() as exporter, connect(exporter) as peer:
+        info = EngineInfo("s0", "vllm", LABELS)
+        for incarnation in range(1, 300):
+            await peer.say(Hello(VERSION, "s", incarnation, 1, 1, [info]))
+        await until(lambda: 299 in exporter.ingest._engines)
+
+        assert len(exporter.ingest._engines) == 1
+        assert exporter.registry.engines["s0"].streams == {299}
+
+
 async def test_duplicates_are_acknowledged_and_not_applied(start: Start) -> None:
     """A frame whose acknowledgement was lost is sent again."""
     async with start() as exporter, connect(exporter) as peer:

@@ -212,14 +212,49 @@ def test_the_newest_process_of_a_stream_wins() -> None:
     assert receiver.streams["s"].incarnation == 2
 
 
+def test_a_description_that_comes_while_the_hello_is_out_is_said() -> None:
+    """The answer to the Hello before it does not count as one to this."""
+    one, receiver = sender(), Receiver(1)
+    (hello,) = frames(one, 0.0)
+    new = EngineInfo("e", "vllm", ENGINE.labels, {"cache_config": {"block_size": "16"}})
+    one.describe([new])
+    for _, reply in receiver.receive(b"p", decode_from_sender(hello), 0.0).replies:
+        one.receive(encode(reply), 0.0)
+    assert one.state is State.GREETING
+
+    Link(one, receiver).run(0.1)
+
+    assert receiver.streams["s"].engines == [new]
+
+
+def test_only_the_frame_that_was_not_read_is_given_up() -> None:
+    """Which one it was shows when the exporter says what it has applied."""
+    one, receiver = sender(), Receiver(1)
+    link = Link(one, receiver)
+    link.run(0.0)
+    for number in (1, 2):
+        one.add([item(number)])
+        (frame,) = (f for f in frames(one, 0.1) if isinstance(decode_from_sender(f), Batch))
+        if number == 1:
+            received = receiver.receive(b"p", decode_from_sender(frame), 0.1)
+            link.applied += [msgspec.msgpack.decode(raw) for raw in received.items]
+    for _ in range(2):
+        one.receive(encode(Nack(1, 0, "bad_schema", "")), 0.1)
+    one.add([item(3)])
+    link.run(0.2)
+
+    assert one.dropped == 1
+    assert link.applied == [1, None, 3]
+
+
 def test_a_restart_is_told_from_a_reconnect() -> None:
     """Another incarnation restarted; the same one merely came back."""
     receiver = Receiver(1)
     hello = Hello(VERSION, "s", 1, 1, 1, [ENGINE])
 
-    assert not receiver.receive(b"a", hello, 0.0).restarted
-    assert not receiver.receive(b"b", hello, 0.0).restarted
-    assert receiver.receive(b"c", Hello(VERSION, "s", 2, 1, 1, [ENGINE]), 0.0).restarted
+    assert receiver.receive(b"a", hello, 0.0).retired is None
+    assert receiver.receive(b"b", hello, 0.0).retired is None
+    assert receiver.receive(b"c", Hello(VERSION, "s", 2, 1, 1, [ENGINE]), 0.0).retired == 1
 
 
 def opened(receiver: Receiver, first: int = 1) -> None:
@@ -288,15 +323,17 @@ def test_a_stranger_is_asked_for_its_hello(message: Batch | Heartbeat | Bye) -> 
 
 
 def test_reports_of_drops_add_up_over_heartbeats() -> None:
-    """Heartbeats carry running totals; what is new is reported once."""
+    """They carry running totals of a process; a stream's go on over its restarts."""
     receiver = Receiver(1)
     opened(receiver)
 
-    first = receiver.receive(b"p", Heartbeat(1, 0, 0, dropped=3, errors=1), 0.0)
-    again = receiver.receive(b"p", Heartbeat(1, 0, 0, dropped=5, errors=1), 0.0)
+    receiver.receive(b"p", Heartbeat(1, 0, 0, dropped=3, errors=1), 0.0)
+    receiver.receive(b"p", Heartbeat(1, 0, 0, dropped=5, errors=1), 0.0)
+    receiver.receive(b"q", Hello(VERSION, "s", 2, 1, 1, [ENGINE]), 0.0)
+    receiver.receive(b"q", Heartbeat(2, 0, 0, dropped=4), 0.0)
+    stream = receiver.streams["s"]
 
-    assert (first.dropped, first.errors) == (3, 1)
-    assert (again.dropped, again.errors) == (2, 0)
+    assert (stream.dropped, stream.errors) == (9, 1)
 
 
 def test_streams_are_bounded_and_those_that_left_make_room() -> None:

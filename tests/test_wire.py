@@ -123,7 +123,7 @@ from_sender = st.one_of(
         ids,
         st.lists(items.map(lambda item: msgspec.Raw(encode_item(item))), max_size=3),
     ),
-    st.builds(Heartbeat, ids, ids, counts, counts, counts, counts),
+    st.builds(Heartbeat, ids, ids, counts, counts, counts),
     st.builds(Bye, ids, ids, texts),
 )
 from_exporter = st.one_of(
@@ -238,6 +238,7 @@ def test_a_frame_over_the_limit_is_refused_unread() -> None:
         ({"engines": [EngineInfo("e", "vllm", {"engine": "\x00"})]}, "bad_label"),
         ({"engines": [EngineInfo("e", "vllm", {}, {}, {"x": [2.0, 1.0]})]}, "bad_bounds"),
         ({"engines": [EngineInfo("e", "vllm", {"9": "x"})]}, "bad_schema"),
+        ({"engines": [EngineInfo("e", "vllm", {"__name__": "x"})]}, "bad_schema"),
     ],
 )
 def test_a_hello_that_cannot_be_true_is_refused(change: dict[str, Any], reason: str) -> None:

@@ -17,7 +17,7 @@ from sidestep.endpoint import Claim, claim, router
 from sidestep.errors import WireError
 from sidestep.registry import Engine, Registry
 from sidestep.selfmetrics import LagMeter, SelfMetrics
-from sidestep.session.receiver import Received, Receiver, Stream
+from sidestep.session.receiver import Receiver, Stream
 from sidestep.wire.items import decode_item
 from sidestep.wire.limits import MAX_ITEM_BYTES
 from sidestep.wire.messages import FromExporter, Heartbeat, Hello, decode_from_sender, encode
@@ -28,6 +28,7 @@ BUDGET = 0.002
 """Seconds of the event loop that one turn of draining may take."""
 TICK = 0.05
 """libzmq's descriptor is edge-triggered: look at the socket this often all the same."""
+CLOSING = 1.0
 BUG_LOG_INTERVAL = 60.0
 
 
@@ -90,8 +91,8 @@ class Ingest:
         loop.remove_reader(self._socket.fileno())
         if self._tick is not None:
             self._tick.cancel()
-        while self._turn(BUDGET):
-            pass
+        # What has arrived, but not for as long as a flood lasts.
+        self._turn(CLOSING)
         self._reply(self.receiver.acks(float("inf")))
         # The final acknowledgements still sit in libzmq: give them a moment to leave.
         self._socket.close(linger=200)
@@ -140,6 +141,9 @@ class Ingest:
             except zmq.Again:
                 return False
             self._take(peer, frames)
+            # Most frames bring items, whose time is counted above; a flood of others would not.
+            if not self._backlog and time.perf_counter() > deadline:
+                return True
 
     def _take(self, peer: bytes, frames: list[bytes]) -> None:
         if len(frames) != 1:
@@ -152,24 +156,27 @@ class Ingest:
             self._reply(self.receiver.refuse_frame(peer, error))
             return
         self.metrics.add("sidestep_messages_total", 1, type(message).__name__.lower())
-        before = self.receiver.streams.get(message.stream) if isinstance(message, Hello) else None
-        received = self.receiver.receive(peer, message, self._clock())
-        stream = received.stream
-        if stream is not None and received.greeted:
+        if isinstance(message, Hello):
             try:
-                self._greet(stream, before, restarted=received.restarted)
+                for info in message.engines:
+                    self.registry.check(info)
             except WireError as error:
                 self._reject(error.reason)
-                self._reply(self.receiver.refuse_stream(stream, error))
+                self._reply(self.receiver.refuse_hello(peer, message, error).replies)
                 return
+        received = self.receiver.receive(peer, message, self._clock())
         self._reply(received.replies)
-        self._account(received)
+        self.metrics.add("sidestep_duplicates_total", received.duplicates)
+        self.metrics.add("sidestep_lost_items_total", received.lost)
+        stream = received.stream
+        if stream is not None and received.greeted:
+            self._greet(stream, received.retired)
         if stream is not None:
             self._arrived = self._wall()
             engines = self._engines[stream.incarnation]
             self._backlog.extend((engines, raw) for raw in self._sized(frames[0], received.items))
             if not stream.open:
-                self._part(stream)
+                self._part(stream.incarnation)
 
     def _sized(self, frame: bytes, items: Sequence[msgspec.Raw]) -> Sequence[msgspec.Raw]:
         """``items`` without those over the limit, which only a large frame can hold."""
@@ -180,30 +187,28 @@ class Ingest:
             self._reject("too_big")
         return kept
 
-    def _greet(self, stream: Stream, before: Stream | None, *, restarted: bool) -> None:
+    def _greet(self, stream: Stream, retired: int | None) -> None:
         """Bind the stream's engine indices to engines."""
+        if retired is not None:
+            self._part(retired)
+            self._engines.pop(retired, None)
         engines = [self.registry.register(info) for info in stream.engines]
-        if restarted and before is not None:
-            self._part(before)
         for engine in engines:
             engine.streams.add(stream.incarnation)
-            if restarted:
+            if retired is not None:
                 engine.restarts += 1
                 # A new process may be on a host that was started anew, its monotonic clock with it.
                 engine.gauge_stamp = 0.0
         self._engines[stream.incarnation] = engines
+        # A stream that the receiver has forgotten has nothing more to say here either.
+        known = {stream.incarnation for stream in self.receiver.streams.values()}
+        for gone in self._engines.keys() - known:
+            self._part(gone)
+            del self._engines[gone]
 
-    def _part(self, stream: Stream) -> None:
-        for engine in self._engines.get(stream.incarnation, ()):
-            engine.streams.discard(stream.incarnation)
-
-    def _account(self, received: Received) -> None:
-        self.metrics.add("sidestep_duplicates_total", received.duplicates)
-        self.metrics.add("sidestep_lost_items_total", received.lost)
-        if received.stream is not None and received.stream.beat is not None:
-            name = received.stream.id
-            self.metrics.add("sidestep_stream_push_dropped_total", received.dropped, name)
-            self.metrics.add("sidestep_stream_errors_total", received.errors, name)
+    def _part(self, incarnation: int) -> None:
+        for engine in self._engines.get(incarnation, ()):
+            engine.streams.discard(incarnation)
 
     def _apply(self, engines: list[Engine], raw: msgspec.Raw) -> None:
         """Apply one item; whatever is wrong with it costs that item alone."""
@@ -261,6 +266,13 @@ class Ingest:
         read("sidestep_items_total", lambda: [((), self._applied)])
         read("sidestep_engines", lambda: [((), len(self.registry.engines))])
         read("sidestep_stream_ring_bytes", lambda: list(map(_ring_bytes, streams.values())))
+        read(
+            "sidestep_stream_push_dropped_total",
+            lambda: [((s.id,), s.dropped) for s in streams.values()],
+        )
+        read(
+            "sidestep_stream_errors_total", lambda: [((s.id,), s.errors) for s in streams.values()]
+        )
         read("sidestep_label_values_limited_total", lambda: [((), self.registry.limited)])
         read("sidestep_ingest_lag_seconds", self.lag.reading)
 

@@ -10,6 +10,7 @@ so that a row with a misspelt source stops the start-up, not the night.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -22,6 +23,7 @@ from sidestep.catalogue.model import (
     Constant,
     Hook,
     Info,
+    Kind,
     Reading,
     Row,
     Same,
@@ -115,7 +117,17 @@ class Section:
         return self.parts.setdefault(name, Section(name, f"{self.path}.{name}"))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+def taken(name: str, kind: Kind) -> frozenset[str]:
+    """The names that family ``name`` takes: OpenMetrics' family and every sample's."""
+    if kind == "histogram":
+        return frozenset(
+            {name, *(f"{name}_{end}" for end in ("bucket", "count", "sum", "created"))}
+        )
+    base = name.removesuffix("_total") if kind == "counter" else name
+    return frozenset({name, base, f"{base}_created"} if kind == "counter" else {name})
+
+
+@dataclasses.dataclass(frozen=True)
 class Layout:
     """One dialect's plan.
 
@@ -142,6 +154,11 @@ class Layout:
         """Label names that no engine may bring along: they tell its children apart."""
         own = {label for placed in self.placed for label in placed.row.own_labels}
         return frozenset(own | {"le", "quantile"})
+
+    @functools.cached_property
+    def names(self) -> frozenset[str]:
+        """Every name that a family of the catalogue takes on a page, as family or as sample."""
+        return frozenset().union(*(taken(p.row.name, p.row.kind) for p in self.placed))
 
     def find(self, name: str) -> Placed:
         """The row named ``name``."""

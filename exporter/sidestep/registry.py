@@ -22,6 +22,9 @@ MAX_OPEN_VALUES = 64
 """Children of a family whose label values nobody knows beforehand, per engine."""
 MAX_ENGINES = 1024
 MAX_OPEN_FAMILIES = 512
+MAX_ENGINE_SERIES = 2000
+MAX_SERIES = 50_000
+"""Children of self-described families, of one engine and of all."""
 
 
 class HitWindow:
@@ -85,6 +88,7 @@ class Engine:
         last_seen: Unix time here when its last item came.
         streams: Incarnations that feed it now.
         seen: Paths of the plan whose families are shown.
+        series: Children of its self-described families.
         text: The renderer's own: what stands before a value, by family and key.
         frames: The renderer's own: a histogram's lines without their values.
         throughput: Prompt and generated tokens per second of the last interval.
@@ -111,6 +115,7 @@ class Engine:
         "prefix_hits",
         "restarts",
         "seen",
+        "series",
         "streams",
         "text",
         "throughput",
@@ -138,6 +143,7 @@ class Engine:
         self.restarts = 0
         self.streams: set[int] = set()
         self.seen: set[str] = set()
+        self.series = 0
         self.text: dict[tuple[str, Key], str] = {}
         self.frames: dict[tuple[str, Key, Bounds], bytes] = {}
         self.update(info)
@@ -148,6 +154,8 @@ class Engine:
         A histogram whose bounds changed starts anew: its counts cannot be moved.
         """
         self.info = info.info
+        self.text.clear()
+        self.frames.clear()
         self.features = frozenset(info.features)
         self.closed = info.closed
         sent = {name: tuple(bounds) for name, bounds in info.bounds.items()}
@@ -205,6 +213,8 @@ class Registry:
     Attributes:
         version: Changes with every applied item, so that a page can be reused.
         limited: Updates that went to ``__other__``.
+        open_series: Children of self-described families, of all engines.
+        open_families: Kind and own labels of those that no catalogue has: one form a name.
     """
 
     def __init__(self, layouts: Mapping[str, Layout], overrides: Mapping[str, Bounds]) -> None:
@@ -213,26 +223,38 @@ class Registry:
         self.engines: dict[str, Engine] = {}
         self.version = 0
         self.limited = 0
+        self.open_series = 0
+        self.open_families: dict[str, tuple[Kind, Key]] = {}
+
+    def check(self, info: EngineInfo) -> None:
+        """Whether ``info``'s engine can be shown.
+
+        Raises:
+            WireError: An unknown dialect, labels that cannot be, or too many engines.
+        """
+        layout = self.layouts.get(info.dialect)
+        if layout is None:
+            raise WireError("unknown_dialect", info.dialect)
+        names = set(info.labels)
+        if not set(ENGINE_LABELS) <= names or (layout.own_labels | {ORIGIN}) & names:
+            raise WireError("bad_label", f"an engine cannot have the labels {sorted(names)}")
+        if info.id not in self.engines and len(self.engines) >= MAX_ENGINES:
+            raise WireError("over_limit", f"more than {MAX_ENGINES} engines")
 
     def register(self, info: EngineInfo) -> Engine:
         """The engine that ``info`` names, known or new.
 
         Raises:
-            WireError: An unknown dialect, or too many engines.
+            WireError: See ``check``.
         """
-        layout = self.layouts.get(info.dialect)
-        if layout is None:
-            raise WireError("unknown_dialect", info.dialect)
+        self.check(info)
         self.version += 1
+        layout = self.layouts[info.dialect]
         engine = self.engines.get(info.id)
         if engine is not None and engine.layout is layout:
             engine.update(info)
             return engine
-        if len(self.engines) >= MAX_ENGINES:
-            raise WireError("over_limit", f"more than {MAX_ENGINES} engines")
         engine = Engine(layout, info, self.overrides)
-        if not set(ENGINE_LABELS) <= set(engine.labels) or layout.own_labels & set(engine.labels):
-            raise WireError("bad_label", f"an engine cannot have the labels {[*engine.labels]}")
         if any(other.labels == engine.labels for other in self.engines.values()):
             # Never two samples of one name and labels: the later engine says where it is from.
             engine.labels[ORIGIN] = engine.id

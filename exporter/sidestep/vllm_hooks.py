@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from sidestep.errors import CatalogueError
 from sidestep.plan import OTHER, Layout, Placed
-from sidestep.registry import Engine, HitWindow, Registry
+from sidestep.registry import MAX_OPEN_VALUES, Engine, HitWindow, Registry
 from sidestep.wire.items import VllmRejection, VllmSleep, VllmStep
 from sidestep.wire.vllm import CacheStats, IterationStats, SchedulerStats
 
@@ -93,11 +93,13 @@ class VllmHooks:
             for state, adapters in by_state.items()
             for adapter, count in adapters.items()
         }
-        for gone in requests.keys() - now.keys():
-            del requests[gone]
-        for key, count in now.items():
-            kept = self.registry.capped(requests, key)
-            requests[kept] = count + (requests.get(kept, 0) if OTHER in kept else 0)
+        named = set(list(dict.fromkeys(adapter for adapter, _ in now))[:MAX_OPEN_VALUES])
+        requests.clear()
+        for (adapter, state), count in now.items():
+            if adapter not in named:
+                self.registry.limited += 1
+            key = (adapter if adapter in named else OTHER, state)
+            requests[key] = requests.get(key, 0) + count
         max_lora = engine.info.get("lora", {}).get("max_lora", "")
         combination.clear()
         running, waiting = (",".join(adapters) for adapters in by_state.values())

@@ -9,8 +9,11 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import zmq
 
 from conftest import Start, until
 from sidestep.app import Exporter
@@ -20,6 +23,7 @@ from sidestep.wire.messages import EngineInfo
 from sidestep.wire.vllm import IterationStats
 from sidestep_adapters import push
 from sidestep_adapters.push import QUEUE_ITEMS, Publisher
+from sidestep_adapters.vllm import VllmTap
 
 ENGINE = EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"})
 
@@ -107,6 +111,55 @@ def test_a_full_queue_drops_and_counts(tmp_path: Path, monkeypatch: pytest.Monke
     assert one.dropped == 7
 
 
+async def test_an_idle_engines_gauges_return_with_the_exporter(
+    start: Start, tmp_path: Path
+) -> None:
+    """It sends nothing while it has nothing to do, and its sleep state was said once."""
+    taps: list[VllmTap] = []
+    one = Publisher(
+        f"ipc://{tmp_path}/ingest.ipc", "s", [ENGINE], flush=0.01, again=lambda: taps[0].again()
+    )
+    taps.append(VllmTap(one.push, one.fail, [0]))
+    taps[0].record_sleep_state(1, 2)
+    taps[0].record(SimpleNamespace(num_running_reqs=7), None, None, 0)
+
+    def shown(exporter: Exporter) -> tuple[float, float]:
+        engine = exporter.registry.engines.get("e")
+        if engine is None:
+            return (0, 0)
+        asleep = engine.layout.find("vllm:engine_sleep_state").slots[2]
+        return (scalar(engine, "vllm:num_requests_running"), engine.values[asleep] or 0)
+
+    async with start() as first:
+        await until(lambda: shown(first) == (7, 1))
+    async with start() as second:
+        await until(lambda: shown(second) == (7, 1), timeout=20)
+        await asyncio.to_thread(one.close)
+
+
+def test_a_socket_that_cannot_be_had_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Too many open files, for a while: counted, and over when they are fewer."""
+    connect, calls = Publisher._connect, []
+
+    def failing(self: Publisher, context: zmq.Context[Any]) -> Any:
+        calls.append(1)
+        if len(calls) < 4:
+            raise zmq.ZMQError(24)
+        return connect(self, context)
+
+    monkeypatch.setattr(Publisher, "_connect", failing)
+    one = publisher(f"ipc://{tmp_path}/x.ipc")
+    deadline = time.monotonic() + 10
+    while len(calls) < 4 and time.monotonic() < deadline:
+        threading.Event().wait(0.01)
+    one.close()
+
+    assert len(calls) == 4
+    assert one.errors == 3
+
+
 async def test_an_item_that_cannot_be_encoded_costs_itself(start: Start) -> None:
     """It is counted, reported to the exporter, and those behind it arrive."""
     async with start() as exporter:
@@ -116,7 +169,7 @@ async def test_an_item_that_cannot_be_encoded_costs_itself(start: Start) -> None
         one.push(bad)
         one.push(step())
         await until(lambda: generated(exporter) == 1)
-        await until(lambda: exporter.metrics.value("sidestep_stream_errors_total", "s") == 1)
+        await until(lambda: exporter.ingest.receiver.streams["s"].errors == 1)
         await asyncio.to_thread(one.close)
 
         assert one.errors == 1
@@ -167,7 +220,9 @@ child = os.fork()
 if child == 0:
     assert one.queued == 0
     one.push(step(10))
-    one.close()
+    # As multiprocessing leaves a child: past atexit, but not past finalizers.
+    from multiprocessing import util
+    util._exit_function()
     os._exit(0)
 assert os.waitpid(child, 0)[1] == 0
 one.push(step(100))

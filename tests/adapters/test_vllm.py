@@ -200,6 +200,40 @@ def test_a_step_that_fits_is_not_split() -> None:
     assert len(split(VllmStep(0, 0.0, 0.0))) == 1
 
 
+def test_an_old_releases_call_names_the_engine_third() -> None:
+    """VLLM 0.10 has no multimodal cache to report."""
+    sink = Sink()
+    sink.tap.record(scheduler(), iteration(), 1)
+    (step,) = sink.sent()
+
+    assert (step.engine, step.mm_cache) == (1, None)
+
+
+def test_what_is_over_the_wires_limits_is_cut_and_told() -> None:
+    """Hundreds of adapters, a long name, many gaps: the step arrives all the same."""
+    sink = Sink()
+    adapters = {f"adapter{n}": 1 for n in range(500)} | {"x" * 1000: 1}
+    event = SimpleNamespace(reuse_gaps_seconds=[0.1] * 1000)
+    stats = scheduler(running_lora_adapters=adapters, kv_cache_eviction_events=[event])
+    sink.tap.record(stats, iteration(), None, 0)
+    (step,) = sink.sent()
+
+    assert len(step.scheduler.running_lora_adapters) == 128
+    assert len(step.scheduler.kv_cache_eviction_events[0].reuse_gaps_seconds) == 64
+    assert step.iteration.num_generation_tokens == 3
+    assert len(sink.failures) == 1
+
+
+def test_long_names_do_not_merge_engines() -> None:
+    """What tells two apart stands at the end, and stays."""
+    model = SimpleNamespace(served_model_name="m" * 400, max_model_len=10)
+    description = describe(SimpleNamespace(model_config=model), [0, 1])
+    first, second = description.engine_infos
+
+    assert first.id != second.id
+    assert max(len(first.id), len(description.stream)) <= 256
+
+
 junk: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),

@@ -19,7 +19,7 @@ ENGINE_LABELS = ("engine", "model_name")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Hook:
-    """Fed by the function of this name in ``apply``: more than one field decides."""
+    """Fed by code, by this name (``vllm_hooks``, ``reads``): more than one field decides."""
 
     name: str
 

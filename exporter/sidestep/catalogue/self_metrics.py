@@ -43,7 +43,7 @@ ROWS: tuple[SelfRow, ...] = (
     SelfRow(
         "sidestep_lost_items_total",
         "counter",
-        "Items that a sender no longer held when asked to send them again.",
+        "Items that no sender holds any more: missing when asked for, or at its goodbye.",
     ),
     SelfRow(
         "sidestep_label_values_limited_total",
@@ -70,7 +70,12 @@ ROWS: tuple[SelfRow, ...] = (
     ),
     SelfRow("sidestep_streams", "gauge", "Streams connected."),
     SelfRow("sidestep_engines", "gauge", "Engines known."),
-    SelfRow("sidestep_stream_ring_bytes", "gauge", "Bytes the sender holds unsent.", ("stream",)),
+    SelfRow(
+        "sidestep_stream_ring_bytes",
+        "gauge",
+        "Bytes the sender holds: not sent, or not acknowledged.",
+        ("stream",),
+    ),
     SelfRow(
         "sidestep_stream_push_dropped_total",
         "counter",

@@ -20,7 +20,6 @@ from sidestep.catalogue.model import (
 )
 
 _V0 = ("model_name",)
-_REQUEST = "iteration.finished_requests[]."
 
 
 def _old(

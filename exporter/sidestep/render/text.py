@@ -125,8 +125,9 @@ def _samples(registry: Registry, family: Family) -> list[bytes]:
                     value.cache = _histogram_of(engine, family, key, value)
                 out.append(value.cache)
             else:
-                prefix = engine.text.get((family.name, key)) or _prefix(engine, family, key)
-                out.append(f"{prefix}{value!r}\n".encode())
+                # Not kept: adapters and the like come and go.
+                labels = label_text(labels_of(engine, family, key))
+                out.append(f"{family.name}{labels} {value!r}\n".encode())
     return out
 
 

@@ -37,6 +37,8 @@ class Stream:
         seq: Highest seq applied.
         beat: Its last Heartbeat.
         open: False after its Bye.
+        dropped: Items that it, over all its incarnations, reported dropped.
+        errors: Likewise, records that it could not translate or encode.
     """
 
     id: str
@@ -46,6 +48,8 @@ class Stream:
     seq: int
     beat: Heartbeat | None = None
     open: bool = True
+    dropped: int = 0
+    errors: int = 0
     acked: int = -1
     ack_at: float = 0.0
     retired: list[int] = dataclasses.field(default_factory=list)
@@ -60,22 +64,18 @@ class Received:
         items: To be applied now, in order; their seqs are consumed whatever comes of it.
         replies: To be sent to connections.
         greeted: The Hello opened the stream or changed what it feeds.
-        restarted: A known stream came back as a new process.
+        retired: The incarnation that the stream's new process has replaced.
         duplicates: Items that had been applied before.
         lost: Items that nobody holds any more.
-        dropped: Items that the sender has reported dropped since its last report.
-        errors: Likewise, records that it could not translate or encode.
     """
 
     stream: Stream | None = None
     items: Sequence[msgspec.Raw] = ()
     replies: list[tuple[bytes, FromExporter]] = dataclasses.field(default_factory=list)
     greeted: bool = False
-    restarted: bool = False
+    retired: int | None = None
     duplicates: int = 0
     lost: int = 0
-    dropped: int = 0
-    errors: int = 0
 
 
 class Receiver:
@@ -123,11 +123,9 @@ class Receiver:
         code = "version" if error.reason == "version" else "bad_schema"
         return self._refuse(peer, 0, code, str(error)).replies
 
-    def refuse_stream(self, stream: Stream, error: WireError) -> list[tuple[bytes, FromExporter]]:
-        """The answer to a Hello whose engines cannot be taken; the stream is forgotten."""
-        self.streams.pop(stream.id, None)
-        self._by_incarnation.pop(stream.incarnation, None)
-        return self._refuse(stream.peer, stream.incarnation, "over_limit", str(error)).replies
+    def refuse_hello(self, peer: bytes, hello: Hello, error: WireError) -> Received:
+        """The answer to a Hello whose engines cannot be taken; nothing changes."""
+        return self._refuse(peer, hello.incarnation, "over_limit", str(error))
 
     def _hello(self, peer: bytes, hello: Hello, now: float) -> Received:
         stream = self.streams.get(hello.stream)
@@ -143,13 +141,14 @@ class Receiver:
                 return self._refuse(peer, hello.incarnation, "over_limit", "too many streams")
             stream = self._adopt(Stream(hello.stream, hello.incarnation, peer, [], before))
         elif stream.incarnation != hello.incarnation:
-            received.restarted = True
+            received.retired = stream.incarnation
             retired = [*stream.retired, stream.incarnation][-MAX_RETIRED:]
             if stream.open:
                 reply = Nack(self.boot, stream.incarnation, "id_conflict", _CONFLICT)
                 received.replies.append((stream.peer, reply))
             new = Stream(hello.stream, hello.incarnation, peer, [], before)
             new.retired = retired
+            new.dropped, new.errors = stream.dropped, stream.errors
             for old in set(stream.retired) - set(retired):
                 self._by_incarnation.pop(old, None)
             stream = self._adopt(new)
@@ -171,7 +170,8 @@ class Receiver:
         for stream in self.streams.values():
             if not stream.open:
                 del self.streams[stream.id]
-                self._by_incarnation.pop(stream.incarnation, None)
+                for known in (stream.incarnation, *stream.retired):
+                    self._by_incarnation.pop(known, None)
                 return True
         return False
 
@@ -189,11 +189,9 @@ class Receiver:
     def _heartbeat(self, stream: Stream, beat: Heartbeat) -> Received:
         before = stream.beat or Heartbeat(beat.incarnation, 0, 0)
         stream.beat = beat
-        received = Received(
-            stream,
-            dropped=max(beat.dropped - before.dropped, 0),
-            errors=max(beat.errors - before.errors, 0),
-        )
+        stream.dropped += max(beat.dropped - before.dropped, 0)
+        stream.errors += max(beat.errors - before.errors, 0)
+        received = Received(stream)
         if beat.head > stream.seq:
             received.replies = self._refuse(stream.peer, stream.incarnation, "need_hello").replies
         return received

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from msgspec import Meta
 
@@ -33,7 +33,7 @@ Ratio = Annotated[float, Meta(ge=0.0, le=1e6)]
 Seconds = Annotated[float, Meta(ge=0.0, le=VALUE_LIMIT)]
 Text = Annotated[str, Meta(max_length=MAX_LABEL_CHARS)]
 Identifier = Annotated[str, Meta(min_length=1, max_length=MAX_LABEL_CHARS)]
-LabelName = Annotated[str, Meta(pattern=r"^[a-zA-Z_][a-zA-Z0-9_]{0,127}\Z")]
+LabelName = Annotated[str, Meta(pattern=r"^(?!__)[a-zA-Z_][a-zA-Z0-9_]{0,127}\Z")]
 FamilyName = Annotated[str, Meta(pattern=r"^[a-zA-Z_:][a-zA-Z0-9_:]{0,127}\Z")]
 Seq = Annotated[int, Meta(ge=0, le=1 << 62)]
 Random64 = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
@@ -50,7 +50,3 @@ Labels = Annotated[dict[LabelName, Text], Meta(max_length=MAX_LABELS)]
 def is_printable(text: str) -> bool:
     """Whether ``text`` may be a label value: printable, so never a newline or a NUL."""
     return text.isprintable()
-
-
-Struct: dict[str, Any] = {"array_like": True, "gc": False}
-"""Every wire struct: positional, append-only, no garbage collector tracking."""

@@ -85,7 +85,6 @@ class Heartbeat(msgspec.Struct, array_like=True, gc=False, tag="b"):
     incarnation: Random64
     head: Seq
     ring_bytes: Count
-    folded: Count = 0
     dropped: Count = 0
     errors: Count = 0
 
@@ -110,15 +109,16 @@ class Ack(msgspec.Struct, array_like=True, gc=False, tag="A"):
 
 
 class Nack(msgspec.Struct, array_like=True, gc=False, tag="N"):
-    """A refusal; ``code`` is one of ``NACK_CODES``, ``incarnation`` 0 where unknown."""
+    """A refusal; ``incarnation`` is 0 where unknown.
+
+    Codes: need_hello, unauthorised, id_conflict, over_limit, bad_schema, version.
+    """
 
     boot: Random64
     incarnation: Random64
     code: Identifier
     detail: Text = ""
 
-
-NACK_CODES = ("need_hello", "unauthorised", "id_conflict", "over_limit", "bad_schema", "version")
 
 FromSender = Hello | Batch | Heartbeat | Bye
 FromExporter = Ack | Nack
