@@ -85,6 +85,10 @@ def one_line(done: subprocess.CompletedProcess[str], code: int, what: str) -> No
         (["serve", "--web.listen-address", "no.such.host.invalid:0"], "cannot listen on"),
         (["serve", "--web.listen-address", "192.0.2.1:0"], "cannot listen on"),
         (["serve", "--web.telemetry-path", "metrics"], "must begin with /"),
+        (["serve", "--web.telemetry-path", "/"], "must be a path of its own"),
+        (["serve", "--web.telemetry-path", "/-/healthy"], "must be a path of its own"),
+        (["serve", "--web.telemetry-path", "/{"], "must be a path of its own"),
+        (["serve", "--web.listen-address", "x" * 70 + ":0"], "cannot listen on"),
         (["serve", "--log.level", "loud"], "must be one of debug, info, warning, error"),
         (["serve", "--log.stats-interval", "-1"], "must be a number of seconds"),
         (["serve", "--ingest.endpoint", "udp://x"], "must begin with ipc:// or tcp://"),
@@ -95,7 +99,10 @@ def one_line(done: subprocess.CompletedProcess[str], code: int, what: str) -> No
         (["serve", "--config.file", "/no/such/file"], "cannot read /no/such/file"),
         (["replay", "/no/such/file"], "cannot read /no/such/file"),
         (["replay", str(MAIN_RUN), "--connect", "nonsense"], "must begin with ipc://"),
-        (["record", "/no/such/directory/x"], "cannot write /no/such/directory/x"),
+        (
+            ["record", "/no/such/directory/x", "--listen", "tcp://127.0.0.1:0"],
+            "cannot write /no/such/directory/x",
+        ),
         (["demo", "--speed", "ludicrous"], "is not one of"),
     ],
 )
@@ -123,6 +130,17 @@ def test_an_unwritable_directory_is_one_line(tmp_path: Path) -> None:
     one_line(done, 2, "Permission denied")
 
 
+async def test_a_busy_endpoint_leaves_an_old_recording_alone(start: Start, tmp_path: Path) -> None:
+    """The file is opened when there is something to record."""
+    file = tmp_path / "old"
+    file.write_text("precious")
+    async with start() as exporter:
+        done = await asyncio.to_thread(sidestep, "record", file, "--listen", exporter.endpoints[0])
+
+    one_line(done, 2, "another exporter has it")
+    assert file.read_text() == "precious"
+
+
 async def test_a_second_exporter_does_not_steal_the_path(start: Start) -> None:
     """The ipc path is locked: binding it again would succeed and cut the first one off."""
     async with start() as exporter:
@@ -134,6 +152,10 @@ async def test_a_second_exporter_does_not_steal_the_path(start: Start) -> None:
         one_line(done, 2, "another exporter has it")
 
 
+INIT = (
+    b'{"call": "__init__", "t_mono": 1, "model": "m", "max_model_len": 9,'
+    b' "engine_indexes": [0], %b}\n'
+)
 MALFORMED = {
     "empty": (b"", "neither a sidestep recording nor JSON lines"),
     "text": (b"hello\n", "neither a sidestep recording nor JSON lines"),
@@ -141,6 +163,13 @@ MALFORMED = {
     "no time": (b'{"call": "record"}\n', "line 1 is no stat-logger call"),
     "no init": (b'{"call": "record", "t_mono": 1}\n', "no __init__ call of its process"),
     "bad init": (b'{"call": "__init__", "t_mono": 1}\n', "lacks a field"),
+    "bad options": (INIT % b'"observability": [1]', "lacks a field"),
+    "bad buckets": (INIT % b'"observability": {"custom_histogram_buckets": [1]}', "lacks a field"),
+    "endless time": (b'{"call": "record", "t_mono": ' + b"9" * 400 + b"}\n", "line 1 is no"),
+    "bad engine": (
+        INIT % b'"x": 1' + b'{"call": "record", "t_mono": 1, "engine_idx": "x"}\n',
+        "line 2: invalid literal",
+    ),
     "cut gzip": (gzip.compress(b"{}" * 1000)[:-20], "cut short or damaged"),
     "cut recording": (b"sidestep recording 1\n\x00\x00\x00\x09abc", "cut short at byte 21"),
     "damaged recording": (b"sidestep recording 1\n\x00\x00\x00\x01\xc1", "damaged at byte 21"),
@@ -170,6 +199,7 @@ CONFIGS = {
     "unknown section": ("speed = 9", "speed is no setting"),
     "wrong type": ("[web]\ntelemetry-path = 5", "must be a string"),
     "wrong value": ("[log]\nlevel = 'loud'", "must be one of"),
+    "no address": ("[web]\nlisten-address = []", "give at least one"),
     "unknown buckets": ("[buckets]\nx = [1]", "buckets.x is unknown"),
     "falling buckets": ("[buckets]\nrequest_latency = [2, 1]", "must increase strictly"),
     "no buckets": ("[buckets]\nrequest_latency = []", "give one or more finite numbers"),

@@ -87,6 +87,21 @@ def test_the_readmes_commands_exist() -> None:
         assert command in help_text
 
 
+def test_the_readmes_demo_runs() -> None:
+    """The command that ends by itself, word for word."""
+    text = (ROOT / "README.md").read_text()
+    (command,) = re.findall(r"`\.venv/bin/(sidestep demo [^`]+)`", text)
+    done = subprocess.run(
+        [sys.executable, "-m", *command.split(), "--web.listen-address", "127.0.0.1:0"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+
+    assert "generated tokens" in done.stdout
+
+
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 def test_the_example_configuration_is_valid() -> None:
     """As Prometheus reads it."""

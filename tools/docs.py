@@ -71,8 +71,8 @@ def metrics() -> str:
 
 def table(rows: list[Row]) -> str:
     """Live families."""
-    text = "| Name | Kind | Labels | Meaning | From | Shown | Combined |\n"
-    text += "|---|---|---|---|---|---|---|\n"
+    text = "| Name | Kind | Labels | Meaning | From | Shown | Since | Combined |\n"
+    text += "|---|---|---|---|---|---|---|---|\n"
     for row in rows:
         shown = f"`{row.feature}`" if row.feature else "always"
         values = (
@@ -81,7 +81,7 @@ def table(rows: list[Row]) -> str:
         buckets = f" Buckets: `{row.buckets}`." if row.buckets else ""
         text += (
             f"| `{row.name}` | {row.kind} | {labels(row.labels)} | {row.exposed_help}{values}"
-            f"{buckets} | {source(row)} | {shown} | {row.combine} |\n"
+            f"{buckets} | {source(row)} | {shown} | {row.since or '-'} | {row.combine} |\n"
         )
     return text + "\n"
 

@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from sidestep.buckets import checked
 from sidestep.errors import ConfigError
 from sidestep.wire.limits import MAX_FRAME_BYTES
 from sidestep.wire.messages import DECODE_ERRORS, EngineInfo
@@ -130,7 +131,14 @@ def _calls(path: Path, lines: Iterable[bytes]) -> Iterator[Call]:
             fields = json.loads(line)
             at = float(fields.pop("t_mono"))
             name = str(fields.pop("call"))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (
+            ArithmeticError,
+            AttributeError,
+            KeyError,
+            RecursionError,
+            TypeError,
+            ValueError,
+        ) as error:
             raise ConfigError(f"{path}: line {number} is no stat-logger call: {error!r}") from None
         start = at if start is None else start
         yield Call(max(at - start, 0.0), str(fields.pop("instance", "")), name, fields)
@@ -145,14 +153,15 @@ def described(fields: dict[str, Any], api_server: int, namespace: str) -> Descri
     Raises:
         ConfigError: The call lacks what every one has.
     """
-    observability = fields.get("observability") or {}
-    options = {
-        "nan_check": True,
-        "kv_cache_metrics": observability.get("kv_cache_metrics"),
-        "iteration_details": observability.get("enable_logging_iteration_details"),
-        "cudagraph": observability.get("cudagraph_metrics"),
-    }
     try:
+        observability = fields.get("observability") or {}
+        options = {
+            "nan_check": True,
+            "kv_cache_metrics": observability.get("kv_cache_metrics"),
+            "iteration_details": observability.get("enable_logging_iteration_details"),
+            "cudagraph": observability.get("cudagraph_metrics"),
+        }
+        custom = observability.get("custom_histogram_buckets") or {}
         return Description(
             model=str(fields["model"]),
             max_model_len=int(fields["max_model_len"]),
@@ -160,9 +169,9 @@ def described(fields: dict[str, Any], api_server: int, namespace: str) -> Descri
             namespace=namespace,
             api_server=api_server,
             features=tuple(name for name, on in options.items() if on),
-            custom_buckets=observability.get("custom_histogram_buckets") or {},
+            custom_buckets={str(name): checked(name, bounds) for name, bounds in custom.items()},
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise ConfigError(f"an __init__ call of the recording lacks a field: {error!r}") from None
 
 

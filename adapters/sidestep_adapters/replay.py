@@ -12,6 +12,7 @@ from sidestep.errors import ConfigError, RunError, WireError
 from sidestep.wire.items import Samples, VllmRejection, VllmSleep, VllmStep, decode_item
 from sidestep_adapters.push import QUEUE_ITEMS, Publisher
 from sidestep_adapters.recording import Call, Greeting, Items, described, engines_of, objects, read
+from sidestep_adapters.translate import printable
 from sidestep_adapters.vllm import Description, VllmTap
 
 BACKLOG_BYTES = 2 << 20
@@ -36,7 +37,8 @@ class Replay:
         path: In either form that ``recording`` reads.
         endpoint: The exporter's.
         realtime: As the records were taken, or as fast as the exporter takes them.
-        namespace: Of the engines' identities, for JSON lines.
+        namespace: Put before the identities of streams and engines, so that a live
+            engine's are left alone.
 
     Raises:
         ConfigError: The file is no recording.
@@ -50,7 +52,7 @@ class Replay:
         calls = [record for record in records if isinstance(record, Call)]
         frames = [record for record in records if not isinstance(record, Call)]
         self._player: _Calls | _Frames = (
-            _Calls(path, calls, namespace) if calls else _Frames(path, frames)
+            _Calls(path, calls, namespace) if calls else _Frames(path, frames, namespace)
         )
         self.progress.total = self._player.total
 
@@ -85,8 +87,17 @@ class Replay:
                 self._halted.wait(max(started + at - time.monotonic(), 0.0))
             if self._halted.is_set():
                 return
-            while any(p.queued > QUEUE_ITEMS // 2 or p.held > BACKLOG_BYTES for p in publishers):
-                time.sleep(0.002)
+            _wait(
+                lambda: (
+                    self._halted.is_set()
+                    or not any(
+                        p.queued > QUEUE_ITEMS // 2 or p.held > BACKLOG_BYTES for p in publishers
+                    )
+                ),
+                self.endpoint,
+            )
+            if any(p.refused for p in publishers):
+                raise RunError("another process plays or feeds this stream at the same time")
             play()
             self.progress.records += 1
 
@@ -96,7 +107,7 @@ def _wait(done: Callable[[], bool], endpoint: str) -> None:
     while not done():
         if time.monotonic() > deadline:
             raise RunError(f"no exporter answers at {endpoint}; is sidestep serve running there?")
-        time.sleep(0.01)
+        time.sleep(0.002)
 
 
 Step = tuple[float, Callable[[], None]]
@@ -118,6 +129,11 @@ class _Calls:
         for number, call in enumerate(calls, start=1):
             if call.instance not in self._descriptions:
                 raise ConfigError(f"{path}: line {number}: no __init__ call of its process")
+            try:
+                numbers = (call.fields.get(name, 0) for name in ("engine_idx", "sleep", "level"))
+                all(map(int, numbers))
+            except (TypeError, ValueError, OverflowError) as error:
+                raise ConfigError(f"{path}: line {number}: {error}") from None
 
     def open(self, endpoint: str) -> list[Publisher]:
         """A publisher and a tap per recorded process."""
@@ -159,9 +175,10 @@ class _Calls:
 class _Frames:
     """Sidestep's own recording: items as they were sent, with the time of now."""
 
-    def __init__(self, path: Path, records: list[Greeting | Items]) -> None:
+    def __init__(self, path: Path, records: list[Greeting | Items], namespace: str) -> None:
         self.records = [record for record in records if isinstance(record, Items)]
         self.engines = engines_of(records)
+        self.namespace = namespace
         if not self.records:
             raise ConfigError(f"{path}: the recording is empty")
         self.total = sum(len(record.items) for record in self.records)
@@ -175,9 +192,11 @@ class _Frames:
 
     def open(self, endpoint: str) -> list[Publisher]:
         """A publisher per recorded stream."""
-        self._publishers = {
-            stream: Publisher(endpoint, stream, engines) for stream, engines in self.engines.items()
-        }
+        for stream, engines in self.engines.items():
+            for engine in engines:
+                engine.id = printable(f"{self.namespace}/{engine.id}")
+            name = printable(f"{self.namespace}/{stream}")
+            self._publishers[stream] = Publisher(endpoint, name, engines)
         return list(self._publishers.values())
 
     def steps(self) -> Iterator[Step]:

@@ -11,6 +11,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import zmq
@@ -30,12 +31,13 @@ class Tee:
 
     Args:
         upstream: The exporter's endpoint; empty where there is none.
+        path: The recording; written anew.
     """
 
-    def __init__(self, endpoint: str, upstream: str, writer: Writer) -> None:
+    def __init__(self, endpoint: str, upstream: str, path: Path) -> None:
         self.items = 0
         self._upstream = upstream
-        self._writer = writer
+        self._peers: dict[str, bytes] = {}
         self._receiver = Receiver(secrets.randbits(63))
         self._started = time.monotonic()
         self._context = zmq.Context()
@@ -45,6 +47,8 @@ class Tee:
         self._poller.register(self._front, zmq.POLLIN)
         try:
             self._claim: Claim = claim(self._front, endpoint)
+            # Not before: an endpoint that cannot be had must not empty an old recording.
+            self._writer = Writer(path)
         except Exception:
             self._front.close(linger=0)
             self._context.term()
@@ -59,12 +63,13 @@ class Tee:
         try:
             while not stop.is_set():
                 for socket, _ in self._poller.poll(POLL_MS):
-                    self._read(socket)
+                    if not socket.closed:
+                        self._read(socket)
                 if not self._upstream:
                     self._answer(self._receiver.acks(time.monotonic()))
                 report(self.items)
-        except OSError as error:
-            raise RunError(f"the recording cannot be written: {error.strerror}") from None
+        except (OSError, zmq.ZMQError) as error:
+            raise RunError(f"cannot go on recording: {error.strerror}") from None
         finally:
             for socket in (self._front, *self._backs.values()):
                 socket.close(linger=200)
@@ -81,7 +86,7 @@ class Tee:
             if socket is self._front:
                 self._from_engine(frames)
             else:
-                peer = next(peer for peer, back in self._backs.items() if back is socket)
+                peer = next((p for p, back in self._backs.items() if back is socket), b"")
                 self._send(self._front, [peer, *frames])
 
     def _from_engine(self, frames: list[bytes]) -> None:
@@ -104,6 +109,13 @@ class Tee:
             return
         at = time.monotonic() - self._started
         if received.greeted:
+            before = self._peers.get(stream.id, stream.peer)
+            self._peers[stream.id] = stream.peer
+            if before != stream.peer and before in self._backs:
+                # The engine has connected anew; nothing comes over the old connection any more.
+                gone = self._backs.pop(before)
+                self._poller.unregister(gone)
+                gone.close(linger=0)
             self._writer.write(Greeting(at, stream.id, stream.engines))
         if received.items:
             self.items += len(received.items)

@@ -87,13 +87,12 @@ class Exporter:
         await runner.setup()
         for bound in sockets:
             await web.SockSite(runner, bound).start()
-        interval = self.config.log_stats_interval
-        lines = asyncio.create_task(StatsLog(self.registry).run(interval)) if interval else None
+        lines = asyncio.create_task(StatsLog(self.registry).run(self.config.log_stats_interval))
+        lines.add_done_callback(lambda task: None if task.cancelled() else task.result())
         try:
             yield self
         finally:
-            if lines is not None:
-                lines.cancel()
+            lines.cancel()
             self.ingest.close()
             await runner.cleanup()
 
@@ -131,8 +130,8 @@ def listen(host: str, port: int) -> socket.socket:
         return socket.create_server(
             address[:2], family=family, backlog=128, dualstack_ipv6=dual and socket.has_ipv6
         )
-    except OSError as error:
-        reason = error.strerror or str(error)
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(f"cannot listen on {shown}: {reason}") from None
 
 

@@ -89,7 +89,7 @@ def demo(*, once: bool, speed: str, **flags: Any) -> None:
 @click.option("--connect", metavar="ENDPOINT", help="The exporter's ingest endpoint.")
 @click.option("--speed", type=click.Choice(["real", "max"]), default="real", show_default=True)
 @click.option(
-    "--namespace", default="replay", show_default=True, help="Of the engines in a JSON-lines file."
+    "--namespace", default="replay", show_default=True, help="Before the engines' identities."
 )
 def replay(file: Path, connect: str | None, speed: str, namespace: str) -> None:
     """Play FILE, a recording of either form, to an exporter."""
@@ -108,7 +108,6 @@ def replay(file: Path, connect: str | None, speed: str, namespace: str) -> None:
 @click.option("--connect", metavar="ENDPOINT", default="", help="Exporter to pass everything to.")
 def record(file: Path, listen: str | None, connect: str) -> None:
     """Write what engines send to FILE, and pass it on to an exporter if there is one."""
-    from sidestep_adapters.recording import Writer
     from sidestep_adapters.tee import Tee
 
     logs.set_up("info", "text")
@@ -116,7 +115,7 @@ def record(file: Path, listen: str | None, connect: str) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     endpoint = listen or default_endpoint()
-    tee = Tee(endpoint, _endpoint(connect) if connect else "", Writer(file))
+    tee = Tee(endpoint, _endpoint(connect) if connect else "", file)
     click.echo(f"recording what engines send to {endpoint}; Ctrl-C ends", err=True)
     tee.run(stop)
     click.echo(f"recorded {tee.items} items to {file}", err=True)

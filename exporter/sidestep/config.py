@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
@@ -18,6 +19,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+_PATH = re.compile(r"[A-Za-z0-9._/-]+")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
 
@@ -36,9 +38,12 @@ def _text(value: object) -> str:
 
 
 def _path(value: object) -> str:
-    if not _text(value).startswith("/"):
+    path = _text(value)
+    if not path.startswith("/"):
         raise ValueError("must begin with /")
-    return _text(value)
+    if path == "/" or path.startswith(("/-/", "/api/")) or not _PATH.fullmatch(path):
+        raise ValueError("must be a path of its own, of letters, digits and ._-/")
+    return path
 
 
 def _address(value: object) -> tuple[str, int]:
@@ -168,6 +173,8 @@ def read(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
     for setting in SETTINGS:
         given, source = _find(setting, flags, environ, file, file_name)
         many = given if isinstance(given, list | tuple) and setting.repeatable else [given]
+        if not many and setting.default:
+            raise ConfigError(f"{source}: give at least one")
         try:
             parsed = tuple(setting.parse(one) for one in many)
         except ValueError as error:

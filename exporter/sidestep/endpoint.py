@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import fcntl
 import os
 from pathlib import Path
@@ -69,6 +70,9 @@ def _lock(path: Path, endpoint: str) -> int:
         raise ConfigError(f"{endpoint}: the path is longer than {IPC_PATH_CHARS} bytes")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        owner = path.parent.stat().st_uid
+        if owner not in (0, os.getuid()):
+            raise PermissionError(errno.EPERM, "the directory belongs to somebody else")
         lock = os.open(f"{path}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     except OSError as error:
         reason = f"{path.parent}: {error.strerror}"

@@ -124,7 +124,8 @@ def wants_openmetrics(accept: str) -> bool:
 async def _compressed(request: web.Request, response: web.Response) -> web.StreamResponse:
     """``response``, compressed off the event loop where the client takes gzip."""
     body = response.body
-    if "gzip" in request.headers.get("Accept-Encoding", "") and isinstance(body, bytes):
+    accepted = request.headers.get("Accept-Encoding", "").replace(" ", "").split(",")
+    if {"gzip", "gzip;q=1", "gzip;q=1.0"} & set(accepted) and isinstance(body, bytes):
         loop = asyncio.get_running_loop()
         response.body = await loop.run_in_executor(None, _gzip, body)
         response.headers["Content-Encoding"] = "gzip"

@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 
 from sidestep import __version__
 from sidestep.catalogue.self_metrics import BY_NAME, SelfRow
+from sidestep.errors import ConfigError
 
 Labels = tuple[str, ...]
 Reading = Callable[[], Iterable[tuple[Labels, float]]]
@@ -83,6 +84,9 @@ def own_registry(metrics: SelfMetrics, others: Iterable[Collector]) -> Collector
     """A registry of this process's own: self-metrics, process, GC, platform, and ``others``.
 
     A collector of somebody else's that fails costs its own samples, not the page.
+
+    Raises:
+        ConfigError: One of ``others`` has names that are taken.
     """
     registry = CollectorRegistry(auto_describe=True)
     registry.register(metrics)
@@ -90,7 +94,10 @@ def own_registry(metrics: SelfMetrics, others: Iterable[Collector]) -> Collector
     PlatformCollector(registry=registry)
     GCCollector(registry=registry)
     for other in others:
-        registry.register(_Contained(other, metrics))
+        try:
+            registry.register(_Contained(other, metrics))
+        except ValueError as error:
+            raise ConfigError(f"collector {type(other).__name__}: {error}") from None
     return registry
 
 
@@ -101,10 +108,13 @@ class _Contained(Collector):
 
     def collect(self) -> Iterable[Metric]:
         try:
-            return list(self.collector.collect())
+            found = list(self.collector.collect())
+            # A value that cannot be written would cost the whole page.
+            sum(float(sample.value) for metric in found for sample in metric.samples)
         except Exception:  # noqa: BLE001 - whatever a stranger's collector raises
             self.metrics.add("sidestep_collector_errors_total")
             return []
+        return found
 
 
 class LagMeter:

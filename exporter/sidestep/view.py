@@ -1,7 +1,7 @@
 """What a scrape sees: families, and per family the children of all engines.
 
-The one place that knows where an engine keeps a row's series; text, JSON and
-the log read through it.
+Where an engine keeps a row's series. JSON and combined families read through
+it; the text page reads the two common places itself, for speed.
 """
 
 from __future__ import annotations

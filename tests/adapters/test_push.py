@@ -115,13 +115,11 @@ async def test_an_idle_engines_gauges_return_with_the_exporter(
     start: Start, tmp_path: Path
 ) -> None:
     """It sends nothing while it has nothing to do, and its sleep state was said once."""
-    taps: list[VllmTap] = []
-    one = Publisher(
-        f"ipc://{tmp_path}/ingest.ipc", "s", [ENGINE], flush=0.01, again=lambda: taps[0].again()
-    )
-    taps.append(VllmTap(one.push, one.fail, [0]))
-    taps[0].record_sleep_state(1, 2)
-    taps[0].record(SimpleNamespace(num_running_reqs=7), None, None, 0)
+    endpoint = f"ipc://{tmp_path}/ingest.ipc"
+    one = Publisher(endpoint, "s", [ENGINE], flush=0.01, again=lambda: list(tap.again()))
+    tap = VllmTap(one.push, one.fail, [0])
+    tap.record_sleep_state(1, 2)
+    tap.record(SimpleNamespace(num_running_reqs=7), None, None, 0)
 
     def shown(exporter: Exporter) -> tuple[float, float]:
         engine = exporter.registry.engines.get("e")
