@@ -40,7 +40,8 @@ golden: $(STAMP)
 # A real vLLM on the CPU: 4 GB to install, minutes to run, 6 GiB of memory.
 test-engines: $(STAMP)
 	tools/setup_vllm.sh
-	$(BIN)/pytest -m engine tests/engines
+	$(BIN)/pytest -m engine --timeout 900 tests/engines
+	build/vllm-venv/bin/python -m pytest -c /dev/null --rootdir . -q tests/engines/test_vllm_connectors.py
 
 tools:
 	tools/setup_debian.sh prometheus=promtool chromium=chromium
