@@ -39,7 +39,8 @@ from sidestep.registry import Registry
 from sidestep.session.sender import RING_BYTES
 from sidestep.wire.messages import EngineInfo
 from sidestep_adapters.push import QUEUE_ITEMS, Publisher
-from sidestep_adapters.vllm import VllmTap, describe
+from sidestep_adapters.vllm import VllmTap
+from sidestep_adapters.vllm_description import describe
 
 GAP = 0.005
 PEERS = ("single process", "multiprocess")

@@ -26,7 +26,7 @@ from sidestep.errors import ConfigError
 from sidestep.wire.limits import MAX_FRAME_BYTES
 from sidestep.wire.messages import DECODE_ERRORS, EngineInfo
 from sidestep.wire.vllm import FINISH_REASONS
-from sidestep_adapters.vllm import Description
+from sidestep_adapters.vllm_description import Description, served_name
 
 MAGIC = b"sidestep recording 1\n"
 _LENGTH = struct.Struct(">I")
@@ -163,7 +163,7 @@ def described(fields: dict[str, Any], api_server: int, namespace: str) -> Descri
         }
         custom = observability.get("custom_histogram_buckets") or {}
         return Description(
-            model=str(fields["model"]),
+            model=served_name(fields["model"]),
             max_model_len=int(fields["max_model_len"]),
             engines=tuple(int(index) for index in fields["engine_indexes"]),
             namespace=namespace,

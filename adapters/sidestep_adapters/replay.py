@@ -13,7 +13,8 @@ from sidestep.wire.items import Samples, VllmRejection, VllmSleep, VllmStep, dec
 from sidestep_adapters.push import QUEUE_ITEMS, Publisher
 from sidestep_adapters.recording import Call, Greeting, Items, described, engines_of, objects, read
 from sidestep_adapters.translate import printable
-from sidestep_adapters.vllm import Description, VllmTap
+from sidestep_adapters.vllm import VllmTap
+from sidestep_adapters.vllm_description import Description
 
 BACKLOG_BYTES = 2 << 20
 """A replay as fast as possible waits while more than this is on its way."""

@@ -19,7 +19,8 @@ from vllm.v1.metrics import loggers
 from sidestep.wire.items import Samples
 from sidestep_adapters.push import Publisher
 from sidestep_adapters.translate import printable
-from sidestep_adapters.vllm import Description, VllmTap, describe
+from sidestep_adapters.vllm import VllmTap
+from sidestep_adapters.vllm_description import Description, describe
 from sidestep_adapters.vllm_frontend import FrontendTap
 
 log = logging.getLogger(__name__)

@@ -21,7 +21,8 @@ from sidestep.wire.items import (
 )
 from sidestep.wire.limits import MAX_OBSERVATIONS, MAX_STRUCTS
 from sidestep_adapters.translate import printable
-from sidestep_adapters.vllm import VllmTap, describe, split
+from sidestep_adapters.vllm import VllmTap, split
+from sidestep_adapters.vllm_description import describe
 
 
 class Reason(enum.IntEnum):
