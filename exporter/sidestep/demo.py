@@ -46,7 +46,7 @@ async def run_demo(config: Config, path: Path, *, once: bool, realtime: bool) ->
         thread.start()
         while not stop.is_set():
             _status(exporter, player)
-            with contextlib.suppress(TimeoutError):
+            with contextlib.suppress(asyncio.TimeoutError):  # not yet the builtin in 3.10
                 await asyncio.wait_for(stop.wait(), REFRESH)
         halted.set()
         await asyncio.to_thread(thread.join)
