@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -110,7 +111,7 @@ class VllmTap:
         record.mm_cache = _again(mm_cache)
         # Before anything reads its hundreds of values one by one.
         run = run_of(getattr(output, "inter_token_latencies_iter", None))
-        if run is not None and output is not iteration:
+        if run is not None and iteration is not None and output is not iteration[0]:
             output.inter_token_latencies_iter = ()
         else:
             run = None
@@ -191,27 +192,49 @@ class _Record:
         self.wall = wall
 
 
-def _own(source: Any) -> Any:
-    """What to keep of ``source`` for the publisher's thread: its class and its attributes.
+_numbers: dict[type, tuple[tuple[str, ...], Callable[[Any], Any]]] = {}
+"""By class of stats: which of its attributes are numbers, and what reads them at once."""
 
-    Numbers are copied. Lists and the structs below are referenced: vLLM makes
-    them for this one step (the scheduler's are decoded from a message) and no
-    longer touches them after it, as of 0.32; what it does go on changing, a KV
+
+Owned = tuple[Any, tuple[str, ...], Any]
+
+
+def _own(source: Any) -> Owned:
+    """``source`` and its numbers as they are now, for the publisher's thread.
+
+    Lists and the structs below are referenced: vLLM makes them, and the object,
+    for this one step (the scheduler's are decoded from a message) and no longer
+    touches them after it, as of 0.32; what it does go on changing, a KV
     connector's payload, is copied by the caller.
     """
     try:
-        return source.__class__, source.__dict__.copy()
-    except AttributeError:  # a class with slots
+        names, read = _numbers[source.__class__]
+        return source, names, read(source)
+    except (KeyError, AttributeError):
+        # The first of its class, or one with other attributes than the first.
+        names, read = _numbers[source.__class__] = _find_numbers(source)
+        return source, names, read(source)
+
+
+def _find_numbers(source: Any) -> tuple[tuple[str, ...], Callable[[Any], Any]]:
+    found = getattr(source, "__dict__", {})
+    names = tuple(n for n, v in found.items() if isinstance(v, int | float))
+    # Two of them, so that the reader always makes a tuple.
+    names = (*names, *names[:1]) if len(names) == 1 else names
+    return names, attrgetter(*names) if names else lambda _: ()
+
+
+def _again(owned: Owned | None) -> Any:
+    """An object of our own with what ``_own`` kept."""
+    if owned is None:
+        return None
+    source, names, numbers = owned
+    if not hasattr(source, "__dict__"):
         return source
-
-
-def _again(owned: Any) -> Any:
-    """The object that ``_own`` took apart, in the publisher's thread."""
-    if not isinstance(owned, tuple):
-        return owned
-    kind, attributes = owned
+    kind = source.__class__
     made = kind.__new__(kind)
-    made.__dict__.update(attributes)
+    made.__dict__.update(source.__dict__)
+    made.__dict__.update(zip(names, numbers, strict=True))
     return made
 
 

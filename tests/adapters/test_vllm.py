@@ -124,6 +124,28 @@ def test_equal_latencies_travel_as_a_run() -> None:
     assert none.inter_token_latencies_iter_runs == []
 
 
+class Slotted:
+    """As the engine's stats may be one day."""
+
+    __slots__ = ("inter_token_latencies_iter", "num_generation_tokens")
+
+    def __init__(self) -> None:
+        self.num_generation_tokens = 5
+        self.inter_token_latencies_iter = [0.5] * 20
+
+
+def test_objects_with_slots_are_read_and_left_alone() -> None:
+    """They cannot be copied whole; the engine's own list stays as it is."""
+    sink = Sink()
+    output = Slotted()
+    sink.tap.record(None, output, None, 0)
+    (step,) = sink.sent()
+
+    assert step.iteration.num_generation_tokens == 5
+    assert len(step.iteration.inter_token_latencies_iter) == 20
+    assert len(output.inter_token_latencies_iter) == 20
+
+
 def test_connector_stats_travel_a_family_an_item() -> None:
     """They are copied on the step's thread and translated on the publisher's."""
     sink = Sink(connector="NixlConnector")
