@@ -151,18 +151,18 @@ def rows_of(case: Case, found: dict[tuple[Case, str], list[Result]]) -> Iterator
                 )
                 yield [
                     name,
-                    *(_us(theirs), "", "", _us(ours), "", ""),
-                    *(_ratio(theirs, ours), "", "", goal),
+                    *(us(theirs), "", "", us(ours), "", ""),
+                    *(ratio(theirs, ours), "", "", goal),
                 ]
                 continue
             (their, our) = (
-                _figures(found[case, role], hot=pacing == "hot") for role in (peer, "sidestep")
+                figures(found[case, role], hot=pacing == "hot") for role in (peer, "sidestep")
             )
-            ratios = [_ratio(a, b) for a, b in zip(their, our, strict=True)]
-            yield [name, *map(_us, their), *map(_us, our), *ratios, goal]
+            ratios = [ratio(a, b) for a, b in zip(their, our, strict=True)]
+            yield [name, *map(us, their), *map(us, our), *ratios, goal]
 
 
-def _figures(results: list[Result], *, hot: bool) -> tuple[float, float, float]:
+def figures(results: list[Result], *, hot: bool) -> tuple[float, float, float]:
     """Mean, median and p99; the median round's mean, so that one disturbed round does not count."""
     rounds = [result.hot if hot else result.gap for result in results]
     together = [value for values in rounds for value in values]
@@ -170,11 +170,13 @@ def _figures(results: list[Result], *, hot: bool) -> tuple[float, float, float]:
     return mean, percentile(together, 0.5), percentile(together, 0.99)
 
 
-def _us(nanoseconds: float) -> str:
+def us(nanoseconds: float) -> str:
+    """Microseconds, to a tenth."""
     return f"{nanoseconds / 1e3:.1f}"
 
 
-def _ratio(theirs: float, ours: float) -> str:
+def ratio(theirs: float, ours: float) -> str:
+    """How many times theirs is ours."""
     return f"{theirs / ours:.1f}x" if ours > 0 else "-"
 
 

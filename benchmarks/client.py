@@ -29,7 +29,7 @@ class ClientMetrics:
         self.layout = layout
         self.registry = CollectorRegistry()
         self.engines: dict[str, ClientEngine] = {}
-        self.root = _Reads(layout.root)
+        self.root = _Reads(layout.roots[VllmStep])
         self._metrics: dict[str, Counter | Gauge | Histogram] = {}
 
     def metric(self, row: Row, engine: Engine) -> Any:

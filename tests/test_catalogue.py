@@ -139,7 +139,7 @@ BASE = Row(name="vllm:x_total", kind="counter", source="iteration.prompt_tokens"
     [
         ({"source": "iteration.no_such_field"}, "has no field no_such_field"),
         ({"source": "iteration.num_generation_tokens.deeper"}, "is no struct"),
-        ({"source": "nowhere.x"}, "has no field nowhere"),
+        ({"source": "nowhere.x"}, "no item has a field nowhere"),
         ({"source": "scheduler[].num_running_reqs"}, "is no list of structs"),
         ({"source": "scheduler.running_lora_adapters"}, "has no label"),
         ({"source": "iteration.finished_requests[].e2e_latency"}, "needs a histogram"),

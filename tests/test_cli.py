@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import gzip
 import json
 import os
@@ -19,11 +20,15 @@ from typing import Any
 
 import aiohttp
 import pytest
+import zmq
 
-from conftest import MAIN_RUN, Start
+from conftest import MAIN_RUN, Start, until
 from pages import differences, get, parse
+from sidestep.cli import serve
 from sidestep.config import read
 from sidestep.errors import ConfigError
+from sidestep.wire.messages import EngineInfo
+from sidestep_adapters.push import Publisher
 from sidestep_adapters.replay import Replay
 
 ENVIRON = {key: value for key, value in os.environ.items() if not key.startswith("SIDESTEP_")}
@@ -91,6 +96,13 @@ def one_line(done: subprocess.CompletedProcess[str], code: int, what: str) -> No
         (["serve", "--web.listen-address", "x" * 70 + ":0"], "cannot listen on"),
         (["serve", "--log.level", "loud"], "must be one of debug, info, warning, error"),
         (["serve", "--log.stats-interval", "-1"], "must be a number of seconds"),
+        (["serve", "--kv.sample-rate", "1.5"], "must be a number, 0 to 1"),
+        (["serve", "--kv.sample-rate", "nan"], "must be a number, 0 to 1"),
+        (["serve", "--kv.max-tracked", "0"], "must be a whole number above 0"),
+        (["serve", "--requests.max-tracked", "1.5"], "must be a whole number above 0"),
+        (["serve", "--requests.max-age", "0"], "must be a number of seconds above 0"),
+        (["serve", "--intervals.scheduled", "middle"], "must be one of first, last"),
+        (["serve", "--intervals.inter-token", "both"], "must be one of output, token"),
         (["serve", "--ingest.endpoint", "udp://x"], "must begin with ipc:// or tcp://"),
         (["serve", "--ingest.endpoint", "tcp://192.0.2.1:5"], "cannot bind ingest endpoint"),
         (["serve", "--ingest.endpoint", "tcp://nonsense"], "cannot bind ingest endpoint"),
@@ -199,6 +211,10 @@ CONFIGS = {
     "unknown section": ("speed = 9", "speed is no setting"),
     "wrong type": ("[web]\ntelemetry-path = 5", "must be a string"),
     "wrong value": ("[log]\nlevel = 'loud'", "must be one of"),
+    "number as text": ("[kv]\nmax-tracked = true", "must be a whole number above 0"),
+    "share as text": ("[kv]\nsample-rate = false", "must be a number, 0 to 1"),
+    "endless depth": ("x = " + "[" * 5000, "is not TOML"),
+    "endless number": ("x = " + "9" * 5000, "is not TOML"),
     "no address": ("[web]\nlisten-address = []", "give at least one"),
     "unknown buckets": ("[buckets]\nx = [1]", "buckets.x is unknown"),
     "falling buckets": ("[buckets]\nrequest_latency = [2, 1]", "must increase strictly"),
@@ -228,6 +244,53 @@ def test_flags_win_over_environment_over_file(tmp_path: Path) -> None:
     assert config.web_listen_address == (("127.0.0.1", 9857),)
 
 
+def test_following_requests_and_blocks_is_configured(tmp_path: Path) -> None:
+    """By default as the engine has it, a hundredth of the blocks; all of it in each form."""
+    config = read({}, {})
+    assert (config.kv_sample_rate, config.kv_scale_samples) == (0.01, False)
+    assert (config.kv_max_tracked, config.requests_max_tracked) == (100_000, 100_000)
+    assert (config.intervals_scheduled, config.intervals_inter_token) == ("first", "output")
+    assert config.requests_max_age == 86400.0
+
+    file = tmp_path / "sidestep.toml"
+    file.write_text(
+        "[kv]\nsample-rate = 1\nscale-samples = true\nmax-tracked = 7\n"
+        "[intervals]\nscheduled = 'last'\ninter-token = 'token'\n"
+    )
+    config = read({"config_file": str(file)}, {"SIDESTEP_REQUESTS_MAX_AGE": "60"})
+    assert (config.kv_sample_rate, config.kv_scale_samples, config.kv_max_tracked) == (1.0, True, 7)
+    assert (config.intervals_scheduled, config.intervals_inter_token) == ("last", "token")
+    assert config.requests_max_age == 60.0
+
+
+def test_a_new_configuration_is_told_apart() -> None:
+    """What is taken over, what needs a restart; the latter stays, and is told again."""
+    old = read({}, {})
+    flags = {"kv_sample_rate": "0.5", "log_format": "json", "metrics_legacy": True}
+    new = dataclasses.replace(read(flags, {}), buckets={"request_latency": (1.0,)})
+    now, taken, left = old.adjusted(new)
+
+    assert taken == ["kv.sample-rate 0.5"]
+    assert left == ["metrics.legacy", "log.format", "buckets"]
+    assert now == dataclasses.replace(old, kv_sample_rate=0.5)
+    assert now.adjusted(new) == (now, [], left)
+
+
+def test_a_switch_that_is_not_given_leaves_the_say_to_the_others(tmp_path: Path) -> None:
+    """The command line must not take its absence for a no."""
+    file = tmp_path / "sidestep.toml"
+    file.write_text("[metrics]\nlegacy = true\n[kv]\nscale-samples = true\n")
+
+    def settings(*arguments: str, **environ: str) -> tuple[bool, bool]:
+        config = read(serve.make_context("serve", list(arguments)).params, environ)
+        return config.metrics_legacy, config.kv_scale_samples
+
+    assert settings() == (False, False)
+    assert settings("--config.file", str(file)) == (True, True)
+    assert settings(SIDESTEP_METRICS_LEGACY="true") == (True, False)
+    assert settings("--kv.scale-samples", SIDESTEP_KV_SCALE_SAMPLES="false") == (False, True)
+
+
 def test_addresses_of_all_forms() -> None:
     """Host and port, all addresses, several."""
     flags: dict[str, Any] = {"web_listen_address": (":9000", "[::1]:9001", "10.0.0.1:9002")}
@@ -254,6 +317,89 @@ async def test_a_signal_drains_and_exits_0(number: signal.Signals, tmp_path: Pat
     assert process.returncode == 0
     assert b"Traceback" not in output
     assert not (tmp_path / "i.ipc").exists()
+
+
+async def test_a_hangup_makes_it_read_the_configuration_again(tmp_path: Path) -> None:
+    """A rate reaches the engines; a broken file, or none, leaves all as it was."""
+    file, endpoint = tmp_path / "sidestep.toml", f"ipc://{tmp_path}/i.ipc"
+    file.write_text("[kv]\nsample-rate = 0.25\n")
+    arguments = (
+        "serve", "--web.listen-address", "127.0.0.1:0", "--ingest.endpoint", endpoint,
+        "--config.file", file,
+    )  # fmt: skip
+    labels = {"engine": "0", "model_name": "m"}
+    engine = Publisher(endpoint, "s", [EngineInfo("e", "vllm", labels)], flush=0.01)
+
+    async def hang_up(content: str) -> list[str]:
+        file.write_text(content)
+        process.send_signal(signal.SIGHUP)
+        return [await next_line(process) for _ in range(2 if "legacy" in content else 1)]
+
+    async with serving(*arguments) as (process, url), contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(asyncio.to_thread, engine.close)
+        await until(lambda: engine.kv_sample_rate == 0.25)
+        (said,) = await hang_up("[kv]\nsample-rate = 0.5\n")
+        assert said.endswith(" INFO configuration read again: kv.sample-rate 0.5")
+        await until(lambda: engine.kv_sample_rate == 0.5)
+
+        for broken, why in BROKEN.items():
+            (said,) = await hang_up(broken)
+            assert " ERROR configuration not read again, all stays as it was: " in said
+            assert why in said
+        file.unlink()
+        process.send_signal(signal.SIGHUP)
+        assert f"cannot read {file}" in await next_line(process)
+        assert "sidestep_build_info" in await get(url)
+        assert engine.kv_sample_rate == 0.5
+
+        said, warned = await hang_up("[kv]\nsample-rate = 0\n[metrics]\nlegacy = true\n")
+        assert said.endswith("kv.sample-rate 0.0")
+        assert warned.endswith(
+            " WARNING differs from what is running, needs a restart: metrics.legacy"
+        )
+        await until(lambda: engine.kv_sample_rate == 0.0)
+        (said,) = await hang_up("[kv]\nsample-rate = 0\n")
+        assert said.endswith("nothing to change")
+        process.terminate()
+        assert await asyncio.wait_for(process.wait(), 20) == 0
+
+
+BROKEN = {
+    "[kv\n": "is not TOML",
+    "[kv]\nsample-rate = 2\n": "kv.sample-rate '2': must be a number, 0 to 1",
+    '"a\\nb" = 1\n': "a b is no setting",
+    "x = " + "[" * 5000: "is not TOML",
+    "[kv]\nmax-tracked = 0x" + "f" * 5000: "Exceeds the limit",
+    "[kv]\nsample-rate = 0.75\n[log]\nlevel = 'loud'\n": "must be one of",
+}
+"""Files that must not change anything, not even by what is right in them."""
+
+
+async def test_a_hangup_takes_over_the_log_level_but_no_flag_away(tmp_path: Path) -> None:
+    """Flags and environment are as they were at the start; they win over the new file too."""
+    file, endpoint = tmp_path / "sidestep.toml", f"ipc://{tmp_path}/i.ipc"
+    file.write_text("")
+    arguments = (
+        "serve", "--web.listen-address", "127.0.0.1:0", "--ingest.endpoint", endpoint,
+        "--config.file", file, "--kv.sample-rate", "0.125",
+    )  # fmt: skip
+    async with serving(*arguments) as (process, _):
+        file.write_text("[kv]\nsample-rate = 1\n[log]\nlevel = 'debug'\n")
+        process.send_signal(signal.SIGHUP)
+        assert (await next_line(process)).endswith("configuration read again: log.level debug")
+        context = zmq.Context()
+        socket = context.socket(zmq.DEALER)
+        socket.connect(endpoint)
+        await asyncio.to_thread(socket.send, b"nonsense")
+        assert (await next_line(process)).endswith(" DEBUG refused: bad_schema")
+        socket.close(linger=0)
+        context.term()
+
+
+async def next_line(process: asyncio.subprocess.Process) -> str:
+    """What it logs next."""
+    assert process.stdout is not None
+    return (await asyncio.wait_for(process.stdout.readline(), 20)).decode().rstrip("\n")
 
 
 async def test_log_lines_as_json(tmp_path: Path) -> None:

@@ -364,6 +364,98 @@ def test_what_is_no_answer_is_ignored() -> None:
     assert one.state is State.GREETING
 
 
+def rates(replies: list[tuple[bytes, FromExporter]]) -> list[tuple[bytes, float | None]]:
+    """Which connections were told which sample rate."""
+    return [(peer, reply.kv_sample_rate) for peer, reply in replies if isinstance(reply, Ack)]
+
+
+def test_every_acknowledgement_carries_the_sample_rate() -> None:
+    """That of the hello, of items and of the goodbye; the sender keeps it."""
+    receiver = Receiver(1)
+    receiver.kv_sample_rate = 0.25
+    hello = Hello(VERSION, "s", 1, 1, 1, [ENGINE])
+
+    assert rates(receiver.receive(b"p", hello, 0.0).replies) == [(b"p", 0.25)]
+    receiver.receive(b"p", Batch(1, 1, [msgspec.Raw(item(1))]), 1.0)
+    assert rates(receiver.acks(1.0)) == [(b"p", 0.25)]
+    assert rates(receiver.receive(b"p", Bye(1, 1), 2.0).replies) == [(b"p", 0.25)]
+
+    link = Link(sender(), receiver)
+    assert link.sender.kv_sample_rate is None
+    link.run(3.0)
+    assert link.sender.kv_sample_rate == 0.25
+
+
+def test_another_sample_rate_is_told_at_once_to_open_streams() -> None:
+    """Though nothing new was applied and an acknowledgement went out just now; but only once."""
+    receiver = Receiver(1)
+    links = [Link(Sender(name, number, [ENGINE], Random(1)), receiver, name.encode())
+             for number, name in enumerate(["a", "b", "left"], 1)]  # fmt: skip
+    for link in links:
+        link.run(0.0)
+    receiver.receive(b"left", Bye(3, 0), 0.0)
+    assert receiver.acks(0.0) == []
+
+    receiver.kv_sample_rate = 0.0
+    told = receiver.acks(0.0)
+    for _, ack in told:
+        links[0].sender.receive(encode(ack), 0.0)
+
+    assert sorted(rates(told)) == [(b"a", 0.0), (b"b", 0.0)]
+    assert links[0].sender.kv_sample_rate == 0.0
+    assert links[0].sender.state is State.STREAMING
+    receiver.kv_sample_rate = 0.0
+    assert receiver.acks(1000.0) == []
+
+
+def test_a_sample_rate_outlives_the_connection() -> None:
+    """While the sender greets anew it goes on with what it was told."""
+    receiver = Receiver(1)
+    receiver.kv_sample_rate = 0.5
+    link = Link(sender(), receiver)
+    link.run(0.0)
+    link.sender.reopened()
+
+    assert link.sender.state is State.GREETING
+    assert link.sender.kv_sample_rate == 0.5
+
+
+class OldAck(msgspec.Struct, array_like=True, gc=False, tag="A"):
+    """An acknowledgement as it was before it carried settings."""
+
+    version: int
+    boot: int
+    incarnation: int
+    nonce: int | None
+    applied: int
+    durable: int
+
+
+def test_an_older_sender_understands_the_acknowledgement() -> None:
+    """It passes over the field that it does not know."""
+    new = encode(Ack(VERSION, 1, 7, 2, 5, 4, 0.25))
+
+    assert msgspec.msgpack.decode(new, type=OldAck) == OldAck(VERSION, 1, 7, 2, 5, 4)
+
+
+def test_an_older_exporter_says_nothing_about_samples() -> None:
+    """What the last one asked for ends with its successor's answer; within a life it stays."""
+    one = sender()
+    receiver = Receiver(1)
+    receiver.kv_sample_rate = 0.5
+    Link(one, receiver).run(0.0)
+    one.receive(msgspec.msgpack.encode(OldAck(VERSION, 1, 7, None, 0, 0)), 0.0)
+    assert one.kv_sample_rate == 0.5
+
+    one.reopened()
+    (hello,) = (decode_from_sender(frame) for frame in frames(one, 1.0))
+    assert isinstance(hello, Hello)
+    one.receive(msgspec.msgpack.encode(OldAck(VERSION, 2, 7, hello.nonce, 0, 0)), 1.0)
+
+    assert one.state is State.STREAMING
+    assert one.kv_sample_rate is None
+
+
 class Network(RuleBasedStateMachine):
     """Frames are lost with their connection, repeated, delayed; exporters restart.
 
@@ -381,12 +473,14 @@ class Network(RuleBasedStateMachine):
         self.peer = 0
         self.to_exporter: list[tuple[bytes, bytes]] = []
         self.to_sender: list[tuple[bytes, bytes]] = []
+        self.rate = 0.01
         self.start()
 
     def start(self) -> None:
-        """Another exporter process, which knows nothing."""
+        """Another exporter process, which knows nothing but its configuration."""
         self.boot += 1
         self.receiver = Receiver(self.boot)
+        self.receiver.kv_sample_rate = self.rate
         self.applied: list[int] = []
         self.acknowledged = self.sender._applied
 
@@ -440,6 +534,11 @@ class Network(RuleBasedStateMachine):
             self.sender.receive(frame, self.now)
             self.turn()
 
+    @rule(rate=st.sampled_from([0.0, 0.01, 0.5]))
+    def adjust(self, rate: float) -> None:
+        """The exporter is told another sample rate."""
+        self.rate = self.receiver.kv_sample_rate = rate
+
     @rule()
     def cut(self) -> None:
         """The connection breaks with all that was on the way."""
@@ -468,7 +567,9 @@ class Network(RuleBasedStateMachine):
             assert self.sender._applied <= self.applied[-1]
 
     def teardown(self) -> None:
-        """When the faults end, everything pushed is applied."""
+        """When the faults end, everything pushed is applied, and settings are known."""
+        # Where nothing flows an answer that is lost is not missed: the next items bring it.
+        self.push(1)
         for _ in range(60):
             self.now += 0.3
             self.turn()
@@ -479,6 +580,7 @@ class Network(RuleBasedStateMachine):
                 self.answer(lost=False)
         assert self.sender.drained
         assert self.sender.dropped == 0
+        assert self.sender.kv_sample_rate == self.rate
         if self.applied:
             assert self.applied[-1] == self.pushed
 

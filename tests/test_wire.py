@@ -127,7 +127,9 @@ from_sender = st.one_of(
     st.builds(Bye, ids, ids, texts),
 )
 from_exporter = st.one_of(
-    st.builds(Ack, st.just(VERSION), ids, ids, st.none() | ids, ids, ids),
+    st.builds(
+        Ack, st.just(VERSION), ids, ids, st.none() | ids, ids, ids, st.none() | st.floats(0, 1)
+    ),
     st.builds(Nack, ids, ids, texts, texts),
 )
 
@@ -220,6 +222,13 @@ def test_items_beyond_a_limit_are_refused(item: Item) -> None:
     """Negative, infinite, oversized and unprintable fields do not get in."""
     with pytest.raises(WireError):
         decode_item(encode_item(item))
+
+
+@pytest.mark.parametrize("rate", [-0.1, 1.1, float("nan"), float("inf"), "1"])
+def test_a_sample_rate_that_is_no_share_is_refused(rate: Any) -> None:
+    """An engine must not be made to follow more blocks than there are."""
+    with pytest.raises(WireError):
+        decode_from_exporter(encode(Ack(VERSION, 1, 1, None, 0, 0, rate)))
 
 
 def test_a_frame_over_the_limit_is_refused_unread() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from sidestep.buckets import DEFAULTS
 from sidestep.catalogue import DIALECTS
+from sidestep.catalogue.engine_core import ROWS as TAPPED
 from sidestep.catalogue.model import (
     Constant,
     Hook,
@@ -44,15 +45,20 @@ def metrics() -> str:
     )
     for dialect, rows in DIALECTS.items():
         live = [row for row in rows if row.status != "hidden"]
-        own = [row for row in live if row.name.startswith("sidestep_")]
+        tapped = [row for row in live if row in TAPPED]
+        own = [r for r in live if r.name.startswith("sidestep_") and r not in tapped]
         sampled = [row for row in live if isinstance(row.source, Sampled)]
-        core = [row for row in live if row not in own and row not in sampled]
+        sampled = [row for row in sampled if row not in tapped]
+        core = [row for row in live if row not in own and row not in [*sampled, *tapped]]
         hidden = [row for row in rows if row.status == "hidden"]
         text += f"## {dialect}: the engine's own\n\n" + table(core)
         text += f"## {dialect}: KV connectors and front end\n\n"
         text += "They travel self-described; a connector's appear where it is configured.\n\n"
         text += table(sampled)
         text += f"## {dialect}: what the engine collects and shows nowhere\n\n" + table(own)
+        text += f"## {dialect}: from the events of its core\n\n"
+        text += "With the tap that [vllm.md](vllm.md#the-tap-in-the-engines-core) describes;\n"
+        text += "an engine's processes report from either side.\n\n" + table(tapped)
         text += f"## {dialect}: names it has given up\n\nOnly with `--metrics.legacy`.\n\n"
         text += legacy(hidden)
     text += "## The exporter itself\n\n| Name | Kind | Labels | Meaning |\n|---|---|---|---|\n"
@@ -116,6 +122,8 @@ def source(row: Row) -> str:
     match row.source:
         case str() | Same():
             paths = [getattr(row.source, "name", row.source)]
+        case tuple():
+            paths = list(row.source)
         case Mapping():
             paths = list(row.source.values())
         case elsewhere:
@@ -125,12 +133,16 @@ def source(row: Row) -> str:
 
 def configuration() -> str:
     """Every setting in its three forms."""
+    adjustable = " and ".join(f"`{setting.flag}`" for setting in SETTINGS if setting.adjustable)
     text = NOTE.format(source="exporter/sidestep/config.py") + "# Configuration\n\n"
     text += (
         "A flag wins over its environment variable, which wins over the file. A repeatable\n"
         "setting takes several flags, a comma-separated variable, or a list in the file. In the\n"
         "TOML file the part before the dot is the table: `--log.level debug` is\n\n"
         '```toml\n[log]\nlevel = "debug"\n```\n\n'
+        f"On SIGHUP `sidestep serve` reads all of it again and takes over {adjustable}. A change\n"
+        "of another setting is named in the log and needs a restart. A file that cannot be read\n"
+        "changes nothing.\n\n"
         "| Flag | Variable | Default | Meaning |\n|---|---|---|---|\n"
     )
     for setting in (*SETTINGS, CONFIG_FILE):

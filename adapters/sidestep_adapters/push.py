@@ -134,6 +134,14 @@ class Publisher:
         return self._sender.state is State.STREAMING
 
     @property
+    def kv_sample_rate(self) -> float | None:
+        """Share of KV blocks to follow, as the exporter said last; ``None``: it said nothing.
+
+        May be read in every step: two attributes, no lock.
+        """
+        return self._sender.kv_sample_rate
+
+    @property
     def refused(self) -> bool:
         """Whether another process has taken the stream's name."""
         return self._sender.state is State.STOPPED

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from sidestep.errors import ConfigError, RunError, WireError
-from sidestep.wire.items import Samples, VllmRejection, VllmSleep, VllmStep, decode_item
+from sidestep.wire.items import Item, VllmStep, decode_item
 from sidestep_adapters.push import QUEUE_ITEMS, Publisher
 from sidestep_adapters.recording import Call, Greeting, Items, described, engines_of, objects, read
 from sidestep_adapters.translate import printable
@@ -213,7 +213,7 @@ class _Frames:
 @dataclasses.dataclass(slots=True)
 class _Push:
     publisher: Publisher
-    item: VllmStep | VllmSleep | VllmRejection | Samples
+    item: Item
 
     def __call__(self) -> None:
         self.item.stamp = time.monotonic()

@@ -19,17 +19,19 @@ from sidestep.wire.limits import MAX_OBSERVATIONS, MAX_STRUCTS
 from sidestep.wire.vllm import IterationStats, SchedulerStats, run_of
 from sidestep_adapters.translate import printable, to_wire
 from sidestep_adapters.vllm_connectors import families
+from sidestep_adapters.vllm_ownership import FrontEndPart, Role
 
 PIECE_OBSERVATIONS = 2 * MAX_OBSERVATIONS
 
 
 class VllmTap:
-    """One front end's records, translated and pushed. Nothing here ever raises.
+    """One process's records, translated and pushed. Nothing here ever raises.
 
     Args:
         push: Takes an item that owns its values; a Publisher's.
         fail: Called inside ``except`` with what went wrong.
         engines: vLLM's engine indexes, in the hello's order.
+        role: What of a record is this process's to tell.
         connector: Class name of the KV connector, or empty.
     """
 
@@ -39,12 +41,14 @@ class VllmTap:
         fail: Callable[[str], None],
         engines: Sequence[int],
         *,
+        role: Role = "alone",
         connector: str = "",
         diffusion: bool = False,
     ) -> None:
         self._push = push
         self._fail = fail
         self._index = {engine: index for index, engine in enumerate(engines)}
+        self._role = role
         self._connector = connector
         self._diffusion = diffusion
         self._sleep = 0, 0
@@ -63,6 +67,12 @@ class VllmTap:
             if isinstance(mm_cache_stats, int):
                 # vLLM 0.10 passes the engine's index third.
                 mm_cache_stats, engine_idx = None, mm_cache_stats
+            if self._role == "front_end":
+                scheduler_stats = None
+                part = FrontEndPart(iteration_stats)
+                iteration_stats = None if part.empty else part
+                if mm_cache_stats is None and iteration_stats is None:
+                    return
             index = self._index[engine_idx]
             stamp = _monotonic()
             # Translating here would cost 8 us (hot) to 30 (after 5 ms of other work).
@@ -119,6 +129,9 @@ class VllmTap:
         if lost:
             self._fail(f"{lost} values of a record were left out")
         stats = step.scheduler
+        if self._role == "core" and stats is not None:
+            # vLLM attaches them when the record is on its way here, or was.
+            stats.iteration_details = None
         if self._diffusion and stats is not None:
             # vLLM keeps a diffusion model's numbers in its struct of speculative decoding.
             stats.diffusion_stats, stats.spec_decoding_stats = stats.spec_decoding_stats, None

@@ -13,6 +13,7 @@ from sidestep.buckets import one_two_five
 from sidestep.wire.messages import EngineInfo
 from sidestep_adapters.translate import printable
 from sidestep_adapters.vllm_connectors import FEATURES
+from sidestep_adapters.vllm_ownership import is_tapped
 
 MAX_WHOLE = 160
 """Characters of namespace and model in an identity."""
@@ -29,6 +30,7 @@ class Description:
         info: Info metrics by short name.
         num_spec_tokens: Positions of a draft.
         connector: Class of the KV connector, or empty.
+        tapped: Whether the engine's core tells of itself.
     """
 
     model: str
@@ -41,11 +43,17 @@ class Description:
     info: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
     num_spec_tokens: int = 0
     connector: str = ""
+    tapped: bool = False
 
     @property
     def stream(self) -> str:
         """Stable over restarts, and apart from every other process of this deployment."""
         return self.identity(f"engine{self.engines[0]}/api{self.api_server}")
+
+    @property
+    def core_stream(self) -> str:
+        """Likewise, of the engine's core."""
+        return self.identity(f"engine{self.engines[0]}/core")
 
     def identity(self, what: str) -> str:
         """Namespace, model and ``what``; a long model is cut, never what tells two apart."""
@@ -90,14 +98,17 @@ def describe(config: Any, engines: Iterable[int]) -> Description:
     lora = getattr(config, "lora_config", None)
     transfer = getattr(config, "kv_transfer_config", None)
     diffusion = bool(getattr(model, "is_diffusion", False))
+    tapped = is_tapped(config)
     options = {
         "spec_decode": speculative is not None and not diffusion,
         "diffusion": diffusion,
-        "kv_cache_metrics": getattr(observability, "kv_cache_metrics", False),
+        "kv_cache_metrics": tapped or getattr(observability, "kv_cache_metrics", False),
         "nan_check": os.environ.get("VLLM_COMPUTE_NANS_IN_LOGITS", "0") not in ("", "0"),
         "kv_consumer": getattr(transfer, "is_kv_consumer", False),
         "watermark": getattr(config, "watermark_config", None) is not None,
-        "iteration_details": getattr(observability, "enable_logging_iteration_details", False),
+        "iteration_details": not tapped
+        and getattr(observability, "enable_logging_iteration_details", False),
+        "engine_core": tapped,
         "cudagraph": getattr(observability, "cudagraph_metrics", False),
         "lora": lora is not None,
     }
@@ -112,7 +123,14 @@ def describe(config: Any, engines: Iterable[int]) -> Description:
         info={} if lora is None else {"lora": {"max_lora": str(lora.max_loras)}},
         num_spec_tokens=getattr(speculative, "num_speculative_tokens", None) or 0,
         connector=str(getattr(transfer, "kv_connector", None) or ""),
+        tapped=tapped,
     )
+
+
+def with_cache(description: Description, config: Any) -> Description:
+    """``description`` with the cache configuration, every field of it, as a label."""
+    labels = {name: printable(value) for name, value in config.cache_config.metrics_info().items()}
+    return dataclasses.replace(description, info={**description.info, "cache_config": labels})
 
 
 def served_name(name: Any) -> str:

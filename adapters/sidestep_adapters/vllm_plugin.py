@@ -7,49 +7,22 @@ Without ``SIDESTEP_ENDPOINT`` it does nothing at all: no socket, no thread.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
-import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from vllm.v1.metrics import loggers
 
-from sidestep.wire.items import Samples
+from sidestep.wire.items import Family, Samples
+from sidestep_adapters.process_metrics import ProcessTap
 from sidestep_adapters.push import Publisher
-from sidestep_adapters.translate import printable
 from sidestep_adapters.vllm import VllmTap
-from sidestep_adapters.vllm_description import Description, describe
+from sidestep_adapters.vllm_description import Description, describe, with_cache
+from sidestep_adapters.vllm_environment import endpoint, log_as_vllm, mode, usable_endpoint
 from sidestep_adapters.vllm_frontend import FrontendTap
 
 log = logging.getLogger(__name__)
-
-MODES = ("beside", "instead")
-
-
-def endpoint() -> str:
-    """Where the exporter listens; empty: this plugin does nothing."""
-    return os.environ.get("SIDESTEP_ENDPOINT", "")
-
-
-def mode() -> str:
-    """``beside`` or ``instead``; an unknown word is said aloud and read as ``beside``."""
-    chosen = os.environ.get("SIDESTEP_VLLM_MODE") or "beside"
-    if chosen not in MODES:
-        log.warning("SIDESTEP_VLLM_MODE=%s: must be one of %s; taking beside", chosen, MODES)
-        return "beside"
-    return chosen
-
-
-def log_as_vllm() -> None:
-    """Use vLLM's log handlers: its server mutes the root logger, and configures its own alone."""
-    theirs, ours = logging.getLogger("vllm"), logging.getLogger("sidestep_adapters")
-    if theirs.handlers and not ours.handlers:
-        for handler in theirs.handlers:
-            ours.addHandler(handler)
-        ours.setLevel(theirs.getEffectiveLevel())
-        ours.propagate = False
 
 
 def _base() -> Any:
@@ -75,10 +48,7 @@ class SidestepStatLogger(_base()):  # type: ignore[misc]
         self._tap: VllmTap | None = None
         self._publisher: Publisher | None = None
         self._config = vllm_config
-        if not endpoint():
-            return
-        if not endpoint().startswith(("ipc://", "tcp://")):
-            log.error("SIDESTEP_ENDPOINT=%s: must begin with ipc:// or tcp://", endpoint())
+        if not usable_endpoint():
             return
         try:
             self._connect(describe(vllm_config, self.engine_indexes))
@@ -87,11 +57,12 @@ class SidestepStatLogger(_base()):  # type: ignore[misc]
 
     def _connect(self, description: Description) -> None:
         frontend = FrontendTap()
+        process = ProcessTap(f"api{description.api_server}")
         publisher = Publisher(
             endpoint(),
             description.stream,
             description.engine_infos,
-            extra=lambda: _samples(frontend),
+            extra=lambda: _samples([*frontend.families(), *process.families()]),
             again=lambda: self._tap.again() if self._tap is not None else (),
         )
         self._description = description
@@ -100,6 +71,7 @@ class SidestepStatLogger(_base()):  # type: ignore[misc]
             publisher.push,
             publisher.fail,
             description.engines,
+            role="front_end" if description.tapped else "alone",
             connector=description.connector,
             diffusion="diffusion" in description.features,
         )
@@ -139,16 +111,10 @@ class SidestepStatLogger(_base()):  # type: ignore[misc]
         """Nothing: the exporter prints the statistics line."""
 
 
-def _samples(frontend: FrontendTap) -> list[Samples]:
+def _samples(families: Iterable[Family]) -> list[Samples]:
     """Runs in the publisher thread, about once a second; a family an item, as connectors'."""
     now = time.monotonic()
-    return [Samples(0, now, [family]) for family in frontend.families()]
-
-
-def with_cache(description: Description, config: Any) -> Description:
-    """``description`` with the cache configuration, every field of it, as a label."""
-    labels = {name: printable(value) for name, value in config.cache_config.metrics_info().items()}
-    return dataclasses.replace(description, info={**description.info, "cache_config": labels})
+    return [Samples(0, now, [family]) for family in families]
 
 
 def _indexes(given: Sequence[int] | int | None) -> list[int]:

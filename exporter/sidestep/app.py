@@ -8,21 +8,22 @@ import logging
 import secrets
 import signal
 import socket
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from importlib.metadata import entry_points
 from typing import Any
 
 from aiohttp import web
 from prometheus_client.registry import Collector
 
-from sidestep import __version__
+from sidestep import __version__, logs
 from sidestep.catalogue import DIALECTS
 from sidestep.config import Config
 from sidestep.errors import ConfigError, RunError
 from sidestep.http import Pages, application
 from sidestep.ingest import Ingest
+from sidestep.lifecycle import Rules
 from sidestep.plan import compile_layout
-from sidestep.registry import Registry
+from sidestep.registry import Registry, Sampling
 from sidestep.selfmetrics import SelfMetrics, own_registry
 from sidestep.statslog import StatsLog
 
@@ -46,9 +47,17 @@ class Exporter:
     def __init__(self, config: Config, collectors: Iterable[Collector] = ()) -> None:
         self.config = config
         layouts = {name: compile_layout(name, legacy=config.metrics_legacy) for name in DIALECTS}
-        self.registry = Registry(layouts, config.buckets)
+        rules = Rules(
+            scheduled=config.intervals_scheduled,
+            latency=config.intervals_inter_token,
+            capacity=config.requests_max_tracked,
+            max_age=config.requests_max_age,
+        )
+        sampling = Sampling(config.kv_sample_rate, config.kv_scale_samples, config.kv_max_tracked)
+        self.registry = Registry(layouts, config.buckets, rules, sampling)
         self.metrics = SelfMetrics()
         self.ingest = Ingest(self.registry, self.metrics, boot=secrets.randbits(63))
+        self._set_sample_rate()
         self.collectors = own_registry(self.metrics, [*installed_collectors(), *collectors])
         self.addresses: list[tuple[str, int]] = []
 
@@ -64,6 +73,22 @@ class Exporter:
         shown = "127.0.0.1" if host in ("", "0.0.0.0", "::") else host  # noqa: S104
         shown = f"[{shown}]" if ":" in shown else shown
         return f"http://{shown}:{port}{self.config.web_telemetry_path}"
+
+    def adjust(self, config: Config) -> None:
+        """Take over what of ``config`` can change while running; say what has and what cannot."""
+        before = self.config
+        self.config, taken, left = before.adjusted(config)
+        if self.config.kv_sample_rate != before.kv_sample_rate:
+            self._set_sample_rate()
+        if self.config.log_level != before.log_level:
+            logs.set_level(self.config.log_level)
+        log.info("configuration read again: %s", ", ".join(taken) or "nothing to change")
+        if left:
+            log.warning("differs from what is running, needs a restart: %s", ", ".join(left))
+
+    def _set_sample_rate(self) -> None:
+        self.ingest.receiver.kv_sample_rate = self.config.kv_sample_rate
+        self.registry.sample_blocks(self.config.kv_sample_rate)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Exporter]:
@@ -135,8 +160,23 @@ def listen(host: str, port: int) -> socket.socket:
         raise ConfigError(f"cannot listen on {shown}: {reason}") from None
 
 
-async def serve(config: Config) -> None:
+def on_hangup(exporter: Exporter, reload: Callable[[], Config]) -> None:
+    """Adjust ``exporter`` to its configuration; where that cannot be read all stays as it was."""
+    try:
+        config = reload()
+    except Exception as error:  # noqa: BLE001 - no file may end a process that runs well
+        reason = " ".join((str(error) or repr(error)).split())
+        log.error("configuration not read again, all stays as it was: %s", reason)  # noqa: TRY400
+    else:
+        exporter.adjust(config)
+
+
+async def serve(config: Config, reload: Callable[[], Config] | None = None) -> None:
     """Run an exporter until SIGTERM or SIGINT, then drain and return.
+
+    Args:
+        config: All settings.
+        reload: Reads them again; SIGHUP then applies what can change while running.
 
     Raises:
         ConfigError: An address or endpoint cannot be had.
@@ -158,7 +198,10 @@ async def serve(config: Config) -> None:
     loop.set_exception_handler(on_error)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    async with Exporter(config).running() as exporter:
+    exporter = Exporter(config)
+    if reload is not None:
+        loop.add_signal_handler(signal.SIGHUP, on_hangup, exporter, reload)
+    async with exporter.running():
         log.info(
             "sidestep %s: metrics on %s, engines connect to %s; counters start anew with"
             " this process, its own end is a counter reset",

@@ -41,7 +41,10 @@ def _option(setting: Setting) -> Callable[[Command], Command]:
     shown = ", ".join(default) if isinstance(default, tuple) else str(default)
     text = f"{setting.help} [{setting.variable}; default: {shown.lower() or '-'}]"
     if setting.switch:
-        return click.option(f"--{setting.flag}", setting.key, flag_value=True, help=text)
+        # Without a default click says False for a flag that was not given, and the flag wins.
+        return click.option(
+            f"--{setting.flag}", setting.key, flag_value=True, default=None, help=text
+        )
     return click.option(
         f"--{setting.flag}",
         setting.key,
@@ -59,7 +62,7 @@ def serve(**flags: Any) -> None:
 
     config = read(flags, os.environ)
     logs.set_up(config.log_level, config.log_format)
-    asyncio.run(run_exporter(config))
+    asyncio.run(run_exporter(config, lambda: read(flags, os.environ)))
 
 
 @cli.command()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from sidestep import buckets
+from sidestep import buckets, parsing
 from sidestep.errors import ConfigError
 
 if sys.version_info >= (3, 11):
@@ -19,9 +18,10 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-_PATH = re.compile(r"[A-Za-z0-9._/-]+")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
+SCHEDULED = ("first", "last")
+INTER_TOKEN = ("output", "token")
 
 
 def default_endpoint() -> str:
@@ -31,59 +31,14 @@ def default_endpoint() -> str:
     return f"ipc://{Path(base) / name / 'ingest.ipc'}"
 
 
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise ValueError("must be a string")  # noqa: TRY004 - read() turns it into one line
-    return value
-
-
-def _path(value: object) -> str:
-    path = _text(value)
-    if not path.startswith("/"):
-        raise ValueError("must begin with /")
-    if path == "/" or path.startswith(("/-/", "/api/")) or not _PATH.fullmatch(path):
-        raise ValueError("must be a path of its own, of letters, digits and ._-/")
-    return path
-
-
-def _address(value: object) -> tuple[str, int]:
-    """``host:port``, ``:port`` or ``[v6]:port``; an empty host is every address."""
-    host, colon, port = _text(value).rpartition(":")
-    if not colon or not port.isdecimal() or not 0 <= int(port) <= 65535:  # noqa: PLR2004
-        raise ValueError("must be host:port")
-    return host.strip("[]"), int(port)
-
-
-def _seconds(value: object) -> float:
-    try:
-        seconds = float(str(value))
-    except ValueError:
-        seconds = -1.0
-    if not 0.0 <= seconds <= 86400.0:  # noqa: PLR2004 - a day
-        raise ValueError("must be a number of seconds, 0 to 86400")
-    return seconds
-
-
-def _boolean(value: object) -> bool:
-    words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-    try:
-        return words[str(value).lower()]
-    except KeyError:
-        raise ValueError("must be true or false") from None
-
-
-def _one_of(choices: tuple[str, ...]) -> Callable[[object], str]:
-    def parse(value: object) -> str:
-        if value not in choices:
-            raise ValueError(f"must be one of {', '.join(choices)}")
-        return str(value)
-
-    return parse
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting; ``parse`` raises ValueError with the words that complete the error line."""
+    """One setting.
+
+    Attributes:
+        parse: One of ``parsing``'s.
+        adjustable: SIGHUP applies a change of it; that of another needs a restart.
+    """
 
     flag: str
     help: str
@@ -92,6 +47,7 @@ class Setting:
     repeatable: bool = False
     switch: bool = False
     metavar: str = ""
+    adjustable: bool = False
 
     @property
     def key(self) -> str:
@@ -108,16 +64,18 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "web.listen-address",
         "Where to serve the page; repeatable, an empty host means all addresses.",
-        _address,
+        parsing.address,
         ("127.0.0.1:9857",),
         repeatable=True,
         metavar="HOST:PORT",
     ),
-    Setting("web.telemetry-path", "Path of the metrics page.", _path, "/metrics", metavar="PATH"),
+    Setting(
+        "web.telemetry-path", "Path of the metrics page.", parsing.path, "/metrics", metavar="PATH"
+    ),
     Setting(
         "ingest.endpoint",
         "Where engines connect, ipc:// or tcp://; repeatable.",
-        _text,
+        parsing.text,
         (),
         repeatable=True,
         metavar="ENDPOINT",
@@ -125,25 +83,84 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "metrics.legacy",
         "Also show names that the engines have given up.",
-        _boolean,
+        parsing.boolean,
         default=False,
         switch=True,
     ),
     Setting(
-        "log.level", "Lowest level that is logged.", _one_of(LOG_LEVELS), "info", metavar="LEVEL"
+        "kv.sample-rate",
+        "Share of KV blocks whose life is followed; 0 is off.",
+        parsing.share,
+        0.01,
+        metavar="SHARE",
+        adjustable=True,
     ),
-    Setting("log.format", "Form of a log line.", _one_of(LOG_FORMATS), "text", metavar="FORMAT"),
+    Setting(
+        "kv.scale-samples",
+        "Count each sampled block for all it stands for.",
+        parsing.boolean,
+        default=False,
+        switch=True,
+    ),
+    Setting(
+        "kv.max-tracked",
+        "Sampled blocks followed at once, per engine; over it the rate halves itself.",
+        parsing.positive,
+        100_000,
+        metavar="NUMBER",
+    ),
+    Setting(
+        "intervals.scheduled",
+        "Which scheduling of a preempted request ends its queue time and starts its prefill;"
+        " the engine takes the first.",
+        parsing.one_of(SCHEDULED),
+        "first",
+        metavar="WHICH",
+    ),
+    Setting(
+        "intervals.inter-token",
+        "Whether the gap before an output of several tokens counts once, as in the engine,"
+        " or divided among its tokens.",
+        parsing.one_of(INTER_TOKEN),
+        "output",
+        metavar="PER",
+    ),
+    Setting(
+        "requests.max-tracked",
+        "Requests in flight followed at once, per engine.",
+        parsing.positive,
+        100_000,
+        metavar="NUMBER",
+    ),
+    Setting(
+        "requests.max-age",
+        "After so long a request that has not finished is followed no more.",
+        parsing.age,
+        parsing.DAY,
+        metavar="SECONDS",
+    ),
+    Setting(
+        "log.level",
+        "Lowest level that is logged.",
+        parsing.one_of(LOG_LEVELS),
+        "info",
+        metavar="LEVEL",
+        adjustable=True,
+    ),
+    Setting(
+        "log.format", "Form of a log line.", parsing.one_of(LOG_FORMATS), "text", metavar="FORMAT"
+    ),
     Setting(
         "log.stats-interval",
         "Seconds between the lines of engine statistics; 0 is off.",
-        _seconds,
+        parsing.seconds,
         10.0,
         metavar="SECONDS",
     ),
 )
 
 CONFIG_FILE = Setting(
-    "config.file", "TOML file with these settings; flags win.", _text, "", metavar="FILE"
+    "config.file", "TOML file with these settings; flags win.", parsing.text, "", metavar="FILE"
 )
 
 
@@ -155,10 +172,32 @@ class Config:
     web_telemetry_path: str
     ingest_endpoint: tuple[str, ...]
     metrics_legacy: bool
+    kv_sample_rate: float
+    kv_scale_samples: bool
+    kv_max_tracked: int
+    intervals_scheduled: Literal["first", "last"]
+    intervals_inter_token: Literal["output", "token"]
+    requests_max_tracked: int
+    requests_max_age: float
     log_level: str
     log_format: str
     log_stats_interval: float
     buckets: Mapping[str, buckets.Bounds]
+
+    def adjusted(self, new: Config) -> tuple[Config, list[str], list[str]]:
+        """What ``new`` changes.
+
+        Returns:
+            The settings from now on, what of them is new, as ``flag value``, and the
+            flags of what differs but needs a restart.
+        """
+        differing = [s for s in SETTINGS if getattr(self, s.key) != getattr(new, s.key)]
+        values = {s.key: getattr(new, s.key) for s in differing if s.adjustable}
+        taken = [f"{s.flag} {values[s.key]}" for s in differing if s.adjustable]
+        left = [s.flag for s in differing if not s.adjustable]
+        if self.buckets != new.buckets:
+            left.append("buckets")
+        return dataclasses.replace(self, **values), taken, left
 
 
 def read(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
@@ -209,7 +248,7 @@ def _read_file(name: str) -> tuple[dict[str, Any], dict[str, buckets.Bounds]]:
         tree = tomllib.loads(Path(name).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read {name}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also what tomllib lets through
         raise ConfigError(f"{name} is not TOML: {error}") from None
     own = tree.pop("buckets", {})
     if not isinstance(own, dict):

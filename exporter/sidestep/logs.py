@@ -40,4 +40,9 @@ def set_up(level: str, form: str) -> None:
     logger = logging.getLogger("sidestep")
     logger.handlers = [handler]
     logger.propagate = False
-    logger.setLevel(level.upper())
+    set_level(level)
+
+
+def set_level(level: str) -> None:
+    """Log lines of ``level`` and above from now on."""
+    logging.getLogger("sidestep").setLevel(level.upper())

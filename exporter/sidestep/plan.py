@@ -1,7 +1,8 @@
 """The catalogue, compiled: where every series lives and which fields feed it.
 
 A path such as ``scheduler.prefix_cache_stats.hits`` starts below the dialect's
-step item. ``[]`` behind a field means each of its elements: of a list of structs
+step item, or below what its request events come to (``outcomes``), or where both
+have such a field below either. ``[]`` behind a field means each of its elements: of a list of structs
 (``iteration.finished_requests[].e2e_latency``) or of a list of numbers, which a
 histogram observes one by one. A path is checked against the wire structs here,
 so that a row with a misspelt source stops the start-up, not the night.
@@ -30,13 +31,14 @@ from sidestep.catalogue.model import (
     Sampled,
 )
 from sidestep.errors import CatalogueError
+from sidestep.outcomes import Outcomes
 from sidestep.wire.items import VllmStep
 
 OTHER = "__other__"
 """The label value that takes what no other may."""
 
-STEPS: Mapping[str, type[msgspec.Struct]] = {"vllm": VllmStep}
-"""The item whose fields a dialect's paths name."""
+STEPS: Mapping[str, tuple[type[msgspec.Struct], ...]] = {"vllm": (VllmStep, Outcomes)}
+"""The structs whose fields a dialect's paths name."""
 
 Where = Literal["scalars", "histogram", "keyed", "sampled", "reading", "constant", "info"]
 
@@ -133,7 +135,7 @@ class Layout:
 
     Attributes:
         placed: Every row, in the order of the page.
-        root: What to read from a step item.
+        roots: What to read from each struct of ``STEPS``.
         hooks: Rows that functions feed, by the hook's name.
         sampled: Rows that Samples items feed, by family name.
         gated: Rows of an option whose fields are sent without it, too: hidden while it is off.
@@ -141,7 +143,7 @@ class Layout:
 
     dialect: str
     placed: tuple[Placed, ...]
-    root: Section
+    roots: Mapping[type[msgspec.Struct], Section]
     hooks: Mapping[str, Placed]
     sampled: Mapping[str, Row]
     gated: frozenset[str]
@@ -179,8 +181,7 @@ class _Compiler:
 
     def __init__(self, dialect: str) -> None:
         self.dialect = dialect
-        self.step = STEPS[dialect]
-        self.root = Section("")
+        self.roots = {struct: Section("") for struct in STEPS[dialect]}
         self.scalars = 0
         self.histograms: list[Row] = []
         self.keyed: list[Row] = []
@@ -195,10 +196,10 @@ class _Compiler:
         return Layout(
             dialect=self.dialect,
             placed=tuple(placed[row.name] for row in rows),
-            root=self.root,
+            roots=self.roots,
             hooks=self.hooks,
             sampled={row.name: row for row in rows if isinstance(row.source, Sampled)},
-            gated=frozenset(self.root.gated),
+            gated=frozenset(name for root in self.roots.values() for name in root.gated),
             scalars=self.scalars,
             histograms=tuple(self.histograms),
             keyed=tuple(self.keyed),
@@ -213,6 +214,10 @@ class _Compiler:
             case str() as path:
                 placed = self.allocate(row)
                 self.connect(placed, path, None)
+            case tuple() as paths:
+                placed = self.allocate(row)
+                for path in paths:
+                    self.connect(placed, path, None)
             case Mapping() as mapping:
                 placed = self.allocate(row)
                 if tuple(mapping) != row.closed:
@@ -235,9 +240,19 @@ class _Compiler:
         return Placed(row, "scalars", tuple(range(first, self.scalars)))
 
     def connect(self, placed: Placed, path: str, slot: int | None) -> None:
-        """Add the reading of ``path`` to the section of its struct."""
+        """Add the reading of ``path`` to the section of its struct, below every root that has it."""
+        first = path.partition(".")[0].removesuffix("[]")
+        below = [struct for struct in self.roots if first in typing.get_type_hints(struct)]
+        if not below:
+            raise CatalogueError(f"{placed.row.name}: no item has a field {first}")
+        for struct in below:
+            self.connect_below(struct, placed, path, slot)
+
+    def connect_below(
+        self, struct: type[msgspec.Struct], placed: Placed, path: str, slot: int | None
+    ) -> None:
         row = placed.row
-        section, struct = self.root, self.step
+        section = self.roots[struct]
         *parents, leaf = path.split(".")
         for index, parent in enumerate(parents):
             inner, shape = self.field(row, struct, parent.removesuffix("[]"))

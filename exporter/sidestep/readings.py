@@ -38,5 +38,7 @@ READINGS: Mapping[str, Callable[[Engine], float | None]] = {
     "generation_throughput": lambda engine: engine.throughput and engine.throughput[1],
     "draft_acceptance_rate": _acceptance_rate,
     "draft_efficiency": _efficiency,
+    "kv_sample_ratio": lambda engine: engine.blocks.ratio if engine.blocks else None,
+    "kv_tracked_blocks": lambda engine: engine.blocks.tracked if engine.blocks else None,
 }
 """By the name a catalogue row gives; None is no sample."""

@@ -13,19 +13,22 @@ import linecache
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import msgspec
+
 from sidestep.plan import Layout, Placed, Section
 from sidestep.registry import Engine, Registry
 
 Read = Callable[[Engine, Any, bool], None]
+"""Of engine, item, and whether the item's gauges are fresh."""
 
 FEW = 12
 """Structs from which on a field at a time is faster than a struct at a time."""
 
 
-def compile_reads(layout: Layout, registry: Registry) -> Read:
-    """A function of engine, step item and whether its gauges are fresh, for ``layout``."""
-    text = source(layout)
-    name = f"<plan of {layout.dialect}>"
+def compile_reads(layout: Layout, registry: Registry, struct: type[msgspec.Struct]) -> Read:
+    """The function that reads ``struct``, one of the dialect's ``STEPS``."""
+    text = source(layout, struct)
+    name = f"<plan of {layout.dialect}: {struct.__name__}>"
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
     helpers = _Helpers(layout, registry)
     scope: dict[str, Any] = {
@@ -40,7 +43,7 @@ def compile_reads(layout: Layout, registry: Registry) -> Read:
     return read
 
 
-def source(layout: Layout) -> str:
+def source(layout: Layout, struct: type[msgspec.Struct]) -> str:
     """The text of the function."""
     lines = [
         "def read(engine, item, fresh):",
@@ -48,7 +51,7 @@ def source(layout: Layout) -> str:
         "    histograms = engine.histograms",
         "    refused = 0",
     ]
-    lines += (f"    {line}" for line in _section(layout.root, "item"))
+    lines += (f"    {line}" for line in _section(layout.roots[struct], "item"))
     lines += ["    if refused:", "        refuse(engine, refused)"]
     return "\n".join(lines) + "\n"
 

@@ -10,7 +10,9 @@ from sidestep.buckets import DEFAULTS, Bounds
 from sidestep.catalogue.model import ENGINE_LABELS, Kind, Row
 from sidestep.errors import WireError
 from sidestep.histogram import Histogram
+from sidestep.lifecycle import Lifecycle, Rules
 from sidestep.plan import OTHER, Layout, Placed
+from sidestep.residency import Residency
 from sidestep.wire.messages import EngineInfo
 
 Number = int | float
@@ -92,9 +94,12 @@ class Engine:
         text: The renderer's own: what stands before a value, by family and key.
         frames: The renderer's own: a histogram's lines without their values.
         throughput: Prompt and generated tokens per second of the last interval.
+        requests: Its requests in flight, where it sends request events.
+        blocks: Its KV blocks, where it sends events of them.
     """
 
     __slots__ = (
+        "blocks",
         "bounds",
         "closed",
         "external_hits",
@@ -113,6 +118,7 @@ class Engine:
         "open",
         "overrides",
         "prefix_hits",
+        "requests",
         "restarts",
         "seen",
         "series",
@@ -140,6 +146,8 @@ class Engine:
         self.held_tokens = 0
         self.prefix_hits, self.external_hits, self.mm_hits = HitWindow(), HitWindow(), HitWindow()
         self.throughput: tuple[float, float] | None = None
+        self.requests: Lifecycle | None = None
+        self.blocks: Residency | None = None
         self.restarts = 0
         self.streams: set[int] = set()
         self.seen: set[str] = set()
@@ -207,19 +215,44 @@ class Engine:
         return found
 
 
+@dataclasses.dataclass(slots=True)
+class Sampling:
+    """How KV blocks are followed.
+
+    Attributes:
+        rate: Which share of them.
+        scale: Whether each counts for all that it stands for.
+        capacity: How many at once, per engine.
+    """
+
+    rate: float = 0.01
+    scale: bool = False
+    capacity: int = 100_000
+
+
 class Registry:
     """Engines by identity.
 
     Attributes:
+        rules: How request events are read.
+        sampling: How KV blocks are followed; see ``sample_blocks``.
         version: Changes with every applied item, so that a page can be reused.
         limited: Updates that went to ``__other__``.
         open_series: Children of self-described families, of all engines.
         open_families: Kind and own labels of those that no catalogue has: one form a name.
     """
 
-    def __init__(self, layouts: Mapping[str, Layout], overrides: Mapping[str, Bounds]) -> None:
+    def __init__(
+        self,
+        layouts: Mapping[str, Layout],
+        overrides: Mapping[str, Bounds],
+        rules: Rules | None = None,
+        sampling: Sampling | None = None,
+    ) -> None:
         self.layouts = layouts
         self.overrides = overrides
+        self.rules = rules or Rules()
+        self.sampling = sampling or Sampling()
         self.engines: dict[str, Engine] = {}
         self.version = 0
         self.limited = 0
@@ -260,6 +293,40 @@ class Registry:
             engine.labels[ORIGIN] = engine.id
         self.engines[info.id] = engine
         return engine
+
+    def sample_blocks(self, rate: float) -> None:
+        """Follow this share of KV blocks from now on."""
+        self.sampling.rate = rate
+        for engine in self.engines.values():
+            if engine.blocks is not None:
+                engine.blocks.rate = rate
+
+    def requests_of(self, engine: Engine) -> Lifecycle:
+        """The requests of ``engine``, followed from now on."""
+        if engine.requests is None:
+            engine.requests = Lifecycle(self.rules)
+        return engine.requests
+
+    def blocks_of(self, engine: Engine) -> Residency:
+        """The KV blocks of ``engine``, followed from now on."""
+        if engine.blocks is None:
+            chosen = self.sampling
+            engine.blocks = Residency(
+                rate=chosen.rate, scale=chosen.scale, capacity=chosen.capacity
+            )
+        return engine.blocks
+
+    def add(self, engine: Engine, placed: Placed, value: str, count: int) -> None:
+        """Add to the child of a counter whose own label is ``value``."""
+        if placed.where == "keyed":
+            children = engine.keyed[placed.slots[0]]
+            key = self.capped(children, (value,))
+            children[key] = children.get(key, 0) + count
+            return
+        closed = placed.row.closed
+        slot = placed.slots[closed.index(value) if value in closed else len(closed)]
+        if count or value in closed:
+            engine.values[slot] = (engine.values[slot] or 0) + count
 
     def capped(self, children: Mapping[Key, object], key: Key) -> Key:
         """``key``, or the one for all others where ``children`` is full."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from sidestep.errors import CatalogueError
-from sidestep.plan import OTHER, Layout, Placed
+from sidestep.plan import OTHER, Layout
 from sidestep.registry import MAX_OPEN_VALUES, Engine, HitWindow, Registry
 from sidestep.wire.items import VllmRejection, VllmSleep, VllmStep
 from sidestep.wire.vllm import CacheStats, IterationStats, SchedulerStats
@@ -22,12 +21,11 @@ class VllmHooks:
     def __init__(self, layout: Layout, registry: Registry) -> None:
         self.registry = registry
         hook = layout.hooks
-        if set(hook) != self.FED:
-            raise CatalogueError(f"hooks without a function or a row: {set(hook) ^ self.FED}")
         self.iteration_tokens = hook["iteration_tokens"].slots[0]
         self.cached_by_source = hook["cached_by_source"]
         self.sleep_state = hook["sleep_state"]
         self.rejection = hook["rejection"]
+        self.refused = hook["refused_requests"]
         self.cudagraph_tokens = hook["cudagraph_tokens"]
         self.cudagraph_padding = hook["cudagraph_padding"]
         self.lora_requests = hook["lora_requests"].slots[0]
@@ -66,16 +64,22 @@ class VllmHooks:
         if stats.prefix_cache_stats is not None:
             _observe_hits(engine.prefix_hits, stats.prefix_cache_stats)
             if stats.prefix_cache_stats.hits:
-                self.add(engine, self.cached_by_source, "device", stats.prefix_cache_stats.hits)
+                self.registry.add(
+                    engine, self.cached_by_source, "device", stats.prefix_cache_stats.hits
+                )
         external = stats.connector_prefix_cache_stats
         if external is not None:
             _observe_hits(engine.external_hits, external)
             for tier, tokens in external.hits_by_source.items():
-                self.add(engine, self.cached_by_source, tier, tokens)
+                self.registry.add(engine, self.cached_by_source, tier, tokens)
         graph = stats.cudagraph_stats
         if graph is not None:
-            self.add(engine, self.cudagraph_tokens, graph.runtime_mode, graph.num_unpadded_tokens)
-            self.add(engine, self.cudagraph_padding, graph.runtime_mode, graph.num_paddings)
+            self.registry.add(
+                engine, self.cudagraph_tokens, graph.runtime_mode, graph.num_unpadded_tokens
+            )
+            self.registry.add(
+                engine, self.cudagraph_padding, graph.runtime_mode, graph.num_paddings
+            )
         if fresh:
             self.adapters(engine, stats, wall)
 
@@ -83,39 +87,36 @@ class VllmHooks:
         """The current LoRA adapters, and none from before."""
         requests = engine.keyed[self.lora_requests]
         combination = engine.keyed[self.lora]
-        if not stats.running_lora_adapters and not stats.waiting_lora_adapters:
-            requests.clear()
-            combination.clear()
-            return
-        by_state = {"running": stats.running_lora_adapters, "waiting": stats.waiting_lora_adapters}
-        now = {
-            (adapter, state): count
-            for state, adapters in by_state.items()
-            for adapter, count in adapters.items()
-        }
-        named = set(list(dict.fromkeys(adapter for adapter, _ in now))[:MAX_OPEN_VALUES])
         requests.clear()
+        combination.clear()
+        if engine.requests is not None:
+            # Counted by the scheduler's own events: queued requests are among them, and an
+            # adapter is in the list of a state only where a request of its own is in it.
+            now = engine.requests.requests.adapters
+        else:
+            by_state = {
+                "running": stats.running_lora_adapters,
+                "waiting": stats.waiting_lora_adapters,
+            }
+            now = {
+                (adapter, state): count
+                for state, adapters in by_state.items()
+                for adapter, count in adapters.items()
+            }
+        if not now:
+            return
+        named = set(list(dict.fromkeys(adapter for adapter, _ in now))[:MAX_OPEN_VALUES])
         for (adapter, state), count in now.items():
             if adapter not in named:
                 self.registry.limited += 1
             key = (adapter if adapter in named else OTHER, state)
             requests[key] = requests.get(key, 0) + count
         max_lora = engine.info.get("lora", {}).get("max_lora", "")
-        combination.clear()
-        running, waiting = (",".join(adapters) for adapters in by_state.values())
+        running, waiting = (
+            ",".join(adapter for adapter, state in now if state == wanted)
+            for wanted in ("running", "waiting")
+        )
         combination[(max_lora, running, waiting)] = wall
-
-    def add(self, engine: Engine, placed: Placed, value: str, count: int) -> None:
-        """Add to the child whose own label is ``value``."""
-        if placed.where == "keyed":
-            children = engine.keyed[placed.slots[0]]
-            key = self.registry.capped(children, (value,))
-            children[key] = children.get(key, 0) + count
-            return
-        closed: tuple[str, ...] = placed.row.closed
-        slot = placed.slots[closed.index(value) if value in closed else len(closed)]
-        if count or value in closed:
-            engine.values[slot] = (engine.values[slot] or 0) + count
 
     def sleep(self, engine: Engine, item: VllmSleep) -> None:
         """One of the three states is 1; none at a level the engine does not name."""
@@ -126,7 +127,8 @@ class VllmHooks:
 
     def reject(self, engine: Engine, item: VllmRejection) -> None:
         """A request that never reached the engine."""
-        self.add(engine, self.rejection, item.reason, 1)
+        self.registry.add(engine, self.rejection, item.reason, 1)
+        self.registry.add(engine, self.refused, item.reason, 1)
 
 
 def _observe_hits(hits: HitWindow, stats: CacheStats) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import subprocess
 import sys
@@ -82,6 +83,29 @@ async def test_a_restarted_exporter_is_fed_again(start: Start) -> None:
         await asyncio.to_thread(one.close)
 
 
+async def test_the_exporters_sample_rate_is_heard_and_heard_again(start: Start) -> None:
+    """Unknown before the first answer; another one reaches even an engine that is idle."""
+    async with start(kv_sample_rate="0.25") as exporter:
+        one = publisher(exporter.endpoints[0])
+        assert one.kv_sample_rate is None
+        await until(lambda: one.kv_sample_rate == 0.25)
+        for rate in (0.5, 0.0):
+            exporter.adjust(dataclasses.replace(exporter.config, kv_sample_rate=rate))
+            await until(lambda: one.kv_sample_rate == rate)  # noqa: B023 - awaited here
+        await asyncio.to_thread(one.close)
+
+
+async def test_a_restarted_exporter_brings_its_own_sample_rate(start: Start) -> None:
+    """While there is none the last one's holds."""
+    async with start(kv_sample_rate="0.25") as exporter:
+        one = publisher(exporter.endpoints[0])
+        await until(lambda: one.kv_sample_rate == 0.25)
+    assert one.kv_sample_rate == 0.25
+    async with start(kv_sample_rate="1") as exporter:
+        await until(lambda: one.kv_sample_rate == 1.0, timeout=20)
+        await asyncio.to_thread(one.close)
+
+
 def test_push_costs_no_call_that_could_block(tmp_path: Path) -> None:
     """No lock is taken, nothing is encoded and no system call is made on the step's thread."""
     one = publisher(f"ipc://{tmp_path}/nobody.ipc")
@@ -94,6 +118,7 @@ def test_push_costs_no_call_that_could_block(tmp_path: Path) -> None:
 
     sys.setprofile(note)
     one.push(item)
+    _ = one.kv_sample_rate
     sys.setprofile(None)
     one.close(timeout=0.1)
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from sidestep.catalogue import vllm, vllm_connectors, vllm_legacy, vllm_own
+from sidestep.catalogue import engine_core, vllm, vllm_connectors, vllm_legacy, vllm_own
 from sidestep.catalogue.model import Row, check
 
 DIALECTS: dict[str, tuple[Row, ...]] = {
-    "vllm": (*vllm.ROWS, *vllm_connectors.ROWS, *vllm_own.ROWS, *vllm_legacy.ROWS),
+    "vllm": (
+        *vllm.ROWS,
+        *vllm_connectors.ROWS,
+        *vllm_own.ROWS,
+        *engine_core.ROWS,
+        *vllm_legacy.ROWS,
+    ),
 }
 """Rows by the dialect that an engine's hello names."""
 

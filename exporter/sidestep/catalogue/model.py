@@ -57,8 +57,11 @@ class Sampled:
     """Travels self-described in ``Samples`` items; the row fixes its kind, labels and bounds."""
 
 
-Source = str | Mapping[str, str] | Hook | Reading | Same | Constant | Info | Sampled
-"""A path below an item (see ``plan``), one path per label value, or one of the above."""
+Source = (
+    str | tuple[str, ...] | Mapping[str, str] | Hook | Reading | Same | Constant | Info | Sampled
+)
+"""A path below an item (see ``plan``), several of which an engine sends one, one path per
+label value, or one of the above."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

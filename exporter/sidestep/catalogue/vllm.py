@@ -230,7 +230,8 @@ ROWS: tuple[Row, ...] = (
     _counter(
         "num_preemptions_total",
         "iteration.num_preempted_reqs",
-        "Preemptions, counted when the request's next output arrives.",
+        "Preemptions; counted when the request's next output arrives, or when they happen"
+        " where the engine's core is tapped.",
     ),
     _counter(
         "prompt_tokens_total",
@@ -412,7 +413,8 @@ ROWS: tuple[Row, ...] = (
         kind="gauge",
         source=Hook("lora"),
         help="Unix time of the last step with this combination of LoRA adapters; only the"
-        " current one is shown. Both lists name every active adapter, as the engine's own do.",
+        " current one is shown. Both lists name every active adapter, as the engine's own do,"
+        " and are told apart where its core is tapped.",
         labels=("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
         combine="max",
     ),

@@ -12,7 +12,7 @@ _GRAPH = "scheduler.cudagraph_stats."
 def _own(
     name: str,
     kind: Kind,
-    source: str | Hook,
+    source: str | tuple[str, ...] | Hook,
     text: str,
     *,
     labels: tuple[str, ...] = (),
@@ -60,8 +60,9 @@ ROWS: tuple[Row, ...] = (
     _own(
         "iteration_duration_seconds",
         "histogram",
-        _DETAILS + "elapsed_seconds",
-        "Time of an engine iteration.",
+        (_DETAILS + "elapsed_seconds", "steps[].duration"),
+        "Time of an engine iteration: from the begin of its scheduling to its output where"
+        " the engine's core is tapped, else the model's execution alone, as vLLM logs it.",
         buckets="iteration_duration",
         feature="iteration_details",
     ),
@@ -138,7 +139,8 @@ ROWS: tuple[Row, ...] = (
         "lora_requests",
         "gauge",
         Hook("lora_requests"),
-        "Requests by LoRA adapter and state; what waits in the scheduler's queue is not seen here.",
+        "Requests by LoRA adapter and state; what waits in the scheduler's queue is seen only"
+        " where the engine's core is tapped.",
         labels=("adapter", "state"),
         feature="lora",
     ),

@@ -39,6 +39,7 @@ class Stream:
         open: False after its Bye.
         dropped: Items that it, over all its incarnations, reported dropped.
         errors: Likewise, records that it could not translate or encode.
+        told: The sample rate that its last acknowledgement carried.
     """
 
     id: str
@@ -52,6 +53,7 @@ class Stream:
     errors: int = 0
     acked: int = -1
     ack_at: float = 0.0
+    told: float | None = None
     retired: list[int] = dataclasses.field(default_factory=list)
 
 
@@ -84,11 +86,14 @@ class Receiver:
     Attributes:
         boot: Tells this process from the one before it.
         streams: By stream id; the newest incarnation of each.
+        kv_sample_rate: Share of KV blocks that senders are to follow. May be set at any
+            time: open streams hear of it with the next ``acks``.
     """
 
     def __init__(self, boot: int) -> None:
         self.boot = boot
         self.streams: dict[str, Stream] = {}
+        self.kv_sample_rate: float | None = None
         self._by_incarnation: dict[int, Stream] = {}
 
     def receive(self, peer: bytes, message: FromSender, now: float) -> Received:
@@ -115,7 +120,7 @@ class Receiver:
         return [
             self._ack(stream, now)
             for stream in self.streams.values()
-            if stream.open and stream.acked != stream.seq and now >= stream.ack_at
+            if stream.open and self._is_ack_due(stream, now)
         ]
 
     def refuse_frame(self, peer: bytes, error: WireError) -> list[tuple[bytes, FromExporter]]:
@@ -196,14 +201,20 @@ class Receiver:
             received.replies = self._refuse(stream.peer, stream.incarnation, "need_hello").replies
         return received
 
+    def _is_ack_due(self, stream: Stream, now: float) -> bool:
+        if stream.told != self.kv_sample_rate:
+            return True
+        return stream.acked != stream.seq and now >= stream.ack_at
+
     def _ack(
         self, stream: Stream, now: float, nonce: int | None = None
     ) -> tuple[bytes, FromExporter]:
         stream.acked = stream.seq
         stream.ack_at = now + ACK_INTERVAL
+        stream.told = rate = self.kv_sample_rate
         # Nothing survives this process yet, so what is applied is as durable as it gets.
         durable = stream.seq
-        reply = Ack(VERSION, self.boot, stream.incarnation, nonce, stream.seq, durable)
+        reply = Ack(VERSION, self.boot, stream.incarnation, nonce, stream.seq, durable, rate)
         return stream.peer, reply
 
     def _refuse(self, peer: bytes, incarnation: int, code: str, detail: str = "") -> Received:

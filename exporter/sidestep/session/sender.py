@@ -62,6 +62,8 @@ class Sender:
         errors: Records that could not be made into items; the caller counts them here.
         boot: The exporter process that answered last.
         complaint: Why the exporter refuses us, for one log line; empty once it does not.
+        kv_sample_rate: Share of KV blocks to follow, as the exporter said last; ``None``
+            while none has said anything, or if this one's release knows no such thing.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class Sender:
         self.reopen = False
         self.dropped = self.errors = 0
         self.complaint = ""
+        self.kv_sample_rate: float | None = None
         self._random = random
         self._ring_bytes = ring_bytes
         self._pending: deque[bytes] = deque()
@@ -222,6 +225,8 @@ class Sender:
         self.reopen = False  # late is soon enough
         self.complaint = ""
         self.boot = ack.boot
+        # Even if it says nothing: an older exporter would refuse what the last one asked for.
+        self.kv_sample_rate = ack.kv_sample_rate
         self._backoff = HELLO_BACKOFF[0]
         self._beat_at = now
         self._unsent = sum(chunk.last <= ack.applied for chunk in self._ring)
@@ -234,6 +239,8 @@ class Sender:
 
     def _acknowledge(self, ack: Ack, now: float) -> None:
         self._applied = max(self._applied, ack.applied)
+        if ack.kv_sample_rate is not None:
+            self.kv_sample_rate = ack.kv_sample_rate
         while self._ring and self._ring[0].last <= ack.durable:
             self._ring_used -= len(self._ring.popleft().frame)
             self._unsent = max(self._unsent - 1, 0)

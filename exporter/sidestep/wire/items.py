@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from sidestep.errors import WireError
+from sidestep.wire.blocks import BlockEvents, CacheEvents
 from sidestep.wire.limits import (
     COUNT_LIMIT,
     MAX_BOUNDS,
@@ -26,6 +27,7 @@ from sidestep.wire.limits import (
     Text,
 )
 from sidestep.wire.messages import DECODE_ERRORS
+from sidestep.wire.requests import RequestEvents
 from sidestep.wire.vllm import (
     CacheStats,
     IterationStats,
@@ -108,7 +110,7 @@ class Samples(msgspec.Struct, array_like=True, gc=False, tag="s"):
     families: Annotated[list[Family], Meta(max_length=MAX_FAMILIES)] = []
 
 
-Item = VllmStep | VllmSleep | VllmRejection | Samples
+Item = VllmStep | VllmSleep | VllmRejection | Samples | RequestEvents | BlockEvents | CacheEvents
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Item] = msgspec.msgpack.Decoder(Item)

@@ -30,6 +30,7 @@ Volume = Annotated[int, Meta(ge=0, le=FLOPS_LIMIT)]
 Number = Annotated[float, Meta(ge=-VALUE_LIMIT, le=VALUE_LIMIT)]
 """A bound also keeps NaN and the infinities out: msgspec compares, and NaN never fits."""
 Ratio = Annotated[float, Meta(ge=0.0, le=1e6)]
+Share = Annotated[float, Meta(ge=0.0, le=1.0)]
 Seconds = Annotated[float, Meta(ge=0.0, le=VALUE_LIMIT)]
 Text = Annotated[str, Meta(max_length=MAX_LABEL_CHARS)]
 Identifier = Annotated[str, Meta(min_length=1, max_length=MAX_LABEL_CHARS)]

@@ -22,6 +22,7 @@ from sidestep.wire.limits import (
     Number,
     Random64,
     Seq,
+    Share,
     Text,
     is_printable,
 )
@@ -98,7 +99,12 @@ class Bye(msgspec.Struct, array_like=True, gc=False, tag="X"):
 
 
 class Ack(msgspec.Struct, array_like=True, gc=False, tag="A"):
-    """``applied`` moves the sender's window, ``durable`` frees its ring."""
+    """``applied`` moves the sender's window, ``durable`` frees its ring.
+
+    Attributes:
+        kv_sample_rate: Share of KV blocks whose life the sender is to follow; ``None``:
+            the exporter says nothing about it.
+    """
 
     version: int
     boot: Random64
@@ -106,6 +112,7 @@ class Ack(msgspec.Struct, array_like=True, gc=False, tag="A"):
     nonce: Random64 | None
     applied: Seq
     durable: Seq
+    kv_sample_rate: Share | None = None
 
 
 class Nack(msgspec.Struct, array_like=True, gc=False, tag="N"):

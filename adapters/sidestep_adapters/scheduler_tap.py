@@ -1,0 +1,326 @@
+"""What the tap does with vLLM's scheduler; needs no vLLM itself.
+
+On the step's thread events are appended to a list as they happen, by reference; the
+publisher's thread numbers requests and makes items of the list. Nothing is computed
+from the events here. Request ids, prompts and tokens stay in the process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, cast
+
+from sidestep.wire.limits import MAX_OBSERVATIONS
+from sidestep.wire.requests import (
+    MAX_EVENTS,
+    PREEMPTED,
+    RUNNING,
+    WAITING,
+    Alive,
+    Event,
+    Finished,
+    Iteration,
+    Output,
+    Preempted,
+    Prompt,
+    Queued,
+    RequestEvents,
+    Scheduled,
+)
+from sidestep_adapters.translate import printable
+
+Raw = tuple[Callable[..., Event | None], Any]
+"""What makes an event, in the publisher's thread, and of what."""
+
+_SAMPLE = re.compile(r"(\d+)_(.+)", re.DOTALL)
+"""Id of a parallel sample: its number, and its question's id."""
+_monotonic, _wall = time.monotonic, time.time
+
+
+class SchedulerTap:
+    """One scheduler's events, collected and pushed. Nothing here ever raises.
+
+    Args:
+        push: Takes a function that makes items; a Publisher's.
+        fail: Called inside ``except`` with what went wrong.
+        nan_check: Whether outputs say that logits held a NaN.
+    """
+
+    def __init__(
+        self,
+        push: Callable[[Callable[[], Iterable[RequestEvents]]], None],
+        fail: Callable[[str], None],
+        *,
+        nan_check: bool = False,
+    ) -> None:
+        self._push = push
+        self._fail = fail
+        self._nan_check = nan_check
+        self._source = secrets.randbits(40)
+        self._raw: list[Raw] = []
+        self._ended: list[Raw] = []
+        self._updating = False
+        self._started: deque[tuple[Any, float]] = deque(maxlen=64)
+        # The publisher's thread alone knows these.
+        self._numbers: dict[str, int] = {}
+        self._requests: dict[int, Any] = {}
+        self._unprompted: set[str] = set()
+        self._corrupted: set[int] = set()
+        self._last = 0
+
+    # On the step's thread.
+
+    def queued(self, request: Any) -> None:
+        """A request entered the queue, or a session went on."""
+        try:
+            self._raw.append((self._queued, (request, request.events[-1].timestamp)))
+        except Exception:  # noqa: BLE001 - an exception here kills the engine
+            self._fail("a queued request could not be recorded")
+
+    def preempted(self, request_id: str, stamp: float) -> None:
+        """A request lost its place."""
+        self._raw.append((self._preempted, (request_id, stamp)))
+
+    def scheduled(self, output: Any, requests: Mapping[str, Any], started: float) -> None:
+        """A batch was put together; those who are new in it have a fresh event."""
+        try:
+            self._started.append((output, started))
+            raw = self._raw
+            for new in output.scheduled_new_reqs:
+                stamp = requests[new.req_id].events[-1].timestamp
+                raw.append((self._scheduled, (new.req_id, stamp)))
+            for request_id in _resumed(output.scheduled_cached_reqs):
+                stamp = requests[request_id].events[-1].timestamp
+                raw.append((self._scheduled, (request_id, stamp)))
+            if raw:
+                self._flush()
+        except Exception:  # noqa: BLE001 - likewise
+            self._fail("a batch could not be recorded")
+
+    def freed(self, request: Any) -> None:
+        """A request has ended, whichever way."""
+        target = self._ended if self._updating else self._raw
+        target.append((self._finished, (request, _monotonic(), _wall())))
+
+    def updating(self) -> None:
+        """The scheduler takes in a step's output from now on."""
+        self._updating = True
+
+    def updated(self, batch: Any, outputs: Mapping[int, Any]) -> None:
+        """The scheduler has taken in the output of ``batch``."""
+        self._updating = False
+        try:
+            found = [(client.timestamp, client.outputs) for client in outputs.values()]
+            started = self._started_at(batch)
+            self._raw.append((self._iteration, (started, _monotonic(), _wall(), batch, found)))
+            if self._ended:
+                self._raw += self._ended
+                self._ended.clear()
+            self._flush()
+        except Exception:  # noqa: BLE001 - likewise
+            self._fail("a step could not be recorded")
+
+    def _started_at(self, batch: Any) -> float | None:
+        """When the scheduling of ``batch`` began; batches come back in their order."""
+        while self._started:
+            scheduled, started = self._started.popleft()
+            if scheduled is batch:
+                return started
+        return None
+
+    def _flush(self) -> None:
+        raw, self._raw = self._raw, []
+        self._push(partial(self._items, raw))
+
+    # In the publisher's thread.
+
+    def again(self) -> list[RequestEvents]:
+        """The requests in the scheduler, for an exporter that has not heard of them."""
+        stamp = _monotonic()
+        return self._cut([_alive(n, request, stamp) for n, request in self._requests.items()])
+
+    def _items(self, raw: Iterable[Raw]) -> list[RequestEvents]:
+        events: list[Event] = []
+        for make, known in raw:
+            try:
+                event = make(*known)
+            except Exception:  # noqa: BLE001 - an odd value costs its own event
+                self._fail("a scheduler event could not be translated")
+                continue
+            if event is not None:
+                events.append(event)
+        return self._cut(events)
+
+    def _cut(self, events: Sequence[Event]) -> list[RequestEvents]:
+        stamp = _monotonic()
+        return [
+            RequestEvents(0, stamp, self._source, list(events[start : start + MAX_EVENTS]))
+            for start in range(0, len(events), MAX_EVENTS)
+        ]
+
+    def _number(self, request_id: str) -> int:
+        number = self._numbers.get(request_id)
+        if number is None:
+            self._last += 1
+            number = self._numbers[request_id] = self._last
+        return number
+
+    def _queued(self, request: Any, stamp: float) -> Queued:
+        number = self._number(request.request_id)
+        self._requests[number] = request
+        self._unprompted.add(request.request_id)
+        group, sample = _sample(request.request_id)
+        return Queued(
+            number,
+            stamp,
+            request.arrival_time,
+            request.num_prompt_tokens,
+            _adapter(request),
+            group,
+            sample,
+        )
+
+    def _scheduled(self, request_id: str, stamp: float) -> Scheduled:
+        return Scheduled(self._number(request_id), stamp)
+
+    def _preempted(self, request_id: str, stamp: float) -> Preempted:
+        return Preempted(self._number(request_id), stamp)
+
+    def _iteration(
+        self,
+        started: float | None,
+        stamp: float,
+        wall: float,
+        batch: Any,
+        clients: Sequence[tuple[float, Sequence[Any]]],
+    ) -> Iteration:
+        outputs: list[Output] = []
+        prompts: list[Prompt] = []
+        names: list[str] = []
+        for at, found in clients:
+            if found:
+                served = [output.request_id for output in found]
+                outputs.append(self._output(at, found, served))
+                prompts += self._prompts(found, served)
+                names += served
+        stamp = outputs[0].stamp if outputs else stamp
+        made = Iteration(started if started is not None else stamp, stamp, wall, outputs)
+        made.prompts = prompts
+        self._batch(made, names, batch.num_scheduled_tokens)
+        cached = batch.scheduled_cached_reqs
+        made.kv_tokens = sum(cached.num_computed_tokens) + sum(
+            new.num_computed_tokens for new in batch.scheduled_new_reqs
+        )
+        return made
+
+    def _output(self, stamp: float, found: Sequence[Any], names: Sequence[str]) -> Output:
+        requests = [*map(self._numbers.get, names)]
+        if None in requests:
+            # Its queueing was dropped, or is not told of by this release.
+            requests = [self._number(name) for name in names]
+        if self._nan_check:
+            self._corrupted.update(
+                self._number(output.request_id) for output in found if output.num_nans_in_logits
+            )
+        tokens = [len(output.new_token_ids) for output in found]
+        even = tokens.count(1) == len(tokens)
+        return Output(stamp, cast("list[int]", requests), [] if even else tokens)
+
+    def _batch(self, made: Iteration, names: Sequence[str], scheduled: Mapping[str, int]) -> None:
+        """The batch, where it is not just who got output, with a token each."""
+        even = sum(scheduled.values()) == len(scheduled)
+        if even and list(scheduled) == names and not any(o.tokens for o in made.outputs):
+            return
+        numbers = self._numbers
+        known = [(number, scheduled[n]) for n in scheduled if (number := numbers.get(n))]
+        made.scheduled = [number for number, _ in known]
+        made.tokens = [] if even else [count for _, count in known]
+
+    def _prompts(self, found: Sequence[Any], names: Sequence[str]) -> list[Prompt]:
+        """Of those that have output for the first time."""
+        first = self._unprompted.intersection(names) if self._unprompted else ()
+        self._unprompted.difference_update(first)
+        prompts = (self._prompt(name, found[names.index(name)]) for name in first)
+        return [prompt for prompt in prompts if prompt is not None]
+
+    def _prompt(self, name: str, output: Any) -> Prompt | None:
+        number = self._number(name)
+        stats = getattr(output, "prefill_stats", None)
+        if stats is not None:
+            local, external = stats.num_local_cached_tokens, stats.num_external_cached_tokens
+            return Prompt(number, stats.num_computed_tokens, local, external)
+        # Releases before the split by source say how much was cached, or nothing.
+        cached = getattr(output, "num_cached_tokens", None)
+        if cached is None or number not in self._requests:
+            return None
+        return Prompt(number, self._requests[number].num_prompt_tokens - cached, cached)
+
+    def _finished(self, request: Any, stamp: float, wall: float) -> Finished:
+        number = self._number(request.request_id)
+        del self._numbers[request.request_id]
+        self._requests.pop(number, None)
+        self._unprompted.discard(request.request_id)
+        corrupted = number in self._corrupted
+        self._corrupted.discard(number)
+        sampling = request.sampling_params
+        ignored = getattr(request.status, "name", "") == "FINISHED_IGNORED"
+        return Finished(
+            number,
+            stamp,
+            wall,
+            int(request.get_finished_reason() or 0),
+            request.num_prompt_tokens,
+            request.num_output_tokens,
+            request.num_preemptions,
+            getattr(sampling, "max_tokens", None),
+            bool(getattr(sampling, "stop", None)),
+            corrupted,
+            "prompt_too_long" if ignored else "",
+        )
+
+
+def _resumed(cached: Any) -> Iterable[str]:
+    """Preempted requests that are in the batch again, as far as they are not among the new."""
+    known = getattr(cached, "resumed_req_ids", None)
+    if known is None:
+        # Releases before 0.11 have a flag a request.
+        flags = getattr(cached, "resumed_from_preemption", ())
+        return [name for name, again in zip(cached.req_ids, flags, strict=False) if again]
+    names: Iterable[str] = known
+    return names
+
+
+def _adapter(request: Any) -> str:
+    adapter = request.lora_request
+    return "" if adapter is None else printable(adapter.lora_name)
+
+
+def _sample(request_id: str) -> tuple[int, int]:
+    """What tells the question of a parallel sample from others, and its number; 0 if lone."""
+    found = _SAMPLE.fullmatch(request_id)
+    if found is None or len(found[1]) > len(str(MAX_OBSERVATIONS)):
+        return 0, 0
+    digest = hashlib.blake2b(found[2].encode(), digest_size=5).digest()
+    return int.from_bytes(digest, "big") or 1, int(found[1])
+
+
+def _alive(number: int, request: Any, stamp: float) -> Alive:
+    states: Iterator[tuple[str, int]] = iter((("RUNNING", RUNNING), ("PREEMPTED", PREEMPTED)))
+    name = getattr(request.status, "name", "")
+    state = next((state for known, state in states if known == name), WAITING)
+    if state == WAITING and request.num_preemptions:
+        state = PREEMPTED
+    return Alive(
+        number,
+        stamp,
+        state,
+        request.arrival_time,
+        request.num_prompt_tokens,
+        _adapter(request),
+    )

@@ -1,0 +1,186 @@
+"""vLLM's scheduler with a tap: ``--scheduler-cls sidestep_adapters.vllm_scheduler.SidestepScheduler``.
+
+It runs inside the engine's core, whatever the front end, and schedules exactly as
+the scheduler it derives from. Without ``SIDESTEP_ENDPOINT`` it is that scheduler.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from typing import Any
+
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from sidestep.wire.items import Samples
+from sidestep_adapters.block_tap import BlockTap
+from sidestep_adapters.process_metrics import ProcessTap
+from sidestep_adapters.push import Publisher
+from sidestep_adapters.scheduler_tap import SchedulerTap
+from sidestep_adapters.vllm import VllmTap
+from sidestep_adapters.vllm_description import describe, with_cache
+from sidestep_adapters.vllm_environment import endpoint, log_as_vllm, usable_endpoint
+
+log = logging.getLogger(__name__)
+
+Base: Any = object
+
+
+class _Core:
+    """All that the tap of one engine's core consists of."""
+
+    def __init__(self, config: Any, kv_cache_manager: Any) -> None:
+        description = with_cache(describe(config, [_rank(config)]), config)
+        process = ProcessTap("core")
+        self.publisher = Publisher(
+            endpoint(),
+            description.core_stream,
+            description.engine_infos,
+            extra=lambda: [Samples(0, time.monotonic(), process.families())],
+            again=lambda: [*self.requests.again(), *self.stats.again()],
+        )
+        push, fail = self.publisher.push, self.publisher.fail
+        self.requests = SchedulerTap(push, fail, nan_check="nan_check" in description.features)
+        self.stats = VllmTap(
+            push,
+            fail,
+            description.engines,
+            role="core",
+            connector=description.connector,
+            diffusion="diffusion" in description.features,
+        )
+        self._rank = description.engines[0]
+        self._held: list[Any] = []
+        self._blocks: BlockTap | None = None
+        pool: Any = getattr(kv_cache_manager, "block_pool", None)
+        if getattr(pool, "metrics_collector", pool) is None:
+            # Otherwise --kv-cache-metrics is on: the engine samples, at its own rate.
+            self._blocks = pool.metrics_collector = BlockTap(push)
+
+    def hold(self, stats: Any) -> None:
+        """Stats were made; they go out after the events that led to them."""
+        self._held.append(stats)
+
+    def flush(self) -> None:
+        """A step is over."""
+        held, self._held = self._held, []
+        for stats in held:
+            self.stats.record(stats, None, None, self._rank)
+        if self._blocks is None:
+            return
+        try:
+            # An exporter that names no rate knows nothing of blocks.
+            self._blocks.flush(self.publisher.kv_sample_rate or 0.0)
+        except Exception:  # noqa: BLE001 - an exception here kills the engine
+            self.publisher.fail("block events could not be pushed")
+
+
+class _Tapped(Base):  # type: ignore[misc]
+    """Overrides what a scheduler's events pass through; each calls the scheduler's own first."""
+
+    _core: _Core | None = None
+    _log_to_front_end = True
+
+    def __init__(self, *args: Any, log_stats: bool = False, **kwargs: Any) -> None:
+        # The core records whatever its front ends do; they get what they asked for.
+        super().__init__(*args, log_stats=log_stats or usable_endpoint(), **kwargs)
+        self._log_to_front_end = log_stats
+        if not usable_endpoint():
+            return
+        log_as_vllm()
+        try:
+            self._core = _Core(self.vllm_config, self.kv_cache_manager)
+        except Exception:
+            log.exception("sidestep: the scheduler's tap could not start; it schedules without")
+
+    def add_request(self, request: Any) -> None:
+        """A new request, or more input for one that is known."""
+        known = request.request_id in self.requests
+        super().add_request(request)
+        if self._core is not None and not known:
+            self._core.requests.queued(request)
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        """The next batch."""
+        started = time.monotonic()
+        output = super().schedule(*args, **kwargs)
+        if self._core is not None:
+            self._core.requests.scheduled(output, self.requests, started)
+        return output
+
+    def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        """The output of a batch."""
+        core = self._core
+        if core is None:
+            return super().update_from_output(scheduler_output, *args, **kwargs)
+        core.requests.updating()
+        outputs = super().update_from_output(scheduler_output, *args, **kwargs)
+        core.requests.updated(scheduler_output, outputs)
+        core.flush()
+        return outputs
+
+    def make_stats(self, *args: Any, **kwargs: Any) -> Any:
+        """What was counted since the last time."""
+        stats = super().make_stats(*args, **kwargs)
+        if self._core is not None and stats is not None:
+            self._core.hold(stats)
+        return stats if self._log_to_front_end else None
+
+    def _preempt_request(self, request: Any, timestamp: float, *args: Any, **kwargs: Any) -> None:
+        super()._preempt_request(request, timestamp, *args, **kwargs)
+        if self._core is not None:
+            self._core.requests.preempted(request.request_id, timestamp)
+
+    def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        result = super()._free_request(request, *args, **kwargs)
+        if self._core is not None:
+            self._core.requests.freed(request)
+        return result
+
+    def _update_request_as_session(self, session: Any, *args: Any, **kwargs: Any) -> None:
+        super()._update_request_as_session(session, *args, **kwargs)
+        if self._core is not None:
+            self._core.requests.queued(session)
+
+    def shutdown(self) -> None:
+        """Send what is left, and say goodbye."""
+        super().shutdown()
+        if self._core is not None:
+            self._core.publisher.close()
+
+
+class SidestepScheduler:
+    """The tapped form of whichever scheduler vLLM would have taken."""
+
+    def __new__(cls, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
+        """An instance of a class that derives from vLLM's own."""
+        return tapped(_chosen(vllm_config))(vllm_config, *args, **kwargs)
+
+
+@functools.cache
+def tapped(scheduler: type[Scheduler]) -> Any:
+    """``scheduler`` with a tap."""
+    return type(f"Sidestep{scheduler.__name__}", (_Tapped, scheduler), {"__module__": __name__})
+
+
+def _chosen(config: Any) -> Any:
+    """The class that ``get_scheduler_cls`` would name, had it not been told ours."""
+    asynchronous = bool(getattr(config.scheduler_config, "async_scheduling", False))
+    if getattr(config, "diffusion_config", None) is not None:
+        from vllm.v1.core.sched import diffusion_scheduler  # noqa: PLC0415 - only some releases
+
+        name = "DiffusionAsyncScheduler" if asynchronous else "DiffusionScheduler"
+        return getattr(diffusion_scheduler, name)
+    if asynchronous:
+        from vllm.v1.core.sched.async_scheduler import AsyncScheduler  # noqa: PLC0415 - likewise
+
+        return AsyncScheduler
+    return Scheduler
+
+
+def _rank(config: Any) -> int:
+    """The engine's number among all of the deployment; a label of its series."""
+    parallel = config.parallel_config
+    index = getattr(parallel, "data_parallel_index", None)
+    return int(parallel.data_parallel_rank if index is None else index)

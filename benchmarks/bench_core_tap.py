@@ -1,0 +1,385 @@
+"""What the tap costs the engine's core, against what vLLM's own statistics cost for the same step.
+
+Needs vLLM. The peer is all that vLLM's front end does for its metrics of a step, with
+its real classes: building IterationStats from the core's outputs, request by request,
+and PrometheusStatLogger.record. The tap's part is the whole of it: request events of
+the step, the scheduler's stats, and the block pool's calls at the given sampling rate.
+
+Both get the same steps, made freshly before each call, in processes of their own and
+in turns. "step" is the CPU time of the calling thread, less the clock's own;
+"process" is that of the whole process per step, publisher included, less the loop's.
+Between two steps the thread sleeps for 5 ms, or does not ("hot").
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import itertools
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any, final
+
+from benchmarks.bench_engine_cost import (
+    GAP,
+    Result,
+    clock_overhead,
+    figures,
+    ratio,
+    us,
+    vllm_config,
+)
+from benchmarks.process import ExporterProcess
+from benchmarks.steps import has_vllm
+from benchmarks.table import show
+from sidestep_adapters.block_tap import BlockTap
+from sidestep_adapters.push import Publisher
+from sidestep_adapters.scheduler_tap import SchedulerTap
+from sidestep_adapters.vllm import VllmTap
+from sidestep_adapters.vllm_description import describe
+
+ROLES = ("tap", "vLLM")
+TARGET, STRETCH = 10, 20
+TOKENS_A_REQUEST = 128
+"""A request ends, and another starts, for so many tokens of a step."""
+BLOCK_TOKENS = 16
+"""A request gets a new block once in so many steps."""
+RATE = 0.01
+
+Perform = Callable[["Step"], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """So many running requests; with or without requests that come and go."""
+
+    requests: int
+    turnover: int
+    calls: int
+
+
+class Step:
+    """One step of an engine, in vLLM's own classes."""
+
+    def __init__(self) -> None:
+        self.batch: Any = None
+        self.outputs: dict[int, Any] = {}
+        self.stats: Any = None
+        self.queued: list[Any] = []
+        self.ended: list[Any] = []
+        self.blocks: list[Any] = []
+        self.states: dict[str, Any] = {}
+        self.requests: dict[str, Any] = {}
+
+
+class Engine:
+    """Makes steps of a steady state; every object of a step is new, as the engine's are."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.ids = itertools.count()
+        self.running = [self._request() for _ in range(case.requests)]
+        self.blocks = itertools.cycle(SimpleNamespace(block_id=n) for n in range(50_000))
+
+    def _request(self) -> Any:
+        from vllm.v1.engine import EngineCoreEvent, EngineCoreEventType  # noqa: PLC0415
+        from vllm.v1.metrics.stats import PrefillStats, RequestStateStats  # noqa: PLC0415
+
+        now = time.monotonic()
+        prefill = PrefillStats()
+        prefill.set(300, 100, 0)
+        return SimpleNamespace(
+            request_id=f"cmpl-{next(self.ids):08x}",
+            events=[
+                EngineCoreEvent(EngineCoreEventType.QUEUED, now),
+                EngineCoreEvent(EngineCoreEventType.SCHEDULED, now),
+            ],
+            arrival_time=time.time(),
+            num_prompt_tokens=300,
+            num_output_tokens=128,
+            num_preemptions=0,
+            lora_request=None,
+            sampling_params=SimpleNamespace(max_tokens=128, stop=[]),
+            status=SimpleNamespace(name="RUNNING"),
+            get_finished_reason=lambda: 1,
+            prefill_stats=prefill,
+            stats=RequestStateStats(arrival_time=time.time(), last_token_ts=now, scheduled_ts=now),
+        )
+
+    def step(self) -> Step:
+        """The next one."""
+        from vllm.v1.core.sched.output import CachedRequestData  # noqa: PLC0415
+        from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason  # noqa: PLC0415
+        from vllm.v1.metrics.stats import SchedulerStats  # noqa: PLC0415
+
+        made = Step()
+        turnover = self.case.turnover
+        made.queued = [self._request() for _ in range(turnover)]
+        made.ended = self.running[:turnover]
+        self.running = [*self.running[turnover:], *made.queued]
+        present = [*made.ended, *self.running[: len(self.running) - turnover], *made.queued]
+        fresh = {request.request_id for request in made.queued}
+        ended = {request.request_id for request in made.ended}
+        made.requests = made.states = {request.request_id: request for request in present}
+        cached = [r.request_id for r in present if r.request_id not in fresh]
+        made.batch = SimpleNamespace(
+            num_scheduled_tokens={
+                r.request_id: 200 if r.request_id in fresh else 1 for r in present
+            },
+            scheduled_new_reqs=[
+                SimpleNamespace(req_id=r.request_id, num_computed_tokens=100) for r in made.queued
+            ],
+            scheduled_cached_reqs=CachedRequestData(
+                req_ids=cached,
+                resumed_req_ids=set(),
+                new_token_ids=[],
+                all_token_ids={},
+                new_block_ids=[],
+                num_computed_tokens=[400] * len(cached),
+                num_output_tokens=[100] * len(cached),
+            ),
+        )
+        outputs = [
+            EngineCoreOutput(
+                request_id=r.request_id,
+                new_token_ids=[17],
+                finish_reason=FinishReason.LENGTH if r.request_id in ended else None,
+                events=list(r.events) if r.request_id in fresh else None,
+                prefill_stats=r.prefill_stats if r.request_id in fresh else None,
+            )
+            for r in present
+        ]
+        made.outputs = {0: EngineCoreOutputs(outputs=outputs)}
+        made.stats = SchedulerStats(num_running_reqs=len(present), kv_cache_usage=0.5)
+        made.blocks = list(itertools.islice(self.blocks, len(present) // BLOCK_TOKENS))
+        return made
+
+
+def perform_vllm(config: Any) -> Perform:
+    """What vLLM's front end does for a step's metrics."""
+    from vllm.v1.engine import FinishReason  # noqa: PLC0415
+    from vllm.v1.metrics.loggers import PrometheusStatLogger  # noqa: PLC0415
+    from vllm.v1.metrics.stats import IterationStats, LoRARequestStates  # noqa: PLC0415
+
+    logger = PrometheusStatLogger(config, [0])
+    logger.log_engine_initialized()
+    adapters = LoRARequestStates(log_stats=True)
+
+    def perform(step: Step) -> None:
+        outputs = step.outputs[0]
+        iteration = IterationStats()
+        states = step.states
+        for output in outputs.outputs:
+            request = states[output.request_id]
+            iteration.update_from_output(
+                output,
+                outputs.timestamp,
+                output.prefill_stats is not None,
+                request.stats,
+                adapters,
+                None,
+            )
+            if output.finish_reason is not None:
+                iteration.update_from_finished_request(
+                    FinishReason.LENGTH, request.request_id, 300, 128, request.stats
+                )
+                adapters.request_finished(request.request_id, None)
+                iteration.max_num_generation_tokens_iter.append(128)
+                iteration.n_params_iter.append(1)
+        adapters.update_scheduler_stats(step.stats)
+        logger.record(step.stats, iteration, None, 0)
+
+    return perform
+
+
+@contextlib.contextmanager
+def perform_tap(config: Any, endpoint: str) -> Iterator[Perform]:
+    """What the tapped scheduler adds to a step."""
+    description = describe(config, [0])
+    publisher = Publisher(endpoint, description.core_stream, description.engine_infos)
+    _wait(lambda: publisher.connected)
+    tap = SchedulerTap(publisher.push, publisher.fail)
+    stats = VllmTap(publisher.push, publisher.fail, [0], role="core")
+    blocks = BlockTap(publisher.push)
+    blocks.flush(RATE)
+
+    def perform(step: Step) -> None:
+        for request in step.queued:
+            tap.queued(request)
+        for block in step.blocks:
+            blocks.on_block_evicted(block)
+            blocks.on_block_allocated(block)
+        tap.scheduled(step.batch, step.requests, 1.0)
+        tap.updating()
+        for request in step.ended:
+            tap.freed(request)
+        tap.updated(step.batch, step.outputs)
+        stats.record(step.stats, None, None, 0)
+        blocks.flush(RATE)
+
+    try:
+        yield perform
+        _wait(lambda: publisher.drained)
+    finally:
+        publisher.close()
+    if publisher.dropped or publisher.errors:
+        raise SystemExit(f"{publisher.dropped} dropped, {publisher.errors} not translated")
+
+
+def loop(engine: Engine, calls: int, gap: float, perform: Perform) -> tuple[list[int], int]:
+    """Nanoseconds of the thread for each of ``calls``, and of the process for all."""
+    clock = time.thread_time_ns
+    spent: list[int] = []
+    process = 0
+    for _ in range(calls):
+        before = time.process_time_ns()
+        step = engine.step()
+        made = time.process_time_ns()
+        begin = clock()
+        perform(step)
+        spent.append(clock() - begin)
+        if gap:
+            time.sleep(gap)
+        process += time.process_time_ns() - made
+        del before
+    return spent, process
+
+
+def _nothing(_: Step) -> None:
+    """Where nobody counts."""
+
+
+def work(role: str, endpoint: str) -> None:
+    """Be a worker: a case a line on standard input, a result a line on standard output."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    config = vllm_config()
+    overhead = clock_overhead()
+    peer = perform_vllm(config) if role != "tap" else None
+    for line in sys.stdin:
+        case = Case(**json.loads(line))
+        engine = Engine(case)
+        _, idle = loop(engine, case.calls, GAP, _nothing)
+        opened = contextlib.nullcontext(peer) if peer else perform_tap(config, endpoint)
+        with opened as perform:
+            loop(engine, 30, 0.0, perform)
+            spent, total = loop(engine, case.calls, GAP, perform)
+            hot, _ = loop(engine, case.calls, 0.0, perform)
+        result = Result(
+            gap=[max(value - overhead, 0) for value in spent],
+            hot=[max(value - overhead, 0) for value in hot],
+            process=(total - idle) / case.calls,
+            recorded=0,
+        )
+        answers.write(json.dumps(dataclasses.asdict(result)) + "\n")
+        answers.flush()
+
+
+@final
+class Worker:
+    """A process that measures one role."""
+
+    def __init__(self, role: str, endpoint: str) -> None:
+        environ = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_PLUGINS": "none"}
+        environ |= {"VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+        environ.pop("PROMETHEUS_MULTIPROC_DIR", None)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.bench_core_tap", "--worker", role, endpoint],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environ,
+        )
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        self._process.wait(timeout=30.0)
+
+    def run(self, case: Case) -> Result:
+        """Measure ``case``."""
+        to, answers = self._process.stdin, self._process.stdout
+        if to is None or answers is None:
+            raise RuntimeError("a worker has pipes")
+        to.write(json.dumps(dataclasses.asdict(case)) + "\n")
+        to.flush()
+        answer = answers.readline()
+        if not answer:
+            raise SystemExit("a worker has died; its error stands above")
+        return Result(**json.loads(answer))
+
+
+def rows(case: Case, found: dict[str, list[Result]]) -> Iterator[list[str]]:
+    """Step thread with gap and hot, then the process."""
+    name = f"{case.requests} running" + (f", {case.turnover} ended" if case.turnover else "")
+    for what, hot in (("step, 5 ms", False), ("step, hot", True)):
+        theirs, ours = (figures(found[role], hot=hot) for role in ("vLLM", "tap"))
+        ratios = [ratio(a, b) for a, b in zip(theirs, ours, strict=True)]
+        goal = f"{TARGET}x ({STRETCH}x)" if case.requests == 256 else ""
+        yield [f"{name}, {what}", *map(us, theirs), *map(us, ours), *ratios, goal]
+    their, our = (sorted(r.process for r in found[role]) for role in ("vLLM", "tap"))
+    theirs_median, ours_median = their[len(their) // 2], our[len(our) // 2]
+    yield [
+        f"{name}, process, 5 ms",
+        *(us(theirs_median), "", "", us(ours_median), "", ""),
+        *(ratio(theirs_median, ours_median), "", "", ""),
+    ]
+
+
+def main() -> None:
+    """Measure and print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--calls", type=int, default=300, help="per case, pacing and round")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--requests", type=int, nargs="+", default=[1, 32, 256, 1024])
+    parser.add_argument("--worker", nargs=2, metavar=("ROLE", "ENDPOINT"), help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if not has_vllm():
+        raise SystemExit("needs vLLM: tools/setup_vllm.sh, then build/vllm-venv/bin/python -m ...")
+    if args.worker:
+        work(*args.worker)
+        return
+    cases = [
+        Case(requests, turnover, args.calls)
+        for requests in args.requests
+        for turnover in dict.fromkeys((0, requests // TOKENS_A_REQUEST))
+    ]
+    found: dict[Case, dict[str, list[Result]]] = {}
+    with ExporterProcess() as exporter, contextlib.ExitStack() as stack:
+        workers = {role: stack.enter_context(Worker(role, exporter.endpoint)) for role in ROLES}
+        for _ in range(args.rounds):
+            for case in cases:
+                for role, worker in workers.items():
+                    found.setdefault(case, {}).setdefault(role, []).append(worker.run(case))
+    show(
+        f"CPU time of a step's metrics in us, KV blocks sampled at {RATE}",
+        (
+            "what, pacing",
+            *("vLLM mean", "p50", "p99", "tap mean", "p50", "p99"),
+            *("mean ratio", "p50 ratio", "p99 ratio", "target"),
+        ),
+        [row for case in cases for row in rows(case, found[case])],
+    )
+
+
+def _wait(done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30.0
+    while not done():
+        if time.monotonic() > deadline:
+            raise SystemExit("the exporter does not answer")
+        time.sleep(0.01)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""What request events and block lives add to an engine's series beyond the plan's plain fields."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import ClassVar
+
+from sidestep.histogram import Histogram
+from sidestep.outcomes import Outcomes
+from sidestep.plan import Layout
+from sidestep.registry import Engine, Registry
+from sidestep.residency import CachedLives, Lives, Observation, Residency
+
+CACHED = "sidestep_kv_cached_block_{}_seconds"
+
+
+class CoreHooks:
+    """The functions behind the hooks of ``catalogue.engine_core``, for one layout."""
+
+    FED: ClassVar = {
+        "kv_abandoned_blocks", "kv_block_gaps", "kv_block_reset_ages", "kv_block_reset_idles",
+        "kv_block_reuses", "kv_cache_resets", "kv_sample_halvings", "requests_by_state",
+        "refused_requests", "untracked_requests",
+    }  # fmt: skip
+
+    def __init__(self, layout: Layout, registry: Registry) -> None:
+        self.registry = registry
+        hook = layout.hooks
+        self.states = hook["requests_by_state"].slots
+        self.refused = hook["refused_requests"]
+        self.untracked = hook["untracked_requests"]
+        self.omitted = hook["refused_observations"].slots[0]
+        self.iteration_tokens = hook["iteration_tokens"].slots[0]
+        self.resets = hook["kv_cache_resets"].slots[0]
+        self.halvings = hook["kv_sample_halvings"].slots[0]
+        self.abandoned = hook["kv_abandoned_blocks"].slots[0]
+        self.lifetimes, self.idles, self.last_gaps = (
+            layout.find(f"vllm:kv_block_{name}_seconds").slots[0]
+            for name in ("lifetime", "idle_before_evict", "reuse_gap")
+        )
+        self.gaps, self.reuses, self.reset_ages, self.reset_idles = (
+            hook[f"kv_block_{name}"].slots[0]
+            for name in ("gaps", "reuses", "reset_ages", "reset_idles")
+        )
+
+    def requests(self, engine: Engine, outcomes: Outcomes) -> None:
+        """What an item's request events came to, after its plain fields."""
+        for tokens in outcomes.iteration_tokens:
+            engine.histogram(self.iteration_tokens).observe(tokens)
+        for reason, count in outcomes.refused.items():
+            self.registry.add(engine, self.refused, reason, count)
+        for reason, count in outcomes.untracked.items():
+            self.registry.add(engine, self.untracked, reason, count)
+        if outcomes.omitted:
+            _increase(engine, self.omitted, outcomes.omitted)
+
+    def states_of(self, engine: Engine, running: int, waiting: int, deferred: int) -> None:
+        """The scheduler's requests by state; its own counts take preempted ones for waiting."""
+        if engine.requests is None:
+            return
+        preempted = engine.requests.requests.preempted
+        numbers = (max(waiting - preempted, 0), deferred, preempted, running, 0)
+        for slot, number in zip(self.states, numbers, strict=False):
+            engine.values[slot] = number
+
+    def blocks(self, engine: Engine, blocks: Residency, lives: Lives) -> None:
+        """Lives of blocks that an item of block events or cache events ended."""
+        for slot, observations in (
+            (self.lifetimes, lives.lifetimes),
+            (self.idles, lives.idles),
+            (self.last_gaps, lives.last_gaps),
+            (self.gaps, lives.gaps),
+            (self.reuses, lives.reuses),
+            (self.reset_ages, lives.reset_ages),
+            (self.reset_idles, lives.reset_idles),
+        ):
+            if observations:
+                _observe(engine.histogram(slot), observations)
+        if lives.resets:
+            _increase(engine, self.resets, lives.resets)
+        for medium, cached in lives.cached.items():
+            self._cached(engine, medium, cached)
+        engine.values[self.halvings] = blocks.halvings
+        engine.values[self.abandoned] = blocks.abandoned
+
+    def _cached(self, engine: Engine, medium: str, lives: CachedLives) -> None:
+        found: Mapping[str, list[Observation]] = {
+            "lifetime": lives.lifetimes,
+            "idle": lives.idles,
+            "reuse_gap": lives.gaps,
+        }
+        for name, observations in found.items():
+            row = engine.layout.sampled[CACHED.format(name)]
+            family = engine.open.setdefault(row.name, engine.sampled(row))
+            key = self.registry.capped(family.children, (medium,))
+            child = family.children.setdefault(key, Histogram(family.bounds))
+            if isinstance(child, Histogram):
+                _observe(child, observations)
+
+
+def _observe(histogram: Histogram, observations: Iterable[Observation]) -> None:
+    for value, count in observations:
+        histogram.observe_run(value, count)
+
+
+def _increase(engine: Engine, slot: int, amount: int) -> None:
+    engine.values[slot] = (engine.values[slot] or 0) + amount

@@ -1,0 +1,158 @@
+"""The requests of one engine that have not finished, and the counts of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from sidestep.siblings import Group
+from sidestep.wire.requests import PREEMPTED, RUNNING, WAITING
+
+UNKNOWN = -1
+"""State of a request that was first heard of in its middle."""
+AGE_CHECK = 1.0
+"""Seconds between two looks for requests that are too old."""
+
+
+class Request:
+    """One request; None is not known. Seconds are the sender's monotonic clock.
+
+    Attributes:
+        since: When it was first heard of.
+        whole: It was heard of from its start.
+        lone: It is certainly its question's only sample.
+        fresh: It has certainly had no output yet.
+        first: Its first output.
+        last: Its latest output.
+        preempted: Its preemption, until it is scheduled again.
+        cached: Prompt tokens whose KV came from a cache.
+        tokens: Generated so far, as far as heard of.
+        waits: Its share of the tokens that wait.
+    """
+
+    __slots__ = (
+        "adapter", "arrival", "cached", "first", "fresh", "group", "last", "lone", "preempted",
+        "prompt_tokens", "queued", "scheduled", "since", "state", "tokens", "waits", "whole",
+    )  # fmt: skip
+
+    def __init__(self, since: float) -> None:
+        self.since = since
+        self.state = UNKNOWN
+        self.adapter = ""
+        self.arrival: float | None = None
+        self.cached = self.prompt_tokens = self.tokens = self.waits = 0
+        self.queued: float | None = None
+        self.scheduled: float | None = None
+        self.first: float | None = None
+        self.last: float | None = None
+        self.preempted: float | None = None
+        self.group: Group | None = None
+        self.fresh = self.lone = self.whole = False
+
+
+class InFlight:
+    """At most ``capacity`` requests by the numbers that their sender gave them.
+
+    Attributes:
+        live: The requests, in the order in which they were first heard of.
+        prefilling: Numbers of those in the batch without an output since they joined it.
+        preempted: How many wait because they were preempted.
+        waiting_tokens: Tokens of all that wait.
+        adapters: How many by LoRA adapter and state, ``running`` or ``waiting``.
+        untracked: Requests whose intervals cannot all be known, by reason, since
+            this was last emptied; each once.
+    """
+
+    def __init__(self, capacity: int, max_age: float) -> None:
+        self.capacity = capacity
+        self.max_age = max_age
+        self.live: dict[int, Request] = {}
+        self.prefilling: set[int] = set()
+        self.preempted = self.waiting_tokens = 0
+        self.adapters: dict[tuple[str, str], int] = {}
+        self.untracked: Counter[str] = Counter()
+        self._given_up: set[int] = set()
+        self._check_at = 0.0
+
+    def adopt(self, number: int, now: float) -> Request | None:
+        """Follow a request from now on; None where there are too many."""
+        if len(self.live) >= self.capacity:
+            self._give_up(number, "capacity")
+            return None
+        request = self.live[number] = Request(now)
+        return request
+
+    def known(self, number: int, now: float) -> Request | None:
+        """The request of that number, adopted in its middle if need be; None if given up."""
+        request = self.live.get(number)
+        if request is None and number not in self._given_up:
+            request = self.adopt(number, now)
+            if request is not None:
+                self.untracked["unknown"] += 1
+        return request
+
+    def move(self, number: int, request: Request, state: int) -> None:
+        """Give ``request`` its new state in every count that knows of it."""
+        self._uncount(number, request)
+        request.state = state
+        if state in (WAITING, PREEMPTED):
+            request.waits = request.prompt_tokens + request.tokens
+            self.waiting_tokens += request.waits
+        self.preempted += state == PREEMPTED
+        if request.adapter:
+            self._count_adapter(request, 1)
+
+    def remove(self, number: int) -> Request | None:
+        """Take a request that ended out of every count; None where nothing is known of it."""
+        request = self.live.pop(number, None)
+        if request is not None:
+            self._uncount(number, request)
+        elif number in self._given_up:
+            self._given_up.discard(number)
+        else:
+            self.untracked["unknown"] += 1
+        return request
+
+    def too_old(self, now: float) -> Iterator[Request]:
+        """Give up, and yield, requests that have not finished for too long."""
+        if now < self._check_at:
+            return
+        self._check_at = now + AGE_CHECK
+        for number, request in list(self.live.items()):
+            if now - request.since <= self.max_age:
+                return
+            del self.live[number]
+            self._uncount(number, request)
+            self._give_up(number, "age")
+            yield request
+
+    def clear(self) -> None:
+        """The numbers mean nothing any more: another process gives them."""
+        self.untracked["restart"] += len(self.live)
+        self.live.clear()
+        self.prefilling.clear()
+        self.adapters.clear()
+        self._given_up.clear()
+        self.preempted = self.waiting_tokens = 0
+
+    def _give_up(self, number: int, reason: str) -> None:
+        """Count a request once, whatever is heard of it later."""
+        self.untracked[reason] += 1
+        if len(self._given_up) < self.capacity:
+            self._given_up.add(number)
+
+    def _uncount(self, number: int, request: Request) -> None:
+        self.waiting_tokens -= request.waits
+        request.waits = 0
+        self.preempted -= request.state == PREEMPTED
+        if request.adapter and request.state != UNKNOWN:
+            self._count_adapter(request, -1)
+        self.prefilling.discard(number)
+
+    def _count_adapter(self, request: Request, change: int) -> None:
+        key = request.adapter, "running" if request.state == RUNNING else "waiting"
+        count = self.adapters.get(key, 0) + change
+        if count > 0:
+            self.adapters[key] = count
+        else:
+            del self.adapters[key]

@@ -1,0 +1,357 @@
+"""Request events into intervals: one state machine per engine. Pure; time is data.
+
+The intervals are vLLM's, to the formula: queue is QUEUED to the first SCHEDULED,
+prefill from there to the first output, decode from the first output to the last,
+inference from SCHEDULED to the last; an inter-token latency lies between two
+consecutive outputs of a request, whatever came between. A preemption therefore
+lengthens decode and inference, or prefill and the time to the first token, and never
+the queue time. What cannot be known, because its begin was not heard, is left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from sidestep.errors import WireError
+from sidestep.inflight import UNKNOWN, InFlight, Request
+from sidestep.outcomes import AbortedRequest, IterationShape, Outcomes
+from sidestep.siblings import Siblings
+from sidestep.wire.requests import (
+    PREEMPTED,
+    RUNNING,
+    WAITING,
+    Alive,
+    Event,
+    Finished,
+    Iteration,
+    Output,
+    Preempted,
+    Prompt,
+    Queued,
+    RequestEvents,
+    Scheduled,
+)
+from sidestep.wire.vllm import (
+    FINISH_REASONS,
+    FinishedRequestStats,
+    IterationStats,
+    PromptTokenStats,
+    Run,
+)
+
+STOP, ABORT = FINISH_REASONS.index("stop"), FINISH_REASONS.index("abort")
+MANY = 12
+"""Equal latencies from which on they are handed over as a run."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Rules:
+    """What an operator can choose.
+
+    Attributes:
+        scheduled: Which SCHEDULED before the first output divides queue from prefill.
+        latency: ``output``: the gap before an output counts once, however many tokens
+            it brings, as in vLLM; ``token``: divided among them, once for each.
+        capacity: Requests followed at once, per engine.
+        max_age: Seconds after which an unfinished request is followed no more.
+    """
+
+    scheduled: Literal["first", "last"] = "first"
+    latency: Literal["output", "token"] = "output"
+    capacity: int = 100_000
+    max_age: float = 86_400.0
+
+
+class Lifecycle:
+    """Follows the requests of one engine.
+
+    Attributes:
+        requests: Those in flight.
+    """
+
+    def __init__(self, rules: Rules | None = None) -> None:
+        self.rules = rules or Rules()
+        self.requests = InFlight(self.rules.capacity, self.rules.max_age)
+        self._siblings = Siblings()
+        self._source: int | None = None
+        self._step_at: float | None = None
+        self._out = Outcomes(IterationStats())
+
+    def apply(self, item: RequestEvents) -> Outcomes:
+        """What ``item``'s events come to; cutting a stream of events elsewhere changes nothing.
+
+        Raises:
+            WireError: Columns of different lengths; nothing was changed.
+        """
+        for event in item.events:
+            if isinstance(event, Iteration) and not event.even:
+                raise WireError("bad_item", "an iteration's columns differ in length")
+        self._out = out = Outcomes(IterationStats(prompt_token_stats=PromptTokenStats()))
+        if item.source != self._source:
+            self._source = item.source
+            self._step_at = None
+            self.requests.clear()
+            self._siblings.clear()
+        for event in item.events:
+            self._take(event)
+            self._siblings.pass_time(event.stamp)
+            for request in self.requests.too_old(event.stamp):
+                self._leave(request, aborted=True)
+        out.untracked = {why: n for why, n in self.requests.untracked.items() if n}
+        self.requests.untracked.clear()
+        for samples, tokens in self._siblings.observed:
+            self._observe_group(samples, tokens)
+        self._siblings.observed.clear()
+        return out
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case Iteration():
+                self._iteration(event)
+            case Queued():
+                self._queued(event)
+            case Scheduled():
+                self._scheduled(event)
+            case Preempted():
+                self._preempted(event)
+            case Finished():
+                self._finished(event)
+            case Alive():
+                self._alive(event)
+
+    def _queued(self, event: Queued) -> None:
+        request = self.requests.live.get(event.request)
+        if request is not None:
+            # A streaming session goes on with more input: the engine times it from here.
+            request.last = None
+        else:
+            request = self.requests.adopt(event.request, event.stamp)
+            if request is None:
+                return
+            request.whole = True
+            request.adapter = event.adapter
+            request.lone = not event.group
+            if event.group:
+                request.group = self._siblings.join(event.group, event.sample, event.stamp)
+        request.fresh = True
+        request.queued = event.stamp
+        request.arrival = event.arrival or None
+        request.prompt_tokens = event.prompt_tokens
+        self.requests.move(event.request, request, WAITING)
+
+    def _scheduled(self, event: Scheduled) -> None:
+        request = self.requests.known(event.request, event.stamp)
+        if request is None:
+            return
+        waited = self._between(request.preempted, event.stamp)
+        if waited is not None:
+            self._out.preempted_seconds.append(waited)
+        request.preempted = None
+        if request.fresh and (request.scheduled is None or self.rules.scheduled == "last"):
+            request.scheduled = event.stamp
+        self.requests.move(event.request, request, RUNNING)
+        self.requests.prefilling.add(event.request)
+
+    def _preempted(self, event: Preempted) -> None:
+        self._out.iteration.num_preempted_reqs += 1
+        request = self.requests.known(event.request, event.stamp)
+        if request is not None:
+            request.preempted = event.stamp
+            self.requests.move(event.request, request, PREEMPTED)
+
+    def _alive(self, event: Alive) -> None:
+        request = self.requests.known(event.request, event.stamp)
+        # One whose events reached us before this may have had output since it was said.
+        if request is None or request.state != UNKNOWN:
+            return
+        request.adapter = event.adapter
+        request.arrival = event.arrival or None
+        # One that still waits its turn has not been scheduled, and had no output.
+        request.fresh = event.state == WAITING and request.last is None
+        request.prompt_tokens = event.prompt_tokens
+        self.requests.move(event.request, request, min(event.state, RUNNING))
+
+    def _iteration(self, event: Iteration) -> None:
+        self._shape(event)
+        prompted = sum(self._prompt(prompt, event.stamp) for prompt in event.prompts)
+        generated = 0
+        for output in event.outputs:
+            generated += sum(output.tokens) if output.tokens else len(output.requests)
+            self._output(output, event.wall)
+            if self.requests.prefilling:
+                self.requests.prefilling.difference_update(output.requests)
+        self._out.iteration.num_generation_tokens += generated
+        if event.outputs:
+            self._out.iteration_tokens.append(prompted + generated)
+
+    def _prompt(self, prompt: Prompt, stamp: float) -> int:
+        """Count a prompt with its request's first output; the tokens computed for it."""
+        cached = prompt.local + prompt.external
+        request = self.requests.known(prompt.request, stamp)
+        if request is not None:
+            request.cached = cached
+            # Its first output, whether or not its queueing was heard of.
+            request.fresh = request.last is None
+        prompts = self._out.iteration.prompt_token_stats
+        if prompts is not None:
+            prompts.computed += prompt.computed
+            prompts.local_cache_hit += prompt.local
+            prompts.external_kv_transfer += prompt.external
+            prompts.cached_tokens += cached
+            prompts.total += prompt.computed + cached
+        return prompt.computed
+
+    def _output(self, output: Output, wall: float) -> None:
+        """Each request's first output, or the latency since the one before."""
+        stamp, live = output.stamp, self.requests.live
+        gaps: list[float] = []
+        if output.tokens:
+            self._uneven(output, wall, gaps)
+        else:
+            for number in output.requests:
+                request = live.get(number)
+                if request is not None and (last := request.last) is not None and stamp > last:
+                    gaps.append(stamp - last)
+                    request.last = stamp
+                    request.tokens += 1
+                else:
+                    self._begin(number, stamp, wall, 1)
+        stats = self._out.iteration
+        if len(gaps) >= MANY and gaps.count(gaps[0]) == len(gaps):
+            stats.inter_token_latencies_iter_runs.append(Run(gaps[0], len(gaps)))
+        else:
+            stats.inter_token_latencies_iter.extend(gaps)
+
+    def _uneven(self, output: Output, wall: float, gaps: list[float]) -> None:
+        """Outputs of any number of tokens, none included."""
+        runs = self._out.iteration.inter_token_latencies_iter_runs
+        for number, count in zip(output.requests, output.tokens, strict=True):
+            request = self.requests.live.get(number)
+            if request is None or request.last is None or output.stamp <= request.last:
+                self._begin(number, output.stamp, wall, count)
+                continue
+            gap = output.stamp - request.last
+            if count > 1 and self.rules.latency == "token":
+                runs.append(Run(gap / count, count))
+            else:
+                gaps.append(gap)
+            request.last = output.stamp
+            request.tokens += count
+
+    def _begin(self, number: int, stamp: float, wall: float, tokens: int) -> None:
+        """An output with none before it that is known."""
+        request = self.requests.known(number, stamp)
+        if request is None:
+            return
+        request.tokens += tokens
+        if request.last is not None:
+            # Not after the one before, so that no interval lies between.
+            self._out.omitted += 1
+            return
+        request.last = stamp
+        if not request.fresh:
+            return
+        request.fresh = False
+        request.first = stamp
+        waited = self._between(request.arrival, wall)
+        if waited is not None:
+            self._out.iteration.time_to_first_tokens_iter.append(waited)
+
+    def _shape(self, event: Iteration) -> None:
+        """The numbers of the step itself, as its requests were before its output."""
+        batch, tokens = event.batch
+        interval = self._between(self._step_at, event.stamp)
+        self._step_at = event.stamp
+        if not batch:
+            return
+        prefilling = self.requests.prefilling
+        prefill = prefilling.intersection(batch) if prefilling else ()
+        total = sum(tokens) if tokens else len(batch)
+        prefilled = len(prefill)
+        if tokens and prefill:
+            pairs = zip(batch, tokens, strict=True)
+            prefilled = sum(count for number, count in pairs if number in prefill)
+        shape = IterationShape(
+            duration=self._between(event.started, event.stamp),
+            interval=interval,
+            prefill_requests=len(prefill),
+            prefill_tokens=prefilled,
+            decode_requests=len(batch) - len(prefill),
+            decode_tokens=total - prefilled,
+            kv_tokens=event.kv_tokens,
+            waiting_tokens=self.requests.waiting_tokens,
+        )
+        self._out.steps.append(shape)
+
+    def _finished(self, event: Finished) -> None:
+        if event.refused:
+            refused = self._out.refused
+            refused[event.refused] = refused.get(event.refused, 0) + 1
+        # An abort after output of a request with stop strings: the front end, which looks
+        # for them, has found one. It ends the request by the same call as a client that left.
+        found = event.stop_strings and event.generation_tokens > 0
+        aborted = event.reason == ABORT and not found
+        request = self.requests.remove(event.request)
+        if aborted:
+            self._abort(event, request)
+        else:
+            self._complete(event, request)
+        if request is not None:
+            self._leave(request, aborted=aborted)
+
+    def _abort(self, event: Finished, request: Request | None) -> None:
+        """Counted, and in no request histogram, as in the engine."""
+        stats = self._out.iteration
+        stats.finished_requests.append(FinishedRequestStats(finish_reason=ABORT))
+        waited = None if request is None else self._between(request.queued, event.stamp)
+        self._out.aborted.append(
+            AbortedRequest(event.prompt_tokens, event.generation_tokens, waited)
+        )
+
+    def _complete(self, event: Finished, request: Request | None) -> None:
+        stats = self._out.iteration
+        stats.num_corrupted_reqs += event.corrupted
+        finished = FinishedRequestStats(
+            finish_reason=STOP if event.reason == ABORT else event.reason,
+            num_prompt_tokens=event.prompt_tokens,
+            num_preemptions=event.preemptions,
+            num_generation_tokens=event.generation_tokens,
+            max_tokens_param=event.max_tokens,
+            is_corrupted=event.corrupted,
+        )
+        stats.finished_requests.append(finished)
+        if request is None:
+            return
+        if request.first is not None:
+            finished.num_generation_tokens = request.tokens
+        if request.whole or request.first is not None:
+            finished.num_cached_tokens = request.cached
+        finished.e2e_latency = self._between(request.arrival, event.wall)
+        finished.queued_time = self._between(request.queued, request.scheduled)
+        finished.prefill_time = self._between(request.scheduled, request.first)
+        finished.inference_time = self._between(request.scheduled, request.last)
+        decode = finished.decode_time = self._between(request.first, request.last)
+        if decode is not None:
+            more = request.tokens - 1
+            finished.mean_time_per_output_token = decode / more if more > 0 else 0.0
+
+    def _leave(self, request: Request, *, aborted: bool) -> None:
+        """Its question's ``n``, once all samples have ended; a lone request's at once."""
+        if request.group is not None:
+            again = request.last != request.first
+            self._siblings.leave(request.group, request.tokens, aborted=aborted, outputs=again)
+        elif request.lone and not aborted:
+            self._observe_group(1, request.tokens)
+
+    def _observe_group(self, samples: int, tokens: int) -> None:
+        self._out.iteration.n_params_iter.append(samples)
+        self._out.iteration.max_num_generation_tokens_iter.append(tokens)
+
+    def _between(self, start: float | None, end: float | None) -> float | None:
+        if start is None or end is None:
+            return None
+        if end < start:
+            self._out.omitted += 1
+            return None
+        return end - start

@@ -1,0 +1,94 @@
+"""What the value of a setting may be.
+
+A parser takes text, or what TOML has made of it, and raises ValueError with the
+words that complete an error line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+DAY = 86400.0
+_PATH = re.compile(r"[A-Za-z0-9._/-]+")
+
+
+def text(value: object) -> str:
+    """Any text; a number of the file is none."""
+    if not isinstance(value, str):
+        raise ValueError("must be a string")  # noqa: TRY004 - read() turns it into one line
+    return value
+
+
+def path(value: object) -> str:
+    """Path of a page, which none of the exporter's others has."""
+    given = text(value)
+    if not given.startswith("/"):
+        raise ValueError("must begin with /")
+    if given == "/" or given.startswith(("/-/", "/api/")) or not _PATH.fullmatch(given):
+        raise ValueError("must be a path of its own, of letters, digits and ._-/")
+    return given
+
+
+def address(value: object) -> tuple[str, int]:
+    """``host:port``, ``:port`` or ``[v6]:port``; an empty host is every address."""
+    host, colon, port = text(value).rpartition(":")
+    if not colon or not port.isdecimal() or not 0 <= int(port) <= 65535:  # noqa: PLR2004
+        raise ValueError("must be host:port")
+    return host.strip("[]"), int(port)
+
+
+def seconds(value: object) -> float:
+    """A duration of at most a day."""
+    return _number(value, DAY, "must be a number of seconds, 0 to 86400")
+
+
+def age(value: object) -> float:
+    """Likewise, but not nothing: a limit of 0 reads as none and would be the tightest."""
+    found = seconds(value)
+    if not found:
+        raise ValueError("must be a number of seconds above 0")
+    return found
+
+
+def share(value: object) -> float:
+    """A part of a whole."""
+    return _number(value, 1.0, "must be a number, 0 to 1")
+
+
+def positive(value: object) -> int:
+    """A whole number above 0."""
+    digits = str(value)
+    if not digits.isdecimal() or not int(digits):
+        raise ValueError("must be a whole number above 0")
+    return int(digits)
+
+
+def boolean(value: object) -> bool:
+    """Yes or no, in a few words for each."""
+    words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+    try:
+        return words[str(value).lower()]
+    except KeyError:
+        raise ValueError("must be true or false") from None
+
+
+def one_of(choices: tuple[str, ...]) -> Callable[[object], str]:
+    """The parser that takes these words alone."""
+
+    def parse(value: object) -> str:
+        if value not in choices:
+            raise ValueError(f"must be one of {', '.join(choices)}")
+        return str(value)
+
+    return parse
+
+
+def _number(value: object, limit: float, complaint: str) -> float:
+    try:
+        found = float(str(value))
+    except ValueError:
+        found = -1.0
+    if not 0.0 <= found <= limit:
+        raise ValueError(complaint)
+    return found

@@ -1,0 +1,292 @@
+"""A process's own numbers, against other readers of the same process."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import re
+import resource
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import CollectorRegistry
+
+from sidestep.wire.items import Family, Samples, decode_item, encode_item
+from sidestep_adapters.process_metrics import LISTING_CALLS, PREFIX, ProcessTap
+
+Values = dict[tuple[str, ...], float]
+KERNEL = tuple(int(number) for number in re.findall(r"\d+", os.uname().release)[:2])
+pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no procfs here")
+
+
+def values(families: list[Family]) -> Values:
+    """By short name and labels before the last, which is the process."""
+    return {
+        (family.name.removeprefix(PREFIX), *sample.labels[:-1]): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def value(tap: ProcessTap, name: str) -> float:
+    """Of a family without more labels."""
+    return values(tap.families())[name,]
+
+
+def collector(name: str) -> float:
+    """What prometheus_client says of this process."""
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    found = registry.get_sample_value(f"process_{name}")
+    assert found is not None
+    return found
+
+
+@contextlib.contextmanager
+def more_descriptors(count: int) -> Iterator[None]:
+    """So many more are open."""
+    opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+
+
+def test_the_families_are_the_documented_ones() -> None:
+    """Each names its process; they travel, and survive the way."""
+    families = ProcessTap("api0").families()
+    item = decode_item(encode_item(Samples(0, 1.0, families)))
+
+    assert item == Samples(0, 1.0, families)
+    assert {(f.name.removeprefix(PREFIX), f.kind, *f.labels) for f in families} == {
+        ("cpu_seconds_total", "counter", "process"),
+        ("resident_memory_bytes", "gauge", "process"),
+        ("threads", "gauge", "process"),
+        ("start_time_seconds", "gauge", "process"),
+        ("open_fds", "gauge", "process"),
+        ("max_fds", "gauge", "process"),
+        ("gc_collections_total", "counter", "generation", "process"),
+        ("gc_uncollectable_total", "counter", "generation", "process"),
+    }
+    assert {sample.labels[-1] for family in families for sample in family.samples} == {"api0"}
+
+
+def test_gauges_agree_with_prometheus_client() -> None:
+    """Which reads the same files in another way, and the boot time in whole seconds."""
+    found = values(ProcessTap("p").families())
+
+    assert found["max_fds",] == collector("max_fds")
+    assert found["open_fds",] == collector("open_fds") - 1  # its listing's own
+    assert found["start_time_seconds",] == pytest.approx(collector("start_time_seconds"), abs=1.5)
+    assert found["resident_memory_bytes",] == pytest.approx(
+        collector("resident_memory_bytes"), rel=0.1
+    )
+
+
+def test_memory_follows_what_is_allocated() -> None:
+    """In bytes: 64 MiB more are 64 MiB more."""
+    tap = ProcessTap("p")
+    before = value(tap, "resident_memory_bytes")
+    held = bytearray(os.urandom(1)) * (64 << 20)
+    grown = value(tap, "resident_memory_bytes") - before
+
+    assert grown == pytest.approx(len(held), rel=0.2)
+
+
+def test_threads_are_counted() -> None:
+    """Those of the interpreter, as they come and go."""
+    tap, done = ProcessTap("p"), threading.Event()
+    before = value(tap, "threads")
+    threads = [threading.Thread(target=done.wait) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    during = value(tap, "threads")
+    done.set()
+    for thread in threads:
+        thread.join()
+
+    assert during == before + 5
+
+
+def test_descriptors_are_counted_at_every_call() -> None:
+    """Or, where the kernel does not count them, at every so manieth."""
+    tap = ProcessTap("p")
+    before = value(tap, "open_fds")
+    with more_descriptors(50):
+        for _ in range(1 if tap._counted_by_kernel else LISTING_CALLS):
+            during = value(tap, "open_fds")
+
+    assert during == before + 50
+
+
+def test_cpu_time_adds_up_to_the_processes() -> None:
+    """Every thread's, user's and system's: the deltas' sum lies between two readings."""
+    tap = ProcessTap("p")
+    total = value(tap, "cpu_seconds_total")
+    spinning = threading.Thread(target=lambda: sum(range(3_000_000)))
+    spinning.start()
+    for _ in range(20):
+        sum(range(50_000))
+        total += value(tap, "cpu_seconds_total")
+    spinning.join()
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    low = usage.ru_utime + usage.ru_stime
+    total += value(tap, "cpu_seconds_total")
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+
+    assert low - 0.01 <= total <= usage.ru_utime + usage.ru_stime + 0.01
+
+
+def test_collections_add_up_to_the_interpreters() -> None:
+    """By generation; one that stood still is left out of a later call."""
+    tap, sums = ProcessTap("p"), Values()
+    gc.disable()
+    try:
+        for generation in (0, 1, 2, 2):
+            for key, grown in values(tap.families()).items():
+                sums[key] = sums.get(key, 0.0) + grown
+            gc.collect(generation)
+        last = values(tap.families())
+        stats = gc.get_stats()
+    finally:
+        gc.enable()
+
+    assert last["gc_collections_total", "2"] == 1
+    assert ("gc_collections_total", "0") not in last
+    for generation, stat in enumerate(stats):
+        of = str(generation)
+        total = sums["gc_collections_total", of] + last.get(("gc_collections_total", of), 0.0)
+        assert total == stat["collections"]
+        assert sums["gc_uncollectable_total", of] == stat["uncollectable"]
+
+
+def test_the_start_stands_still() -> None:
+    """It is computed once: a clock that is set must not move it."""
+    tap = ProcessTap("p")
+
+    assert len({value(tap, "start_time_seconds") for _ in range(5)}) == 1
+
+
+def test_without_procfs_the_rest_is_told(tmp_path: Path) -> None:
+    """What the system does not tell is left out, not 0."""
+    found = values(ProcessTap("p", proc=str(tmp_path / "none")).families())
+
+    assert {name for name, *_ in found} == {
+        "cpu_seconds_total",
+        "max_fds",
+        "gc_collections_total",
+        "gc_uncollectable_total",
+    }
+
+
+@pytest.mark.parametrize("content", [b"", b"1 (x) S", b"1 (x) " + b"y " * 50], ids=str)
+def test_a_file_that_makes_no_sense_is_none(content: bytes, tmp_path: Path) -> None:
+    """Nothing is raised into the publisher."""
+    (tmp_path / "stat").write_bytes(content)
+
+    assert ("threads",) not in values(ProcessTap("p", proc=str(tmp_path)).families())
+
+
+def test_the_programs_name_may_look_like_fields(tmp_path: Path) -> None:
+    """Parentheses, spaces and numbers in it move nothing."""
+    real = Path("/proc/self/stat").read_bytes().rpartition(b")")[2]
+    (tmp_path / "stat").write_bytes(b"1 (a) S 1 2 (3" + b") " + real)
+    tap = ProcessTap("p", proc=str(tmp_path))
+
+    assert value(tap, "threads") == value(ProcessTap("p"), "threads")
+
+
+def test_where_the_kernel_does_not_count_descriptors_are_listed_seldom(tmp_path: Path) -> None:
+    """As before Linux 6.2: a size that a listing contradicts is never believed."""
+    (tmp_path / "fd").mkdir()
+    names = [tmp_path / "fd" / str(number) for number in range(9)]
+    for name in names[:5]:
+        name.touch()
+    tap = ProcessTap("p", proc=str(tmp_path))
+    seen = [value(tap, "open_fds")]
+    for name in names[5:]:
+        name.touch()
+    seen += [value(tap, "open_fds") for _ in range(LISTING_CALLS)]
+
+    # One entry less than there are: the listing's own.
+    assert seen == [4.0] * LISTING_CALLS + [8.0]
+
+
+@pytest.mark.skipif(KERNEL < (6, 2), reason="this kernel does not count descriptors")
+def test_without_a_free_descriptor_they_are_still_counted() -> None:
+    """That is when the number matters."""
+    tap = ProcessTap("p")
+    value(tap, "open_fds")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
+    opened = []
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                opened.append(os.open(os.devnull, os.O_RDONLY))
+        found = values(tap.families())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for descriptor in opened:
+            os.close(descriptor)
+
+    assert found["open_fds",] == found["max_fds",]
+    assert ("threads",) not in found
+
+
+FORK = """
+import gc, os, threading, time
+from sidestep_adapters.process_metrics import ProcessTap
+
+def numbers():
+    return {(f.name[24:], *s.labels): s.value for f in tap.families() for s in f.samples}
+
+tap = ProcessTap("p")
+sum(range(20_000_000))
+gc.collect(); gc.collect()
+parent = numbers()
+assert parent["cpu_seconds_total", "p"] > 0.2
+gc.collect()
+child = os.fork()
+if child == 0:
+    gc.collect()
+    name = f"p/{os.getpid()}"
+    mine = numbers()
+    assert {key[-1] for key in mine} == {name}, mine
+    assert mine["cpu_seconds_total", name] < 0.1, mine
+    assert mine["gc_collections_total", "2", name] == 1, mine
+    assert mine["threads", name] == 1, mine
+    assert mine["start_time_seconds", name] > parent["start_time_seconds", "p"], mine
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+after = numbers()
+assert after["gc_collections_total", "2", "p"] == 1, after
+"""
+
+
+def test_a_forked_child_reports_itself() -> None:
+    """Under a name of its own, from nothing; the parent goes on as if nothing had been."""
+    done = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_call_costs_little() -> None:
+    """It runs once a second inside an engine; 30 us here, the limit is for slow machines."""
+    tap = ProcessTap("p")
+    tap.families()
+    with more_descriptors(500):
+        started = time.thread_time()
+        for _ in range(100):
+            tap.families()
+        taken = (time.thread_time() - started) / 100
+
+    assert taken < 2e-3

@@ -1,0 +1,377 @@
+"""What the tap makes of a scheduler's calls; the objects are shaped like vLLM's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sidestep.wire.blocks import ALLOCATED, EVICTED, RESET, TOUCHED, BlockEvents
+from sidestep.wire.items import decode_item, encode_item
+from sidestep.wire.limits import MAX_OBSERVATIONS
+from sidestep.wire.requests import (
+    MAX_EVENTS,
+    PREEMPTED,
+    RUNNING,
+    WAITING,
+    Alive,
+    Event,
+    Finished,
+    Iteration,
+    Preempted,
+    Prompt,
+    Queued,
+    RequestEvents,
+    Scheduled,
+)
+from sidestep.wire.vllm import FINISH_REASONS
+from sidestep_adapters.block_tap import BlockTap
+from sidestep_adapters.scheduler_tap import SchedulerTap
+
+ABORT = FINISH_REASONS.index("abort")
+
+
+class Bench:
+    """A tap and what it has pushed."""
+
+    def __init__(self, **options: Any) -> None:
+        self.pushed: list[Callable[[], Iterable[RequestEvents]]] = []
+        self.failures: list[str] = []
+        self.tap = SchedulerTap(self.pushed.append, self.failures.append, **options)
+        self.requests: dict[str, Any] = {}
+
+    def items(self) -> list[RequestEvents]:
+        """The items of all that was pushed since the last time, through the wire."""
+        pushed, self.pushed[:] = self.pushed[:], []
+        made = [decode_item(encode_item(item)) for make in pushed for item in make()]
+        return [item for item in made if isinstance(item, RequestEvents)]
+
+    def events(self) -> list[Event]:
+        """Likewise, their events."""
+        return [event for item in self.items() for event in item.events]
+
+    def ask(self, name: str, stamp: float = 1.0, **more: Any) -> Any:
+        """A request that enters the queue."""
+        request = SimpleNamespace(
+            request_id=name,
+            events=[SimpleNamespace(timestamp=stamp)],
+            arrival_time=100.0,
+            num_prompt_tokens=7,
+            num_output_tokens=3,
+            num_preemptions=0,
+            lora_request=None,
+            sampling_params=SimpleNamespace(max_tokens=50, stop=[]),
+            status=SimpleNamespace(name="WAITING"),
+            get_finished_reason=lambda: 1,
+        )
+        vars(request).update(more)
+        self.requests[name] = request
+        self.tap.queued(request)
+        return request
+
+    def schedule(self, *new: str, resumed: tuple[str, ...] = (), **counts: int) -> Any:
+        """A batch; ``new`` and ``resumed`` join it, ``counts`` are tokens by request."""
+        for name in (*new, *resumed):
+            self.requests[name].events.append(SimpleNamespace(timestamp=2.0))
+        batch = SimpleNamespace(
+            scheduled_new_reqs=[SimpleNamespace(req_id=n, num_computed_tokens=4) for n in new],
+            scheduled_cached_reqs=SimpleNamespace(
+                req_ids=list(counts), resumed_req_ids=set(resumed), num_computed_tokens=[10]
+            ),
+            num_scheduled_tokens=counts,
+        )
+        self.tap.scheduled(batch, self.requests, 1.5)
+        return batch
+
+    def update(self, batch: Any, *clients: dict[str, int], prompts: tuple[str, ...] = ()) -> None:
+        """The batch's output: tokens by request, per API server."""
+        self.tap.updating()
+        stats = SimpleNamespace(
+            num_computed_tokens=5, num_local_cached_tokens=2, num_external_cached_tokens=1
+        )
+        outputs = {
+            index: SimpleNamespace(
+                timestamp=3.0 + index,
+                outputs=[
+                    SimpleNamespace(
+                        request_id=name,
+                        new_token_ids=[0] * count,
+                        prefill_stats=stats if name in prompts else None,
+                        num_nans_in_logits=int(name == "nan"),
+                    )
+                    for name, count in found.items()
+                ],
+            )
+            for index, found in enumerate(clients)
+        }
+        self.tap.updated(batch, outputs)
+
+
+def test_a_request_from_queue_to_end() -> None:
+    """Its events come in order, by number, with the engine's own stamps."""
+    bench = Bench()
+    request = bench.ask("a", 1.0)
+    batch = bench.schedule("a", a=7)
+    bench.update(batch, {"a": 1}, prompts=("a",))
+    bench.tap.freed(request)
+    bench.schedule("a")
+
+    queued, scheduled, step, finished, _ = bench.events()
+
+    assert queued == Queued(1, 1.0, 100.0, 7)
+    assert scheduled == Scheduled(1, 2.0)
+    assert isinstance(step, Iteration)
+    assert (1.5, 3.0, 14) == (step.started, step.stamp, step.kv_tokens)
+    assert ([1], [7]) == (step.scheduled, step.tokens)
+    assert [(3.0, [1], [])] == [(o.stamp, o.requests, o.tokens) for o in step.outputs]
+    assert [Prompt(1, 5, 2, 1)] == step.prompts
+    assert isinstance(finished, Finished)
+    assert (1, 1, 7, 3, 50) == (
+        finished.request,
+        finished.reason,
+        finished.prompt_tokens,
+        finished.generation_tokens,
+        finished.max_tokens,
+    )
+    assert [] == bench.failures
+
+
+def test_a_batch_that_all_got_a_token_is_said_once() -> None:
+    """Who is in the batch is left out where it is who got output."""
+    bench = Bench()
+    for name in "ab":
+        bench.ask(name)
+    bench.update(bench.schedule(a=1, b=1), {"a": 1, "b": 1})
+    bench.update(bench.schedule(a=3, b=1), {"a": 2, "b": 1})
+
+    first, second = (event for event in bench.events() if isinstance(event, Iteration))
+
+    assert (None, [], [1, 2], []) == (
+        first.scheduled,
+        first.tokens,
+        first.outputs[0].requests,
+        first.outputs[0].tokens,
+    )
+    assert ([1, 2], [3, 1], [2, 1]) == (
+        second.scheduled,
+        second.tokens,
+        second.outputs[0].tokens,
+    )
+
+
+def test_api_servers_have_an_output_each_in_one_step() -> None:
+    """With the stamps that each of them gets."""
+    bench = Bench()
+    for name in "ab":
+        bench.ask(name)
+    bench.update(bench.schedule(a=1, b=1), {"a": 1}, {"b": 1})
+
+    (step,) = (event for event in bench.events() if isinstance(event, Iteration))
+
+    assert [(3.0, [1]), (4.0, [2])] == [(o.stamp, o.requests) for o in step.outputs]
+
+
+def test_an_end_inside_a_step_follows_its_output_and_one_outside_comes_at_once() -> None:
+    """The last output of a request is before its end; an abort is where it happened."""
+    bench = Bench()
+    for name in "abc":
+        bench.ask(name)
+    bench.tap.freed(bench.requests["c"])
+    batch = bench.schedule(a=1, b=1)
+    bench.tap.updating()
+    bench.tap.freed(bench.requests["a"])
+    bench.update(batch, {"a": 1, "b": 1})
+
+    kinds = [(type(event), getattr(event, "request", 0)) for event in bench.events()]
+
+    assert [(Finished, 3), (Iteration, 0), (Finished, 1)] == kinds[3:]
+
+
+def test_a_request_aborted_while_it_was_computed_is_not_in_the_batch() -> None:
+    """Its number means nobody any more."""
+    bench = Bench()
+    for name in "ab":
+        bench.ask(name)
+    batch = bench.schedule(a=1, b=2)
+    bench.tap.freed(bench.requests["a"])
+    bench.update(batch, {"b": 1})
+
+    (step,) = (event for event in bench.events() if isinstance(event, Iteration))
+
+    assert ([2], [2]) == (step.scheduled, step.tokens)
+
+
+def test_a_preempted_request_comes_back() -> None:
+    """Whether it is listed among the resumed or, by another model runner, among the new."""
+    bench = Bench()
+    for name in "ab":
+        bench.ask(name)
+    bench.tap.preempted("a", 5.0)
+    bench.schedule("b", resumed=("a",))
+
+    events = bench.events()[2:]
+
+    assert [Preempted(1, 5.0), Scheduled(2, 2.0), Scheduled(1, 2.0)] == events
+
+
+@pytest.mark.parametrize(
+    ("name", "lone"),
+    [("cmpl-1", True), ("_x", True), ("3", True), ("99999999_x", True), ("0_x", False)],
+)
+def test_parallel_samples_are_told_by_their_ids(name: str, lone: bool) -> None:
+    """A number before the question's id; the id itself is not sent."""
+    bench = Bench()
+    bench.ask(name)
+    bench.ask("1_x")
+    bench.schedule()
+
+    one, other = bench.events()
+
+    assert isinstance(one, Queued)
+    assert isinstance(other, Queued)
+    assert (one.group == 0) is lone
+    assert lone or (one.group, 0, 1) == (other.group, one.sample, other.sample)
+
+
+def test_what_a_request_asked_for_is_said_at_its_end() -> None:
+    """Its adapter, stop strings, NaNs that were seen, and a refusal of the engine."""
+    bench = Bench(nan_check=True)
+    bench.ask("nan", lora_request=SimpleNamespace(lora_name="ada\n"))
+    bench.ask("b", status=SimpleNamespace(name="FINISHED_IGNORED"))
+    bench.ask("c", sampling_params=SimpleNamespace(max_tokens=9, stop=["x"]))
+    bench.ask("d", sampling_params=None, get_finished_reason=lambda: ABORT)
+    bench.update(bench.schedule(nan=1), {"nan": 1})
+    for request in bench.requests.values():
+        bench.tap.freed(request)
+    bench.schedule()
+
+    events = bench.events()
+    ends = [event for event in events if isinstance(event, Finished)]
+
+    assert "ada?" == next(e.adapter for e in events if isinstance(e, Queued))
+    assert [True, False, False, False] == [end.corrupted for end in ends]
+    assert ["", "prompt_too_long", "", ""] == [end.refused for end in ends]
+    assert [False, False, True, False] == [end.stop_strings for end in ends]
+    assert [50, 50, 9, None] == [end.max_tokens for end in ends]
+    assert [1, 1, 1, ABORT] == [end.reason for end in ends]
+
+
+def test_a_request_whose_queueing_was_dropped_has_a_number_all_the_same() -> None:
+    """So that its tokens count."""
+    bench = Bench()
+    bench.ask("a")
+    bench.schedule()
+    bench.pushed.clear()
+    bench.update(bench.schedule(a=1), {"a": 1})
+
+    (step,) = bench.events()
+
+    assert isinstance(step, Iteration)
+    assert [1] == step.outputs[0].requests
+
+
+def test_an_odd_event_costs_itself_alone() -> None:
+    """It is complained of, in whichever thread; the others are sent."""
+    bench = Bench()
+    bench.ask("a", num_prompt_tokens="many", lora_request=SimpleNamespace())
+    bench.ask("b", events=[])
+    bench.ask("c")
+    bench.tap.scheduled(None, {}, 0.0)
+    bench.schedule("c")
+
+    assert [Queued, Scheduled] == [type(event) for event in bench.events()]
+    assert len(bench.failures) == 3
+
+
+def test_a_crowd_is_cut_into_items_that_the_wire_takes() -> None:
+    """No more events in one item than allowed."""
+    bench = Bench()
+    for number in range(MAX_EVENTS + 10):
+        bench.ask(f"r{number}")
+    bench.schedule()
+
+    assert [MAX_EVENTS, 10] == [len(item.events) for item in bench.items()]
+
+
+def test_another_exporter_is_told_who_is_there() -> None:
+    """By state, with what it needs to time the rest; those that ended are not."""
+    bench = Bench()
+    states = {"a": "WAITING", "b": "RUNNING", "c": "PREEMPTED", "d": "RUNNING"}
+    for name, state in states.items():
+        bench.ask(name, status=SimpleNamespace(name=state))
+    bench.ask("e", status=SimpleNamespace(name="WAITING_FOR_REMOTE_KVS"), num_preemptions=1)
+    bench.tap.freed(bench.requests["d"])
+    bench.schedule()
+    before = bench.items()
+
+    (item,) = bench.tap.again()
+
+    alive = [event for event in item.events if isinstance(event, Alive)]
+    assert [(1, WAITING), (2, RUNNING), (3, PREEMPTED), (5, PREEMPTED)] == [
+        (event.request, event.state) for event in alive
+    ]
+    assert (100.0, 7) == (alive[0].arrival, alive[0].prompt_tokens)
+    assert before[0].source == item.source
+
+
+def blocks(tap: BlockTap, *calls: tuple[str, int]) -> None:
+    """The pool's calls, by the end of their names."""
+    for name, number in calls:
+        block = SimpleNamespace(block_id=number)
+        getattr(tap, f"on_block_{name}")(block)
+
+
+def test_block_events_come_in_order() -> None:
+    """All of a sampled block, at the rate that was in force, once per flush."""
+    pushed: list[BlockEvents] = []
+    tap = BlockTap(pushed.append)
+    tap.flush(1.0)
+    blocks(tap, ("allocated", 4), ("accessed", 4), ("evicted", 4), ("allocated", 4))
+    blocks(tap, ("accessed", 9), ("evicted", 9))
+    tap.reset()
+    blocks(tap, ("evicted", 4))
+    tap.flush(0.5)
+    tap.flush(0.5)
+
+    (item,) = pushed
+    assert bytes([ALLOCATED, TOUCHED, EVICTED, ALLOCATED, RESET]) == item.kinds
+    assert [4, 4, 4, 4, 0] == item.blocks
+    assert sorted(item.stamps) == item.stamps
+    assert 1.0 == item.rate
+
+
+def test_blocks_are_sampled_at_the_rate_that_the_exporter_wants() -> None:
+    """About that share of all births, evenly over the blocks; none at 0."""
+    pushed: list[BlockEvents] = []
+    tap = BlockTap(pushed.append)
+    shares = []
+    for rate in (0.0, 0.01, 0.25):
+        tap.flush(rate)
+        pushed.clear()
+        for birth in range(40_000):
+            blocks(tap, ("evicted", birth % 500), ("allocated", birth % 500))
+        tap.flush(rate)
+        shares.append(sum(item.kinds.count(ALLOCATED) for item in pushed) / 40_000)
+        assert {rate} >= {item.rate for item in pushed}
+        assert all(len(item.kinds) <= MAX_OBSERVATIONS for item in pushed)
+
+    assert shares[0] == 0.0
+    assert shares[1:] == pytest.approx([0.01, 0.25], rel=0.15)
+
+
+def test_an_old_release_says_only_how_much_of_a_prompt_was_cached() -> None:
+    """The rest was computed; one that says nothing has no prompt counted."""
+    bench = Bench()
+    for name in "ab":
+        bench.ask(name)
+    batch = bench.schedule(a=7, b=7)
+    bench.tap.updating()
+    old = SimpleNamespace(request_id="a", new_token_ids=[1], num_cached_tokens=3)
+    mute = SimpleNamespace(request_id="b", new_token_ids=[1])
+    bench.tap.updated(batch, {0: SimpleNamespace(timestamp=3.0, outputs=[old, mute])})
+
+    (step,) = (event for event in bench.events() if isinstance(event, Iteration))
+
+    assert [Prompt(1, 4, 3)] == step.prompts

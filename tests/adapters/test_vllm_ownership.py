@@ -1,0 +1,146 @@
+"""With a tapped core every field of a step has one owner, and only that one sends it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sidestep.wire.items import VllmStep
+from sidestep.wire.vllm import CacheStats, IterationStats, SchedulerStats
+from sidestep_adapters.vllm import VllmTap
+from sidestep_adapters.vllm_description import describe
+from sidestep_adapters.vllm_ownership import (
+    FRONT_END,
+    SCHEDULER_MODULE,
+    UNOWNED,
+    Role,
+    is_tapped,
+)
+
+NUMBERS = {
+    "scheduler": [
+        name
+        for name, default in zip(
+            SchedulerStats.__struct_fields__, SchedulerStats.__struct_defaults__, strict=True
+        )
+        if isinstance(default, int | float)
+    ],
+    "iteration": [
+        name
+        for name, default in zip(
+            IterationStats.__struct_fields__, IterationStats.__struct_defaults__, strict=True
+        )
+        if isinstance(default, int | float)
+    ],
+}
+
+
+def stats(part: str) -> Any:
+    """An object in which every number is 1."""
+    return SimpleNamespace(**dict.fromkeys(NUMBERS[part], 1))
+
+
+def sent(role: Role, *records: tuple[Any, Any, Any]) -> list[VllmStep]:
+    """The items of these records by a process of that role."""
+    pushed: list[Any] = []
+    tap = VllmTap(pushed.append, pytest.fail, [0], role=role)
+    for record in records:
+        tap.record(*record)
+    return [item for make in pushed for item in make()]
+
+
+def told(steps: list[VllmStep], part: str) -> set[str]:
+    """Fields of a part that are not as by default."""
+    structs = [getattr(step, part) for step in steps]
+    return {
+        name
+        for struct in structs
+        if struct is not None
+        for name, default in zip(struct.__struct_fields__, struct.__struct_defaults__, strict=True)
+        if isinstance(default, int | float) and getattr(struct, name) != default
+    }
+
+
+def test_each_number_is_told_by_its_owner_alone() -> None:
+    """The core tells its scheduler's, the front end the few that are its own."""
+    iteration = stats("iteration")
+    cache = SimpleNamespace(reset=False, requests=1, queries=2, hits=1)
+    front_end = sent("front_end", (stats("scheduler"), iteration, cache))
+    core = sent("core", (stats("scheduler"), None, None))
+
+    assert set() == told(front_end, "scheduler")
+    assert FRONT_END["iteration"] == told(front_end, "iteration")
+    assert set(NUMBERS["scheduler"]) == told(core, "scheduler")
+    assert set() == told(core, "iteration")
+    assert CacheStats(False, 1, 2, 1) == front_end[0].mm_cache
+    assert FRONT_END["iteration"] <= set(NUMBERS["iteration"])
+    assert FRONT_END["mm_cache"] <= set(CacheStats.__struct_fields__)
+
+
+def test_alone_a_front_end_tells_all() -> None:
+    """Nothing is left out where no core tells of itself."""
+    steps = sent("alone", (stats("scheduler"), stats("iteration"), None))
+
+    assert set(NUMBERS["scheduler"]) == told(steps, "scheduler")
+    assert set(NUMBERS["iteration"]) == told(steps, "iteration")
+
+
+def test_a_front_end_without_anything_of_its_own_sends_nothing() -> None:
+    """A step costs the serving loop next to nothing."""
+    iteration = stats("iteration")
+    for name in FRONT_END["iteration"]:
+        setattr(iteration, name, 0)
+
+    assert [] == sent("front_end", (stats("scheduler"), iteration, None), (None, None, None))
+
+
+def test_what_vllm_attaches_after_a_step_is_nobodys() -> None:
+    """The core times its iterations by itself, and so does its exporter."""
+    details = SimpleNamespace(elapsed_ms=5.0, num_ctx_requests=1)
+    scheduler = SimpleNamespace(num_running_reqs=1, iteration_details=details)
+
+    (core,) = sent("core", (scheduler, None, None))
+    (alone,) = sent("alone", (scheduler, None, None))
+
+    assert UNOWNED == {"iteration_details"}
+    assert core.scheduler is not None
+    assert core.scheduler.iteration_details is None
+    assert alone.scheduler is not None
+    assert alone.scheduler.iteration_details is not None
+
+
+class OfOurs:
+    """Stands where vLLM's configuration holds a class."""
+
+
+OfOurs.__module__ = SCHEDULER_MODULE
+
+
+@pytest.mark.parametrize(
+    ("chosen", "ours"),
+    [
+        (None, False),
+        ("vllm.v1.core.sched.scheduler.Scheduler", False),
+        (f"{SCHEDULER_MODULE}.SidestepScheduler", True),
+        (OfOurs, True),
+        (type("Derived", (OfOurs,), {}), True),
+        (SimpleNamespace, False),
+    ],
+)
+def test_the_configuration_says_whether_the_core_is_tapped(chosen: Any, ours: bool) -> None:
+    """By the scheduler's name or class; both sides then describe the engine alike."""
+    config = SimpleNamespace(
+        model_config=SimpleNamespace(served_model_name="m", max_model_len=100),
+        scheduler_config=SimpleNamespace(scheduler_cls=chosen),
+        observability_config=SimpleNamespace(enable_logging_iteration_details=True),
+    )
+
+    description = describe(config, [0])
+
+    assert ours is is_tapped(config)
+    assert ours is description.tapped
+    features = {"engine_core", "kv_cache_metrics"} if ours else {"iteration_details"}
+    assert features == set(description.features)
+    assert description.core_stream != description.stream

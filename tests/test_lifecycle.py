@@ -1,0 +1,449 @@
+"""Request events into intervals: by definition, in any batches, and for any nonsense."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schedulers import ABORT, START, WALL, Scheduler, actions, by_definition, found
+from sidestep.errors import WireError
+from sidestep.lifecycle import Lifecycle, Rules
+from sidestep.outcomes import Outcomes
+from sidestep.wire.requests import (
+    PREEMPTED,
+    RUNNING,
+    WAITING,
+    Alive,
+    Event,
+    Finished,
+    Iteration,
+    Output,
+    Preempted,
+    Prompt,
+    Queued,
+    RequestEvents,
+    Scheduled,
+)
+
+STOP, LENGTH = 0, 1
+
+
+def play(
+    events: Sequence[Event], cuts: Sequence[int] = (), *, rules: Rules | None = None
+) -> list[Outcomes]:
+    """The outcomes of ``events``, sent as items that end at ``cuts``."""
+    lifecycle = Lifecycle(rules)
+    ends = [*sorted({cut for cut in cuts if cut < len(events)}), len(events)]
+    starts = [0, *ends[:-1]]
+    return [
+        lifecycle.apply(RequestEvents(0, START, 1, list(events[start:end])))
+        for start, end in zip(starts, ends, strict=True)
+    ]
+
+
+def step(stamp: float, *numbers: int, tokens: list[int] | None = None, **more: Any) -> Iteration:
+    """An iteration in which each of ``numbers`` got a token."""
+    output = Output(stamp, list(numbers), tokens or [])
+    return Iteration(stamp - 0.01, stamp, WALL + stamp, [output], **more)
+
+
+def end(number: int, stamp: float, reason: int = LENGTH, **more: Any) -> Finished:
+    """A request's end, with what the engine says of it."""
+    return Finished(number, stamp, WALL + stamp, reason, **more)
+
+
+@given(chosen=actions, cuts=st.lists(st.integers(0, 200), max_size=8))
+def test_any_run_is_as_by_definition(chosen: Any, cuts: list[int]) -> None:
+    """Whatever a scheduler does, and however its events are cut into items."""
+    events = Scheduler().run(chosen)
+
+    outcomes = play(events, cuts)
+
+    assert by_definition(events) == found(outcomes)
+    assert [{}] * len(outcomes) == [outcome.untracked for outcome in outcomes]
+    assert sum(outcome.omitted for outcome in outcomes) == 0
+
+
+numbers = st.integers(0, 4)
+stamps = st.one_of(st.floats(0, 100), st.sampled_from([0.0, 1e15, 5.0]))
+nonsense = st.one_of(
+    st.builds(Queued, numbers, stamps, stamps, numbers, group=numbers, sample=numbers),
+    st.builds(Scheduled, numbers, stamps),
+    st.builds(Preempted, numbers, stamps),
+    st.builds(Alive, numbers, stamps, st.integers(0, 9), adapter=st.sampled_from(["", "a"])),
+    st.builds(Finished, numbers, stamps, stamps, st.integers(0, 9), stop_strings=st.booleans()),
+    st.builds(
+        Iteration,
+        stamps,
+        stamps,
+        stamps,
+        outputs=st.lists(
+            st.builds(Output, stamps, st.lists(numbers, min_size=2, max_size=2))
+            | st.builds(
+                Output,
+                stamps,
+                st.lists(numbers, min_size=2, max_size=2),
+                st.lists(numbers, min_size=2, max_size=2),
+            ),
+            max_size=2,
+        ),
+        scheduled=st.none() | st.lists(numbers, max_size=3),
+        prompts=st.lists(st.builds(Prompt, numbers, numbers, numbers), max_size=2),
+    ),
+)
+
+
+@given(
+    events=st.lists(nonsense, max_size=40),
+    rules=st.builds(
+        Rules,
+        st.sampled_from(["first", "last"]),
+        st.sampled_from(["output", "token"]),
+        capacity=st.integers(1, 5),
+        max_age=st.floats(1, 50),
+    ),
+    cuts=st.lists(st.integers(0, 40), max_size=4),
+)
+def test_nonsense_never_raises_and_gives_no_impossible_interval(
+    events: list[Event], rules: Rules, cuts: list[int]
+) -> None:
+    """No negative interval, none twice, no more requests than allowed, no count below zero."""
+    lifecycle = Lifecycle(rules)
+    outcomes = []
+    for event in events:
+        outcomes.append(lifecycle.apply(RequestEvents(0, 0.0, 1, [event])))
+        requests = lifecycle.requests
+        assert len(requests.live) <= rules.capacity
+        assert requests.waiting_tokens >= 0
+        assert 0 <= requests.preempted <= len(requests.live)
+        assert all(count > 0 for count in requests.adapters.values())
+        assert requests.prefilling <= requests.live.keys()
+
+    for outcome in outcomes:
+        ended = outcome.iteration.finished_requests
+        intervals = [
+            *outcome.iteration.inter_token_latencies_iter,
+            *(run.value for run in outcome.iteration.inter_token_latencies_iter_runs),
+            *outcome.iteration.time_to_first_tokens_iter,
+            *outcome.preempted_seconds,
+            *(v for r in ended for v in (r.queued_time, r.prefill_time, r.decode_time)),
+            *(v for r in ended for v in (r.inference_time, r.e2e_latency)),
+            *(v for r in ended for v in (r.mean_time_per_output_token,)),
+            *(v for s in outcome.steps for v in (s.duration, s.interval)),
+        ]
+        assert all(v is None or (v >= 0 and math.isfinite(v)) for v in intervals)
+    ends = sum(isinstance(event, Finished) for event in events)
+    assert ends == sum(len(o.iteration.finished_requests) for o in outcomes)
+    queued = sum(isinstance(event, Queued) for event in events)
+    times = [
+        r for o in outcomes for r in o.iteration.finished_requests if r.queued_time is not None
+    ]
+    assert len(times) <= queued
+    assert found(outcomes) == found(play(events, cuts, rules=rules))
+
+
+def test_a_preemption_lengthens_decode_and_never_the_queue() -> None:
+    """Scheduled a second time, a request keeps its queue time; the gap is one latency."""
+    events: list[Event] = [
+        Queued(1, 10.0, WALL + 9.0, 5),
+        Scheduled(1, 12.0),
+        step(13.0, 1),
+        Preempted(1, 13.5),
+        Scheduled(1, 18.0),
+        step(20.0, 1),
+        end(1, 20.0),
+    ]
+
+    (outcome,) = play(events)
+
+    (request,) = outcome.iteration.finished_requests
+    times = (request.queued_time, request.prefill_time, request.decode_time)
+    assert (2.0, 1.0, 7.0) == times
+    assert (8.0, [7.0]) == (
+        request.inference_time,
+        outcome.iteration.inter_token_latencies_iter,
+    )
+    assert [4.5] == outcome.preempted_seconds
+    assert [4.0] == outcome.iteration.time_to_first_tokens_iter
+
+
+@pytest.mark.parametrize(("rule", "queue", "prefill"), [("first", 2.0, 8.0), ("last", 9.0, 1.0)])
+def test_which_scheduling_ends_the_queue_is_a_choice(
+    rule: Any, queue: float, prefill: float
+) -> None:
+    """The first as in the engine, or the last before the first output; never one after it."""
+    events: list[Event] = [
+        Queued(1, 10.0, WALL, 5),
+        Scheduled(1, 12.0),
+        Preempted(1, 13.0),
+        Scheduled(1, 19.0),
+        step(20.0, 1),
+        Preempted(1, 21.0),
+        Scheduled(1, 22.0),
+        step(23.0, 1),
+        end(1, 23.0),
+    ]
+
+    (outcome,) = play(events, rules=Rules(scheduled=rule))
+
+    (request,) = outcome.iteration.finished_requests
+    assert (queue, prefill, 3.0) == (
+        request.queued_time,
+        request.prefill_time,
+        request.decode_time,
+    )
+
+
+@pytest.mark.parametrize(("rule", "latencies"), [("output", {3.0: 1}), ("token", {1.0: 3})])
+def test_a_gap_before_several_tokens_counts_as_chosen(
+    rule: Any, latencies: dict[float, int]
+) -> None:
+    """Once as in vLLM, or divided among the tokens that came with it."""
+    events: list[Event] = [
+        Queued(1, 1.0, WALL),
+        Scheduled(1, 1.0),
+        step(2.0, 1),
+        step(5.0, 1, tokens=[3]),
+        end(1, 5.0),
+    ]
+
+    (outcome,) = outcomes = play(events, rules=Rules(latency=rule))
+
+    assert latencies == found(outcomes).between
+    (request,) = outcome.iteration.finished_requests
+    assert (4, 1.0) == (request.num_generation_tokens, request.mean_time_per_output_token)
+
+
+def test_an_abort_is_counted_and_in_no_histogram() -> None:
+    """Its reason is counted; what it had consumed stands apart; its question has no n."""
+    events: list[Event] = [
+        Queued(1, 1.0, WALL, 30),
+        Scheduled(1, 2.0),
+        step(3.0, 1),
+        end(1, 4.0, ABORT, prompt_tokens=30, generation_tokens=1),
+        Queued(2, 5.0, WALL, 40),
+        end(2, 6.0, ABORT, prompt_tokens=40),
+    ]
+
+    (outcome,) = play(events)
+
+    ended = outcome.iteration.finished_requests
+    assert [ABORT, ABORT] == [request.finish_reason for request in ended]
+    assert {None} == {getattr(r, name) for r in ended for name in r.__struct_fields__[1:11]}
+    assert [(30, 1, 3.0), (40, 0, 1.0)] == [
+        (a.prompt_tokens, a.generation_tokens, a.seconds) for a in outcome.aborted
+    ]
+    assert [] == outcome.iteration.n_params_iter
+
+
+def test_a_stop_string_ends_a_request_by_an_abort_of_the_core() -> None:
+    """Once it had output, an abort of a request with stop strings is a stop; before, it is not."""
+    events: list[Event] = [
+        Queued(1, 1.0, WALL),
+        Scheduled(1, 2.0),
+        step(3.0, 1),
+        end(1, 4.0, ABORT, stop_strings=True, generation_tokens=1),
+        Queued(2, 5.0, WALL),
+        end(2, 6.0, ABORT, stop_strings=True),
+    ]
+
+    (outcome,) = play(events)
+
+    assert [STOP, ABORT] == [r.finish_reason for r in outcome.iteration.finished_requests]
+    assert outcome.iteration.finished_requests[0].queued_time == 1.0
+    assert len(outcome.aborted) == 1
+
+
+def test_samples_that_end_at_once_wait_for_their_siblings() -> None:
+    """A sample may finish before the next is queued: the question ends with the last."""
+    events: list[Event] = []
+    for sample in range(3):
+        at = 1.0 + 0.1 * sample
+        number = sample + 1
+        events += [
+            Queued(number, at, WALL, group=7, sample=sample),
+            Scheduled(number, at),
+            step(at + 0.05, number),
+            end(number, at + 0.05),
+        ]
+
+    early = play(events)
+    late = play([*events, Queued(9, 60.0)])
+
+    assert [] == early[0].iteration.n_params_iter
+    assert [3] == late[0].iteration.n_params_iter
+    assert [1] == late[0].iteration.max_num_generation_tokens_iter
+
+
+def test_a_sample_without_its_first_has_no_question() -> None:
+    """An id that merely looks like a sample's, or a question heard of in its middle."""
+    events: list[Event] = [
+        Queued(1, 1.0, WALL, group=7, sample=2),
+        Scheduled(1, 1.0),
+        step(2.0, 1),
+        end(1, 2.0),
+        Queued(2, 60.0),
+    ]
+
+    assert [] == play(events)[0].iteration.n_params_iter
+
+
+def test_what_began_unheard_has_no_interval_that_began_then() -> None:
+    """Tokens and the end count; queue, prefill, TTFT and decode are left out, not guessed."""
+    events: list[Event] = [
+        step(3.0, 1),
+        step(4.0, 1),
+        end(1, 4.0, generation_tokens=9, prompt_tokens=5),
+    ]
+
+    (outcome,) = play(events)
+
+    (request,) = outcome.iteration.finished_requests
+    assert [1.0] == outcome.iteration.inter_token_latencies_iter
+    assert outcome.iteration.num_generation_tokens == 2
+    assert (9, 5, LENGTH) == (
+        request.num_generation_tokens,
+        request.num_prompt_tokens,
+        request.finish_reason,
+    )
+    unknown = (request.queued_time, request.prefill_time, request.decode_time, request.e2e_latency)
+    assert (None,) * 4 == unknown
+    assert [] == outcome.iteration.time_to_first_tokens_iter
+    assert {"unknown": 1} == outcome.untracked
+
+
+def test_another_exporter_learns_who_is_there() -> None:
+    """One that still waits can be timed from its scheduling on; one that runs cannot."""
+    events: list[Event] = [
+        Alive(1, 5.0, WAITING, WALL + 1.0, 10),
+        Alive(2, 5.0, RUNNING, WALL + 2.0, 20, "ada"),
+        Alive(3, 5.0, PREEMPTED, WALL + 3.0, 40),
+        Scheduled(1, 6.0),
+        step(8.0, 1, 2, prompts=[Prompt(1, 10)]),
+        end(1, 8.0),
+        end(2, 8.0),
+    ]
+    lifecycle = Lifecycle()
+
+    outcome = lifecycle.apply(RequestEvents(0, 0.0, 1, events))
+
+    first, second = outcome.iteration.finished_requests
+    assert [7.0] == outcome.iteration.time_to_first_tokens_iter
+    assert (None, 2.0, 7.0) == (first.queued_time, first.prefill_time, first.e2e_latency)
+    assert (None, None, 6.0) == (second.queued_time, second.prefill_time, second.e2e_latency)
+    assert (1, 40) == (lifecycle.requests.preempted, lifecycle.requests.waiting_tokens)
+    assert outcome.untracked == {"unknown": 3}
+
+
+def test_an_exporter_may_hear_of_a_request_before_it_is_told_who_it_is() -> None:
+    """Its output came first: from then on its arrival is known, and how it began is not."""
+    events: list[Event] = [
+        step(3.0, 1),
+        Alive(1, 4.0, WAITING, WALL + 1.0, 10),
+        step(5.0, 1),
+        end(1, 5.0),
+    ]
+
+    (outcome,) = play(events)
+
+    (request,) = outcome.iteration.finished_requests
+    assert (4.0, None, None) == (
+        request.e2e_latency,
+        request.decode_time,
+        request.num_cached_tokens,
+    )
+    assert [] == outcome.iteration.time_to_first_tokens_iter
+    assert {"unknown": 1} == outcome.untracked
+
+
+def test_a_restarted_engine_numbers_anew() -> None:
+    """What was in flight is counted as cut off, and a number means another request."""
+    lifecycle = Lifecycle()
+    lifecycle.apply(RequestEvents(0, 0.0, 1, [Queued(1, 1.0, WALL, 8), Scheduled(1, 2.0)]))
+
+    outcome = lifecycle.apply(
+        RequestEvents(0, 0.0, 2, [Queued(1, 0.5, WALL, 8), Scheduled(1, 0.75), step(1.5, 1)])
+    )
+
+    assert {"restart": 1} == outcome.untracked
+    assert 0 == lifecycle.requests.waiting_tokens
+    assert [None] == [s.interval for s in outcome.steps]
+
+
+def test_requests_beyond_the_limit_are_counted_once_and_their_tokens_all() -> None:
+    """A request over the cap has no interval; its tokens and its end count all the same."""
+    events: list[Event] = [
+        Queued(1, 1.0, WALL),
+        Queued(2, 1.0, WALL),
+        Scheduled(1, 2.0),
+        Scheduled(2, 2.0),
+        step(3.0, 1, 2),
+        step(4.0, 1, 2),
+        end(2, 4.0, generation_tokens=2),
+    ]
+
+    (outcome,) = play(events, rules=Rules(capacity=1))
+
+    assert {"capacity": 1} == outcome.untracked
+    assert outcome.iteration.num_generation_tokens == 4
+    assert [1.0] == outcome.iteration.inter_token_latencies_iter
+    (request,) = outcome.iteration.finished_requests
+    assert (2, None) == (request.num_generation_tokens, request.decode_time)
+
+
+def test_a_request_that_never_ends_is_given_up() -> None:
+    """By the age of when it was first heard of, and counted once."""
+    events: list[Event] = [
+        Queued(1, 1.0, WALL, 100),
+        Queued(2, 50.0, WALL, 10),
+        Queued(3, 102.0, WALL, 1),
+        Scheduled(1, 103.0),
+    ]
+    lifecycle = Lifecycle(Rules(max_age=100.0))
+
+    outcome = lifecycle.apply(RequestEvents(0, 0.0, 1, events))
+
+    assert {"age": 1} == outcome.untracked
+    assert {2, 3} == lifecycle.requests.live.keys()
+    assert 11 == lifecycle.requests.waiting_tokens
+
+
+def test_adapters_of_queued_requests_wait() -> None:
+    """Waiting from the queue on, running in the batch, waiting again after a preemption."""
+    lifecycle = Lifecycle()
+
+    def after(*events: Event) -> dict[tuple[str, str], int]:
+        lifecycle.apply(RequestEvents(0, 0.0, 1, list(events)))
+        return dict(lifecycle.requests.adapters)
+
+    assert {("a", "waiting"): 1} == after(Queued(1, 1.0, adapter="a"))
+    assert {("a", "waiting"): 1, ("b", "running"): 1} == after(
+        Queued(2, 1.0, adapter="b"), Scheduled(2, 2.0)
+    )
+    assert {("a", "waiting"): 1, ("b", "waiting"): 1} == after(Preempted(2, 3.0))
+    assert {("a", "waiting"): 1} == after(end(2, 4.0, ABORT))
+    assert {} == after(end(1, 4.0, ABORT))
+
+
+def test_columns_of_two_lengths_are_refused_whole() -> None:
+    """Nothing of the item is applied."""
+    lifecycle = Lifecycle()
+    bad = Iteration(1.0, 1.0, 1.0, [Output(1.0, [1, 2], [1])])
+
+    with pytest.raises(WireError):
+        lifecycle.apply(RequestEvents(0, 0.0, 1, [Queued(1, 1.0), bad]))
+
+    assert {} == lifecycle.requests.live
+
+
+def test_a_refused_request_is_counted_by_its_reason() -> None:
+    """And ends like any other."""
+    (outcome,) = play([Queued(1, 1.0), end(1, 2.0, LENGTH, refused="prompt_too_long")])
+
+    assert {"prompt_too_long": 1} == outcome.refused
+    assert [LENGTH] == [r.finish_reason for r in outcome.iteration.finished_requests]
