@@ -17,18 +17,13 @@ import argparse
 import contextlib
 import dataclasses
 import itertools
-import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any, final
+from typing import Any
 
 from benchmarks.bench_engine_cost import (
     GAP,
-    Result,
     clock_overhead,
     figures,
     ratio,
@@ -38,6 +33,7 @@ from benchmarks.bench_engine_cost import (
 from benchmarks.process import ExporterProcess
 from benchmarks.steps import has_vllm
 from benchmarks.table import show
+from benchmarks.worker import Result, Worker, cases, own_output
 from sidestep_adapters.block_tap import BlockTap
 from sidestep_adapters.push import Publisher
 from sidestep_adapters.scheduler_tap import SchedulerTap
@@ -257,13 +253,12 @@ def _nothing(_: Step) -> None:
 
 def work(role: str, endpoint: str) -> None:
     """Be a worker: a case a line on standard input, a result a line on standard output."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
+    answers = own_output()
     config = vllm_config()
     overhead = clock_overhead()
     peer = perform_vllm(config) if role != "tap" else None
-    for line in sys.stdin:
-        case = Case(**json.loads(line))
+    for given, answer in cases(answers):
+        case = Case(**given)
         engine = Engine(case)
         _, idle = loop(engine, case.calls, GAP, _nothing)
         opened = contextlib.nullcontext(peer) if peer else perform_tap(config, endpoint)
@@ -275,47 +270,8 @@ def work(role: str, endpoint: str) -> None:
             gap=[max(value - overhead, 0) for value in spent],
             hot=[max(value - overhead, 0) for value in hot],
             process=(total - idle) / case.calls,
-            recorded=0,
         )
-        answers.write(json.dumps(dataclasses.asdict(result)) + "\n")
-        answers.flush()
-
-
-@final
-class Worker:
-    """A process that measures one role."""
-
-    def __init__(self, role: str, endpoint: str) -> None:
-        environ = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_PLUGINS": "none"}
-        environ |= {"VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
-        environ.pop("PROMETHEUS_MULTIPROC_DIR", None)
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.bench_core_tap", "--worker", role, endpoint],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environ,
-        )
-
-    def __enter__(self) -> Worker:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        self._process.wait(timeout=30.0)
-
-    def run(self, case: Case) -> Result:
-        """Measure ``case``."""
-        to, answers = self._process.stdin, self._process.stdout
-        if to is None or answers is None:
-            raise RuntimeError("a worker has pipes")
-        to.write(json.dumps(dataclasses.asdict(case)) + "\n")
-        to.flush()
-        answer = answers.readline()
-        if not answer:
-            raise SystemExit("a worker has died; its error stands above")
-        return Result(**json.loads(answer))
+        answer(result)
 
 
 def rows(case: Case, found: dict[str, list[Result]]) -> Iterator[list[str]]:
@@ -350,16 +306,20 @@ def main() -> None:
     if args.worker:
         work(*args.worker)
         return
-    cases = [
+    sizes = [
         Case(requests, turnover, args.calls)
         for requests in args.requests
         for turnover in dict.fromkeys((0, requests // TOKENS_A_REQUEST))
     ]
     found: dict[Case, dict[str, list[Result]]] = {}
     with ExporterProcess() as exporter, contextlib.ExitStack() as stack:
-        workers = {role: stack.enter_context(Worker(role, exporter.endpoint)) for role in ROLES}
+        module = "benchmarks.bench_core_tap"
+        workers = {
+            role: stack.enter_context(Worker([module, "--worker", role, exporter.endpoint], {}))
+            for role in ROLES
+        }
         for _ in range(args.rounds):
-            for case in cases:
+            for case in sizes:
                 for role, worker in workers.items():
                     found.setdefault(case, {}).setdefault(role, []).append(worker.run(case))
     show(
@@ -369,7 +329,7 @@ def main() -> None:
             *("vLLM mean", "p50", "p99", "tap mean", "p50", "p99"),
             *("mean ratio", "p50 ratio", "p99 ratio", "target"),
         ),
-        [row for case in cases for row in rows(case, found[case])],
+        [row for case in sizes for row in rows(case, found[case])],
     )
 
 

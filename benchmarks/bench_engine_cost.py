@@ -19,21 +19,18 @@ import contextlib
 import dataclasses
 import gc
 import json
-import os
-import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 from benchmarks.client import ClientMetrics
 from benchmarks.process import ExporterProcess
 from benchmarks.steps import MODEL, TOKENS_A_REQUEST, Steps, engine_info, has_vllm
 from benchmarks.table import percentile, show
+from benchmarks.worker import Result, Worker, cases, own_output
 from sidestep.plan import compile_layout
 from sidestep.registry import Registry
 from sidestep.session.sender import RING_BYTES
@@ -78,16 +75,6 @@ class Case:
     calls: int
 
 
-@dataclasses.dataclass(frozen=True)
-class Result:
-    """Nanoseconds: of the calling thread per call with and without gap, of the process a call."""
-
-    gap: list[int]
-    hot: list[int]
-    process: float
-    recorded: int
-
-
 def main() -> None:
     """Measure and print the table."""
     parser = argparse.ArgumentParser(
@@ -112,7 +99,7 @@ def main() -> None:
     found: dict[tuple[Case, str], list[Result]] = {}
     with ExporterProcess() as exporter:
         with contextlib.ExitStack() as stack:
-            workers = {role: stack.enter_context(Worker(role, exporter)) for role in ROLES}
+            workers = {role: start(role, exporter, stack) for role in ROLES}
             for _ in range(args.rounds):
                 for case in cases:
                     for role, worker in workers.items():
@@ -180,60 +167,19 @@ def ratio(theirs: float, ours: float) -> str:
     return f"{theirs / ours:.1f}x" if ours > 0 else "-"
 
 
-@final
-class Worker:
-    """A process that holds one logger and measures what it is told to."""
-
-    def __init__(self, role: str, exporter: ExporterProcess) -> None:
-        self._folder = tempfile.mkdtemp(prefix="bench-multiprocess-")
-        environ = {
-            **os.environ,
-            "VLLM_LOGGING_LEVEL": "ERROR",
-            "VLLM_PLUGINS": "none",
-            "VLLM_NO_USAGE_STATS": "1",
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "HF_HUB_OFFLINE": "1",
-        }
-        environ.pop("PROMETHEUS_MULTIPROC_DIR", None)
-        if role == "multiprocess":
-            # prometheus_client reads it when it is imported.
-            environ["PROMETHEUS_MULTIPROC_DIR"] = self._folder
-        module = ("-m", "benchmarks.bench_engine_cost")
-        self._process = subprocess.Popen(
-            [sys.executable, *module, "--worker", role, "--endpoint", exporter.endpoint],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environ,
-        )
-
-    def __enter__(self) -> Worker:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        self._process.wait(timeout=30.0)
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-    def run(self, case: Case) -> Result:
-        """Measure ``case``."""
-        to, answers = self._process.stdin, self._process.stdout
-        if to is None or answers is None:
-            raise RuntimeError("a worker has pipes")
-        to.write(json.dumps(dataclasses.asdict(case)) + "\n")
-        to.flush()
-        answer = answers.readline()
-        if not answer:
-            raise SystemExit("a worker has died; its error stands above")
-        return Result(**json.loads(answer))
+def start(role: str, exporter: ExporterProcess, stack: contextlib.ExitStack) -> Worker:
+    """The process of ``role``."""
+    environ = {}
+    if role == "multiprocess":
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-multiprocess-"))
+        environ["PROMETHEUS_MULTIPROC_DIR"] = folder
+    module = ("benchmarks.bench_engine_cost", "--worker", role, "--endpoint", exporter.endpoint)
+    return stack.enter_context(Worker(module, environ))
 
 
 def work(role: str, endpoint: str) -> None:
     """Be a worker: a case a line on standard input, a result a line on standard output."""
-    # Whatever a library prints goes to standard error; the answers have the pipe alone.
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
+    answers = own_output()
     steps = Steps(real=has_vllm())
     config = vllm_config() if has_vllm() else None
     logger = open_sidestep(config, endpoint) if role == "sidestep" else open_peer(config)
@@ -241,10 +187,8 @@ def work(role: str, endpoint: str) -> None:
     # vLLM's server does so too when it starts (vllm/utils/gc_utils.py).
     gc.collect()
     gc.freeze()
-    for line in sys.stdin:
-        result = measure(steps, Case(**json.loads(line)), logger, overhead)
-        answers.write(json.dumps(dataclasses.asdict(result)) + "\n")
-        answers.flush()
+    for case, answer in cases(answers):
+        answer(measure(steps, Case(**case), logger, overhead))
 
 
 def measure(

@@ -171,12 +171,12 @@ class Feed:
         self, command: tuple[str, ...], engines: int, rate: float, seconds: float, scrape: float
     ) -> Run:
         """Start an exporter, feed it, and see what has arrived."""
-        with ExporterProcess(command) as exporter, _Senders(exporter.endpoint, engines) as senders:
+        with ExporterProcess(command) as exporter, Senders(exporter.endpoint, engines) as senders:
             self._feed(senders, rate, WARM_UP)
             before = observations(exporter.totals)
             known, dropped = sum(senders.added), senders.dropped
             cpu, started = exporter.cpu_seconds, time.monotonic()
-            with _scraping(exporter, scrape) as scrapes:
+            with scraping(exporter, scrape) as scrapes:
                 self._feed(senders, rate, seconds)
             cpu = exporter.cpu_seconds - cpu
             took = time.monotonic() - started
@@ -192,7 +192,7 @@ class Feed:
         steps = sum(senders.added) - known - (lost - dropped)
         return Run(cpu, took, steps, observed - before, lost, senders.reconnects, list(scrapes))
 
-    def _feed(self, senders: _Senders, rate: float, seconds: float) -> None:
+    def _feed(self, senders: Senders, rate: float, seconds: float) -> None:
         """Feed for ``seconds``, then wait until all of it is applied."""
         started = time.monotonic()
         done = 0
@@ -212,7 +212,7 @@ class Feed:
                     time.sleep(0.002)
         senders.drain()
 
-    def _add(self, senders: _Senders, number: int, count: int) -> None:
+    def _add(self, senders: Senders, number: int, count: int) -> None:
         start = senders.added[number]
         items = [self.items[index % POOL] for index in range(start, start + count)]
         senders.all[number].add(items)
@@ -256,7 +256,7 @@ class _Source:
 
 
 @final
-class _Senders:
+class Senders:
     """As many streams as engines, each with a socket of its own.
 
     Attributes:
@@ -275,7 +275,7 @@ class _Senders:
         self._context = zmq.Context()
         self._sockets: list[zmq.Socket[bytes]] = []
 
-    def __enter__(self) -> _Senders:
+    def __enter__(self) -> Senders:
         self._sockets = [self._connect() for _ in self.all]
         while any(sender.state is not State.STREAMING for sender in self.all):
             self.pump()
@@ -341,7 +341,7 @@ def _receive(socket: zmq.Socket[bytes]) -> bytes | None:
 
 
 @contextlib.contextmanager
-def _scraping(exporter: ExporterProcess, interval: float) -> Iterator[list[float]]:
+def scraping(exporter: ExporterProcess, interval: float) -> Iterator[list[float]]:
     """Ask for the page every ``interval`` seconds in a thread; 0 is never."""
     spent: list[float] = []
     stop = threading.Event()

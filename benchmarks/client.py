@@ -14,9 +14,12 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from sidestep.catalogue.model import Hook, Row
+from sidestep.lifecycle import Lifecycle
+from sidestep.outcomes import Outcomes
 from sidestep.plan import Layout, Placed, Section
 from sidestep.registry import Engine
 from sidestep.wire.items import Item, VllmStep
+from sidestep.wire.requests import RequestEvents
 
 Fields = list[tuple[str, int]]
 Pairs = tuple[Callable[[Any], tuple[Any, ...]], tuple[int, ...]]
@@ -30,6 +33,8 @@ class ClientMetrics:
         self.registry = CollectorRegistry()
         self.engines: dict[str, ClientEngine] = {}
         self.root = _Reads(layout.roots[VllmStep])
+        self.outcomes = _Reads(layout.roots[Outcomes])
+        self.lifecycles: dict[str, Lifecycle] = {}
         self._metrics: dict[str, Counter | Gauge | Histogram] = {}
 
     def metric(self, row: Row, engine: Engine) -> Any:
@@ -47,15 +52,25 @@ class ClientMetrics:
         return found
 
     def apply(self, engine: Engine, item: Item) -> None:
-        """Add a step to the children of ``engine``; other items hold no observations."""
+        """Add a step, or what request events come to, to the children of ``engine``."""
         if isinstance(item, VllmStep):
             self.record(engine, item)
+        elif isinstance(item, RequestEvents):
+            outcomes = self.lifecycles.setdefault(engine.id, Lifecycle()).apply(item)
+            children = self._children(engine)
+            self.outcomes.run(children, outcomes)
+            for tokens in outcomes.iteration_tokens:
+                children.iteration_tokens.observe(tokens)
 
-    def record(self, engine: Engine, step: Any) -> None:
-        """Add ``step``, an item or anything with its attributes."""
+    def _children(self, engine: Engine) -> ClientEngine:
         children = self.engines.get(engine.id)
         if children is None:
             children = self.engines[engine.id] = ClientEngine(self, engine)
+        return children
+
+    def record(self, engine: Engine, step: Any) -> None:
+        """Add ``step``, an item or anything with its attributes."""
+        children = self._children(engine)
         self.root.run(children, step)
         if step.iteration is not None:
             children.iteration_tokens.observe(step.iteration.iteration_tokens)

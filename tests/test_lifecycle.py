@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schedulers import ABORT, START, WALL, Scheduler, actions, by_definition, found
+from schedulers import ABORT, WALL, Scheduler, actions, by_definition, found
 from sidestep.errors import WireError
 from sidestep.lifecycle import Lifecycle, Rules
 from sidestep.outcomes import Outcomes
+from sidestep.siblings import MAX_OPEN, Questions
 from sidestep.wire.requests import (
     PREEMPTED,
     RUNNING,
@@ -41,7 +42,7 @@ def play(
     ends = [*sorted({cut for cut in cuts if cut < len(events)}), len(events)]
     starts = [0, *ends[:-1]]
     return [
-        lifecycle.apply(RequestEvents(0, START, 1, list(events[start:end])))
+        lifecycle.apply(RequestEvents(0, 0.0, 1, list(events[start:end])))
         for start, end in zip(starts, ends, strict=True)
     ]
 
@@ -280,6 +281,36 @@ def test_samples_that_end_at_once_wait_for_their_siblings() -> None:
     assert [1] == late[0].iteration.max_num_generation_tokens_iter
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_samples_of_one_question_may_be_on_several_engines(late: bool) -> None:
+    """It counts once, for the engine whose sample ended last, whichever events came first."""
+    questions = Questions()
+    here, there = Lifecycle(questions=questions), Lifecycle(questions=questions)
+    one: list[Event] = [
+        Queued(1, 1.0, WALL, group=7, sample=0),
+        Scheduled(1, 1.0),
+        step(1.1, 1),
+        step(1.2, 1),
+        end(1, 1.2),
+    ]
+    two: list[Event] = [
+        Queued(5, 1.0, WALL, group=7, sample=1),
+        Scheduled(5, 1.0),
+        step(1.1, 5),
+        end(5, 1.1),
+    ]
+    order = [(here, one), (there, two)]
+    for lifecycle, events in reversed(order) if late else order:
+        (outcome,) = [lifecycle.apply(RequestEvents(0, 1.2, 1, list(events)))]
+        assert [] == outcome.iteration.n_params_iter
+
+    ended = [lifecycle.apply(RequestEvents(0, 1.6, 1)).iteration for lifecycle in (here, there)]
+
+    assert [[2], []] == [stats.n_params_iter for stats in (ended if late else ended[::-1])]
+    assert [2] == [n for stats in ended for n in stats.max_num_generation_tokens_iter]
+    assert {} == questions.groups
+
+
 def test_a_sample_without_its_first_has_no_question() -> None:
     """An id that merely looks like a sample's, or a question heard of in its middle."""
     events: list[Event] = [
@@ -447,3 +478,14 @@ def test_a_refused_request_is_counted_by_its_reason() -> None:
 
     assert {"prompt_too_long": 1} == outcome.refused
     assert [LENGTH] == [r.finish_reason for r in outcome.iteration.finished_requests]
+
+
+def test_questions_that_wait_for_samples_are_bounded() -> None:
+    """Where no time passes the oldest ends."""
+    questions = Questions()
+    lifecycle = Lifecycle(questions=questions)
+    for number in range(MAX_OPEN + 10):
+        asked = Queued(number, 1.0, WALL, group=number + 1)
+        lifecycle.apply(RequestEvents(0, 1.0, 1, [asked, end(number, 1.0)]))
+
+    assert MAX_OPEN == len(questions.groups)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from sidestep.errors import WireError
 from sidestep.wire import items as wire_items
+from sidestep.wire.blocks import BlockEvents, CacheChange, CacheEvents
 from sidestep.wire.items import (
     Family,
     Item,
@@ -34,6 +35,20 @@ from sidestep.wire.messages import (
     decode_from_exporter,
     decode_from_sender,
     encode,
+)
+from sidestep.wire.requests import (
+    MAX_BATCH,
+    MAX_EVENTS,
+    Alive,
+    Event,
+    Finished,
+    Iteration,
+    Output,
+    Preempted,
+    Prompt,
+    Queued,
+    RequestEvents,
+    Scheduled,
 )
 from sidestep.wire.vllm import (
     CacheStats,
@@ -101,7 +116,42 @@ samples = st.builds(
         max_size=2,
     ),
 )
+numbered = st.lists(counts, max_size=4)
+events: st.SearchStrategy[Event] = st.one_of(
+    st.builds(Queued, counts, seconds, seconds, counts, texts, counts, counts),
+    st.builds(Scheduled, counts, seconds),
+    st.builds(Preempted, counts, seconds),
+    st.builds(
+        Iteration,
+        seconds,
+        seconds,
+        seconds,
+        st.lists(st.builds(Output, seconds, numbered, numbered), max_size=2),
+        st.none() | numbered,
+        numbered,
+        counts,
+        st.lists(st.builds(Prompt, counts, counts, counts, counts), max_size=2),
+    ),
+    st.builds(Finished, counts, seconds, seconds, counts, max_tokens=st.none() | counts),
+    st.builds(Alive, counts, seconds, counts, seconds, counts, texts),
+)
+hashes = st.lists(st.integers(0, (1 << 64) - 1), max_size=4)
+changes = st.builds(
+    CacheChange, st.sampled_from(["stored", "removed", "cleared"]), seconds, hashes, texts
+)
 items: st.SearchStrategy[Item] = st.one_of(
+    st.builds(RequestEvents, counts, seconds, counts, st.lists(events, max_size=4)),
+    st.builds(
+        BlockEvents,
+        counts,
+        seconds,
+        counts,
+        st.floats(0, 1),
+        st.binary(max_size=4),
+        numbered,
+        st.lists(seconds, max_size=4),
+    ),
+    st.builds(CacheEvents, counts, seconds, counts, st.lists(changes, max_size=3)),
     steps,
     samples,
     st.builds(VllmSleep, engine=counts, stamp=seconds, sleep=st.integers(0, 1)),
@@ -216,6 +266,14 @@ def test_hostile_bytes_are_wire_errors(data: bytes) -> None:
         Samples(0, 0.0, [Family("with space", "gauge")]),
         Samples(0, 0.0, [Family("newline\n", "gauge")]),
         VllmRejection(0, 0.0, "x" * 300),
+        RequestEvents(0, 0.0, 1, [Scheduled(1, 0.0)] * (MAX_EVENTS + 1)),
+        RequestEvents(0, 0.0, 1, [Scheduled(-1, 0.0)]),
+        RequestEvents(0, 0.0, 1, [Scheduled(1, float("nan"))]),
+        RequestEvents(0, 0.0, 1, [Queued(1, 0.0, adapter="x" * 300)]),
+        RequestEvents(0, 0.0, 1, [Iteration(0.0, 0.0, 0.0, [Output(0.0, [1] * (MAX_BATCH + 1))])]),
+        BlockEvents(0, 0.0, 1, 1.5),
+        BlockEvents(0, 0.0, 1, 1.0, bytes(MAX_OBSERVATIONS + 1)),
+        CacheEvents(0, 0.0, 1, [CacheChange("stored", 0.0, [-1])]),
     ],
 )
 def test_items_beyond_a_limit_are_refused(item: Item) -> None:

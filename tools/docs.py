@@ -57,7 +57,7 @@ def metrics() -> str:
         text += table(sampled)
         text += f"## {dialect}: what the engine collects and shows nowhere\n\n" + table(own)
         text += f"## {dialect}: from the events of its core\n\n"
-        text += "With the tap that [vllm.md](vllm.md#the-tap-in-the-engines-core) describes;\n"
+        text += "With the tap that [vllm-core.md](vllm-core.md) describes;\n"
         text += "an engine's processes report from either side.\n\n" + table(tapped)
         text += f"## {dialect}: names it has given up\n\nOnly with `--metrics.legacy`.\n\n"
         text += legacy(hidden)

@@ -9,7 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from sidestep.errors import ConfigError, RunError, WireError
+from sidestep.wire.blocks import BlockEvents, CacheEvents
 from sidestep.wire.items import Item, VllmStep, decode_item
+from sidestep.wire.limits import COUNT_LIMIT
+from sidestep.wire.requests import RequestEvents
 from sidestep_adapters.push import QUEUE_ITEMS, Publisher
 from sidestep_adapters.recording import Call, Greeting, Items, described, engines_of, objects, read
 from sidestep_adapters.translate import printable
@@ -184,6 +187,7 @@ class _Frames:
             raise ConfigError(f"{path}: the recording is empty")
         self.total = sum(len(record.items) for record in self.records)
         self._publishers: dict[str, Publisher] = {}
+        self._round = 0
         try:
             for record in self.records:
                 for raw in record.items:
@@ -202,12 +206,17 @@ class _Frames:
 
     def steps(self) -> Iterator[Step]:
         """Every item in the order of the file."""
+        self._round += 1
         for record in self.records:
             publisher = self._publishers.get(record.stream)
             if publisher is None:
                 continue
             for raw in record.items:
-                yield record.at, _Push(publisher, decode_item(raw))
+                item = decode_item(raw)
+                if isinstance(item, RequestEvents | BlockEvents | CacheEvents):
+                    # A run played again is another process's: its numbers mean others.
+                    item.source = (item.source + self._round) % COUNT_LIMIT
+                yield record.at, _Push(publisher, item)
 
 
 @dataclasses.dataclass(slots=True)
@@ -216,7 +225,9 @@ class _Push:
     item: Item
 
     def __call__(self) -> None:
-        self.item.stamp = time.monotonic()
+        if not isinstance(self.item, RequestEvents):
+            # Request events are on one clock throughout, that of their recording.
+            self.item.stamp = time.monotonic()
         if isinstance(self.item, VllmStep):
             self.item.wall = time.time()
         self.publisher.push(self.item)

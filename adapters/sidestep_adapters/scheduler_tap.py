@@ -140,6 +140,10 @@ class SchedulerTap:
 
     # In the publisher's thread.
 
+    def tick(self) -> RequestEvents:
+        """No event, but the time: an idle engine's exporter waits for nothing then."""
+        return RequestEvents(0, _monotonic(), self._source)
+
     def again(self) -> list[RequestEvents]:
         """The requests in the scheduler, for an exporter that has not heard of them."""
         stamp = _monotonic()

@@ -160,6 +160,9 @@ class VllmTap:
             VllmStep(engine, stamp, now, gauges_of(stats))
             for engine, (stamp, stats) in list(self._last.items())
         ]
+        if self._role == "core":
+            # It does not hear of sleeping.
+            return [*steps, *list(self._infos.values())]
         sleep, level = self._sleep
         asleep = [VllmSleep(i, time.monotonic(), sleep, level) for i in self._index.values()]
         return [*steps, *asleep, *list(self._infos.values())]

@@ -37,7 +37,10 @@ class _Core:
             endpoint(),
             description.core_stream,
             description.engine_infos,
-            extra=lambda: [Samples(0, time.monotonic(), process.families())],
+            extra=lambda: [
+                Samples(0, time.monotonic(), process.families()),
+                self.requests.tick(),
+            ],
             again=lambda: [*self.requests.again(), *self.stats.again()],
         )
         push, fail = self.publisher.push, self.publisher.fail

@@ -16,7 +16,7 @@ from typing import Literal
 from sidestep.errors import WireError
 from sidestep.inflight import UNKNOWN, InFlight, Request
 from sidestep.outcomes import AbortedRequest, IterationShape, Outcomes
-from sidestep.siblings import Siblings
+from sidestep.siblings import Questions, Siblings
 from sidestep.wire.requests import (
     PREEMPTED,
     RUNNING,
@@ -68,12 +68,15 @@ class Lifecycle:
 
     Attributes:
         requests: Those in flight.
+
+    Args:
+        questions: Shared by all engines whose requests may be samples of one question.
     """
 
-    def __init__(self, rules: Rules | None = None) -> None:
+    def __init__(self, rules: Rules | None = None, questions: Questions | None = None) -> None:
         self.rules = rules or Rules()
         self.requests = InFlight(self.rules.capacity, self.rules.max_age)
-        self._siblings = Siblings()
+        self._siblings = Siblings(questions or Questions())
         self._source: int | None = None
         self._step_at: float | None = None
         self._out = Outcomes(IterationStats())
@@ -89,21 +92,30 @@ class Lifecycle:
                 raise WireError("bad_item", "an iteration's columns differ in length")
         self._out = out = Outcomes(IterationStats(prompt_token_stats=PromptTokenStats()))
         if item.source != self._source:
-            self._source = item.source
-            self._step_at = None
-            self.requests.clear()
-            self._siblings.clear()
+            self._restart(item.source)
         for event in item.events:
             self._take(event)
-            self._siblings.pass_time(event.stamp)
-            for request in self.requests.too_old(event.stamp):
-                self._leave(request, aborted=True)
+            self._pass_time(event.stamp)
+        self._pass_time(item.stamp)
         out.untracked = {why: n for why, n in self.requests.untracked.items() if n}
         self.requests.untracked.clear()
         for samples, tokens in self._siblings.observed:
             self._observe_group(samples, tokens)
         self._siblings.observed.clear()
         return out
+
+    def _restart(self, source: int) -> None:
+        """Another process numbers its requests anew; those of the last one are cut off."""
+        self._source = source
+        self._step_at = None
+        for request in self.requests.live.values():
+            self._leave(request, aborted=True)
+        self.requests.clear()
+
+    def _pass_time(self, now: float) -> None:
+        self._siblings.pass_time(now)
+        for request in self.requests.too_old(now):
+            self._leave(request, aborted=True)
 
     def _take(self, event: Event) -> None:
         match event:

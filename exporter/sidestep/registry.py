@@ -13,6 +13,7 @@ from sidestep.histogram import Histogram
 from sidestep.lifecycle import Lifecycle, Rules
 from sidestep.plan import OTHER, Layout, Placed
 from sidestep.residency import Residency
+from sidestep.siblings import Questions
 from sidestep.wire.messages import EngineInfo
 
 Number = int | float
@@ -236,6 +237,7 @@ class Registry:
     Attributes:
         rules: How request events are read.
         sampling: How KV blocks are followed; see ``sample_blocks``.
+        questions: Parallel samples, which may be spread over engines.
         version: Changes with every applied item, so that a page can be reused.
         limited: Updates that went to ``__other__``.
         open_series: Children of self-described families, of all engines.
@@ -253,6 +255,7 @@ class Registry:
         self.overrides = overrides
         self.rules = rules or Rules()
         self.sampling = sampling or Sampling()
+        self.questions = Questions()
         self.engines: dict[str, Engine] = {}
         self.version = 0
         self.limited = 0
@@ -304,7 +307,7 @@ class Registry:
     def requests_of(self, engine: Engine) -> Lifecycle:
         """The requests of ``engine``, followed from now on."""
         if engine.requests is None:
-            engine.requests = Lifecycle(self.rules)
+            engine.requests = Lifecycle(self.rules, self.questions)
         return engine.requests
 
     def blocks_of(self, engine: Engine) -> Residency:

@@ -1,75 +1,99 @@
-"""Parallel samples of one question: how many they were, and how long the longest became."""
+"""Parallel samples of one question: how many they were, and how long the longest became.
+
+A router may give the samples of one question to several engines, whose events come
+in any order. The question counts for the engine whose sample ended last.
+"""
 
 from __future__ import annotations
 
 TOGETHER = 0.5
-"""Seconds in which all samples of one question have reached the queue."""
+"""Seconds in which all samples of one question have reached their queues."""
+MAX_OPEN = 4096
 
 
 class Group:
-    """The samples of one question. Their number is known once no more can come."""
+    """The samples of one question, of whichever engine."""
 
-    __slots__ = ("aborted", "closed", "live", "longest", "number", "queued", "samples")
+    __slots__ = (
+        "aborted", "closed", "highest", "live", "longest", "number", "queued", "samples", "waits",
+    )  # fmt: skip
 
     def __init__(self, number: int, queued: float) -> None:
         self.number = number
         self.queued = queued
         self.live = self.samples = self.longest = 0
+        self.highest = -1
         self.aborted = self.closed = False
+        self.waits: Siblings | None = None
+        """The engine at which it waits for samples that might still come."""
 
 
-class Siblings:
-    """All groups of which a sample is in flight, or might still come.
+class Questions:
+    """What the engines of one exporter share.
 
     Attributes:
-        observed: Number of samples and tokens of the longest, of every group that
-            ended since this was last emptied; none of one whose samples were aborted.
+        groups: By number; each has a sample in flight, or might get one.
+        engines: How many there are.
     """
 
     def __init__(self) -> None:
-        self.observed: list[tuple[int, int]] = []
-        self._groups: dict[int, Group] = {}
-        self._open: dict[int, Group] = {}
+        self.groups: dict[int, Group] = {}
+        self.engines = 0
 
-    def join(self, number: int, sample: int, queued: float) -> Group | None:
-        """The group of a sample that was queued; None where its first was not heard of."""
-        group = self._groups.get(number)
+
+class Siblings:
+    """One engine's part in the questions.
+
+    Attributes:
+        observed: Number of samples and tokens of the longest, of every question that
+            ended here since this was last emptied; none of which a sample was aborted.
+    """
+
+    def __init__(self, questions: Questions) -> None:
+        self.observed: list[tuple[int, int]] = []
+        self._questions = questions
+        self._open: dict[int, Group] = {}
+        questions.engines += 1
+
+    def join(self, number: int, sample: int, queued: float) -> Group:
+        """The group of a sample that was queued here."""
+        group = self._questions.groups.get(number)
         if group is None:
-            if sample:
-                return None
-            group = self._groups[number] = Group(number, queued)
-        self._open.pop(number, None)
+            group = self._questions.groups[number] = Group(number, queued)
+        if group.waits is not None:
+            del group.waits._open[number]
+            group.waits = None
         group.live += 1
         group.samples += 1
+        group.highest = max(group.highest, sample)
         return group
 
     def leave(self, group: Group, tokens: int, *, aborted: bool, outputs: bool) -> None:
-        """A sample ended after ``tokens``; ``outputs``: it had more than one output."""
+        """A sample ended here after ``tokens``; ``outputs``: it had more than one output."""
         group.live -= 1
         group.aborted = group.aborted or aborted
         group.longest = max(group.longest, tokens)
-        # Samples are queued together: once one had a second output, all are there.
-        group.closed = group.closed or outputs
+        # On one engine samples are queued together: once one had a second output, all are there.
+        group.closed = group.closed or (outputs and self._questions.engines == 1)
         if group.live:
             return
         if group.closed or group.aborted:
             self._end(group)
-        else:
-            self._open[group.number] = group
+            return
+        self._open[group.number] = group
+        group.waits = self
+        if len(self._open) > MAX_OPEN:
+            self._end(next(iter(self._open.values())))
 
     def pass_time(self, now: float) -> None:
-        """End the groups that nobody joins any more."""
+        """End the questions that no sample joins any more."""
         for group in list(self._open.values()) if self._open else ():
             if now >= group.queued + TOGETHER:
                 self._end(group)
 
-    def clear(self) -> None:
-        """Forget all groups."""
-        self._groups.clear()
-        self._open.clear()
-
     def _end(self, group: Group) -> None:
-        del self._groups[group.number]
+        del self._questions.groups[group.number]
         self._open.pop(group.number, None)
-        if not group.aborted:
+        # One without its first sample only looks like a question's, or began unheard.
+        if not group.aborted and group.samples == group.highest + 1:
             self.observed.append((group.samples, group.longest))

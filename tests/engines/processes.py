@@ -134,9 +134,9 @@ class Process:
 class ExporterProcess(Process):
     """``sidestep serve`` on a port that it chooses itself."""
 
-    def __init__(self, endpoint: str, log: Path) -> None:
+    def __init__(self, endpoint: str, log: Path, *more: str) -> None:
         self._logged = log.stat().st_size if log.exists() else 0
-        flags = ["--web.listen-address", "127.0.0.1:0", "--ingest.endpoint", endpoint]
+        flags = ["--web.listen-address", "127.0.0.1:0", "--ingest.endpoint", endpoint, *more]
         super().__init__([sys.executable, "-m", "sidestep", "serve", *flags], {}, log)
         self.url = ""
 
@@ -224,6 +224,14 @@ def engine_environ(home: Path) -> dict[str, str]:
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": "1",
     }
+
+
+def at_start(home: Path, code: str) -> str:
+    """A folder for PYTHONPATH whose code every interpreter runs first."""
+    folder = home / "start"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(code)
+    return str(folder)
 
 
 def free_port() -> int:

@@ -14,6 +14,7 @@ from engines.comparison import (
     assert_nothing_refused,
     count,
     engine_families,
+    idle,
     labels_of,
     parse,
     report,
@@ -23,7 +24,14 @@ from engines.comparison import (
     value,
 )
 from engines.load import MAIN_ENVIRON, MAIN_FLAGS, Ask, Client, generated, reasons
-from engines.processes import ExporterProcess, VllmServer, until
+from engines.processes import (
+    ExporterProcess,
+    Process,
+    VllmServer,
+    at_start,
+    engine_environ,
+    until,
+)
 from sidestep.catalogue.engine_core import STATES
 
 pytestmark = pytest.mark.engine
@@ -32,7 +40,15 @@ TAP = ["--scheduler-cls", "sidestep_adapters.vllm_scheduler.SidestepScheduler"]
 NO_PLUGIN = {"VLLM_PLUGINS": "none"}
 ARRIVAL = ("vllm:time_to_first_token_seconds", "vllm:e2e_request_latency_seconds")
 """The engine's own end in the front end, after the output's hop from the core."""
-BLOCKS = ("lifetime", "idle_before_evict", "reuse_gap")
+LIFETIME = "vllm:kv_block_lifetime_seconds"
+BLOCKS = (
+    LIFETIME,
+    "vllm:kv_block_idle_before_evict_seconds",
+    "vllm:kv_block_reuse_gap_seconds",
+)
+"""Not on the engine's page without --kv-cache-metrics; the tap samples by itself."""
+LONG = 1900
+"""Tokens: long enough for an exporter to be killed, started and greeted meanwhile."""
 HOP = 0.1
 """Seconds, on average, that this hop may take on a machine of two cores."""
 
@@ -71,7 +87,8 @@ async def test_without_statistics_in_the_front_end(
 ) -> None:
     """The front end counts nothing, clients leave and stop strings end: all of it is on the page."""
     environ = {**MAIN_ENVIRON, **NO_PLUGIN, "SIDESTEP_ENDPOINT": endpoint}
-    flags = [*MAIN_FLAGS, *TAP, "--disable-log-stats"]
+    # At its default of 0 vLLM kills its core at once: no goodbye can be said.
+    flags = [*MAIN_FLAGS, *TAP, "--disable-log-stats", "--shutdown-timeout", "30"]
     server = VllmServer(vllm_python, tiny, home, flags, environ)
     async with ExporterProcess(endpoint, home / "exporter.log") as exporter, server:
         await exporter.started()
@@ -141,21 +158,24 @@ async def test_queued_adapters_are_told_from_running_ones(
             page = parse(await exporter.page())
             for labels in labels_of(page, "vllm:lora_requests_info"):
                 combinations.add((labels["running_lora_adapters"], labels["waiting_lora_adapters"]))
-            waiting = value(page, "sidestep_lora_requests", state="waiting")
-            return waiting > 0 and ("lora-a", "lora-b") in combinations
+            return any(
+                set(waiting.split(",")) - set(running.split(",")) & adapters.keys()
+                for running, waiting in combinations
+                if running and waiting
+            )
 
         async with Client(server.base) as client:
             asks = [Ask(client.text(40), 300, model=name) for name in list(adapters) * 8]
             watching = until(told_apart, 60, "an adapter that waits while the other runs")
             answers, _ = await asyncio.gather(client.ask_all(asks), watching)
         theirs, ours, found = await settled(
-            server, exporter, apart=["vllm:lora_requests_info", *ARRIVAL]
+            server, exporter, apart=["vllm:lora_requests_info", *BLOCKS, *ARRIVAL]
         )
         report("lora", theirs, answers)
 
     assert [] == found
-    both = {("lora-a,lora-b", "lora-a,lora-b"), ("lora-b,lora-a", "lora-b,lora-a")}
-    assert not combinations & both
+    # --max-loras 1: two adapters never run together.
+    assert {running for running, _ in combinations} <= {"", *adapters}
     assert [] == labels_of(ours, "vllm:lora_requests_info")
     assert [] == labels_of(ours, "sidestep_lora_requests")
     assert_nothing_refused(ours)
@@ -172,8 +192,6 @@ async def test_two_engines_with_two_api_servers(
     environ = {"SIDESTEP_ENDPOINT": endpoint}
     server = VllmServer(vllm_python, tiny, home, [*flags, *TAP], environ, command=True)
     steps = "vllm:iteration_tokens_total"
-    # Not on the engine's page without --kv-cache-metrics; the tap samples by itself.
-    blocks = [f"vllm:kv_block_{name}_seconds" for name in BLOCKS]
     async with ExporterProcess(endpoint, home / "exporter.log") as exporter:
         await exporter.started()
         async with server:
@@ -183,7 +201,7 @@ async def test_two_engines_with_two_api_servers(
                     *await client.mixed(leave=False, stop_strings=False),
                     *await client.mixed(leave=False, stop_strings=False),
                 ]
-            theirs, ours, found = await settled(server, exporter, apart=[steps, *blocks, *ARRIVAL])
+            theirs, ours, found = await settled(server, exporter, apart=[steps, *BLOCKS, *ARRIVAL])
             report(
                 "core, data parallel",
                 ours,
@@ -211,14 +229,13 @@ async def test_an_exporter_that_comes_in_the_middle(
     vllm_python: Path, tiny: Path, home: Path, endpoint: str
 ) -> None:
     """It hears who is there: no request fails, tokens count, and what is unknown is left out."""
-    flags = [*MAIN_FLAGS, *TAP]
-    server = VllmServer(vllm_python, tiny, home, flags, {"SIDESTEP_ENDPOINT": endpoint})
+    server = VllmServer(vllm_python, tiny, home, TAP, {"SIDESTEP_ENDPOINT": endpoint})
     log = home / "exporter.log"
     async with ExporterProcess(endpoint, log) as first, server:
         await first.started()
         await server.started()
         async with Client(server.base) as client:
-            asks = [Ask(client.text(20), 600) for _ in range(4)]
+            asks = [Ask(client.text(20), LONG) for _ in range(24)]
             asking = asyncio.create_task(client.ask_all(asks))
             await settled_alone(first, lambda page: value(page, "vllm:generation_tokens") > 100)
             first.kill()
@@ -238,8 +255,159 @@ async def test_an_exporter_that_comes_in_the_middle(
     assert len(asks) == count(ours, "vllm:e2e_request_latency_seconds")
     assert 0 == count(ours, "vllm:request_queue_time_seconds")
     assert 0 == count(ours, "vllm:request_decode_time_seconds")
-    assert 600 * 4 == total(ours, "vllm:request_generation_tokens")
+    assert LONG * len(asks) == total(ours, "vllm:request_generation_tokens")
     latencies = count(ours, "vllm:inter_token_latency_seconds")
-    assert 0 < latencies < 600 * 4
-    assert value(ours, "vllm:generation_tokens") == latencies + 4
+    assert 0 < latencies < LONG * len(asks)
+    assert value(ours, "vllm:generation_tokens") == latencies + len(asks)
+    assert_nothing_refused(ours)
+
+
+TWO_COLLECTORS = """
+import copy
+
+from sidestep_adapters.block_tap import BlockTap
+from sidestep_adapters.vllm_scheduler import SidestepScheduler
+
+
+class Pair:
+    def __init__(self, native, ours):
+        self.both = native, ours
+        self.drain_events = native.drain_events
+
+    def __getattr__(self, name):
+        def call(*args):
+            for collector in self.both:
+                getattr(collector, name)(*args)
+        return call
+
+
+class Both:
+    def __new__(cls, *args, **kwargs):
+        scheduler = SidestepScheduler(*args, **kwargs)
+        core, pool = scheduler._core, scheduler.kv_cache_manager.block_pool
+        core._blocks = BlockTap(core.publisher.push)
+        pool.metrics_collector = Pair(pool.metrics_collector, core._blocks)
+        hold = core.hold
+
+        def without_evictions(stats):
+            ours = copy.copy(stats)
+            ours.kv_cache_eviction_events = []
+            hold(ours)
+
+        core.hold = without_evictions
+        return scheduler
+"""
+"""A scheduler whose blocks both collectors follow; what vLLM's own finds goes to its page alone."""
+
+
+async def test_block_lives_agree_with_the_engines_collector(
+    vllm_python: Path, tiny: Path, home: Path, endpoint: str
+) -> None:
+    """Every sampled block's life from raw events is what vLLM's own collector makes of it."""
+    folder = Path(at_start(home, ""))
+    (folder / "collectors.py").write_text(TWO_COLLECTORS)
+    environ = {"SIDESTEP_ENDPOINT": endpoint, "VLLM_PLUGINS": "none", "PYTHONPATH": str(folder)}
+    flags = [*MAIN_FLAGS, "--scheduler-cls", "collectors.Both"]
+    server = VllmServer(vllm_python, tiny, home, flags, environ)
+    log = home / "exporter.log"
+    async with ExporterProcess(endpoint, log, "--kv.sample-rate", "1") as exporter, server:
+        await exporter.started()
+        await server.started()
+        async with Client(server.base) as client:
+            # Blocks are followed from when the core has heard the exporter's rate.
+            await client.ask_all([Ask(client.text(20), 4)])
+            await asyncio.sleep(1.5)
+            before = parse(await server.page())
+            answers = await client.mixed(leave=False)
+            await settled_alone(exporter, idle)
+            theirs, ours = parse(await server.page()), parse(await exporter.page())
+        report("blocks", ours, answers, theirs=count(theirs, LIFETIME))
+
+    early = count(before, LIFETIME)
+    assert early == 0
+    # Those few that were handed out before it had heard.
+    missing = count(theirs, LIFETIME) - count(ours, LIFETIME)
+    assert 0 <= missing < 10
+    assert count(ours, LIFETIME) > 300
+    *lives, gaps = BLOCKS
+    for name in lives:
+        assert total(ours, name) == pytest.approx(total(theirs, name), rel=0.05)
+    assert count(ours, gaps) == count(theirs, gaps) > 0
+    assert total(ours, gaps) == pytest.approx(total(theirs, gaps), abs=1e-3)
+    assert count(ours, "sidestep_kv_block_reuse_gap_seconds") >= count(ours, gaps)
+    assert count(ours, "sidestep_kv_block_reuses") == count(ours, LIFETIME)
+    assert_nothing_refused(ours)
+
+
+BROKEN_TAP = """
+import itertools
+import sidestep_adapters.block_tap as blocks
+import sidestep_adapters.scheduler_tap as tap
+
+turns = itertools.count()
+
+def broken(*_):
+    raise RuntimeError("broken on purpose")
+
+resumed = tap._resumed
+tap._resumed = lambda cached: broken() if next(turns) % 5 == 4 else resumed(cached)
+tap.Prompt = broken
+blocks.BlockEvents = broken
+"""
+"""Every fifth batch fails on the step's thread, prompts in the publisher's, blocks at each flush."""
+
+
+async def test_a_broken_tap_costs_the_engine_nothing(
+    vllm_python: Path, tiny: Path, home: Path, endpoint: str
+) -> None:
+    """Every request is served; what could not be told is counted, and the rest still tells."""
+    environ = {"SIDESTEP_ENDPOINT": endpoint, "PYTHONPATH": at_start(home, BROKEN_TAP)}
+    server = VllmServer(vllm_python, tiny, home, TAP, environ)
+    log = home / "exporter.log"
+    async with ExporterProcess(endpoint, log, "--kv.sample-rate", "1") as exporter, server:
+        await exporter.started()
+        await server.started()
+        async with Client(server.base) as client:
+            answers = await client.ask_all([Ask(client.text(20), 50) for _ in range(20)])
+
+        def complained(page: Page) -> bool:
+            ended = value(page, "vllm:request_success")
+            return value(page, "sidestep_stream_errors") > 10 and ended >= len(answers)
+
+        ours = await settled_alone(exporter, complained)
+        report("broken tap", ours, answers)
+
+    assert_complete(answers)
+    assert value(ours, "sidestep_stream_errors") > 10
+    assert value(ours, "vllm:request_success") == 20
+
+
+async def test_the_synchronous_class_loads_no_stat_logger_and_is_counted(
+    vllm_python: Path, tiny: Path, home: Path, endpoint: str
+) -> None:
+    """In a program of one process the scheduler is all there is; at its end all has arrived."""
+    environ = {
+        **engine_environ(home),
+        "SIDESTEP_ENDPOINT": endpoint,
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    }
+    script = Path(__file__).with_name("llm_program.py")
+    command = [str(vllm_python), str(script), str(tiny)]
+    async with ExporterProcess(endpoint, home / "exporter.log") as exporter:
+        await exporter.started()
+        async with Process(command, environ, home / "program.log") as program:
+            await until(lambda: program.code is not None, 300, "end of the program")
+            code, output = program.code, program.output
+        ours = await settled_alone(exporter, lambda page: not value(page, "sidestep_streams"))
+        report("synchronous", ours, [])
+
+    assert code == 0, output[-4000:]
+    assert output.split()[-1] == "240"
+    assert value(ours, "vllm:generation_tokens") == 240
+    assert value(ours, "vllm:request_success", finished_reason="length") == 12
+    assert (6, 12.0) == (
+        count(ours, "vllm:request_params_n"),
+        total(ours, "vllm:request_params_n"),
+    )
+    assert value(ours, "sidestep_engine_up") == 0
     assert_nothing_refused(ours)

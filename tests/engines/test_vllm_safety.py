@@ -26,7 +26,7 @@ from engines.comparison import (
     value,
 )
 from engines.load import Answer, Ask, Client, generated
-from engines.processes import ExporterProcess, VllmServer, until
+from engines.processes import ExporterProcess, VllmServer, at_start, until
 
 pytestmark = pytest.mark.engine
 
@@ -52,14 +52,6 @@ plugin._own = lambda source: broken() if next(turns) % 5 == 4 else own(source)
 plugin.to_wire = broken
 """
 """Every other record fails on the serving event loop, the others in the publisher's thread."""
-
-
-def at_start(home: Path, code: str) -> str:
-    """A folder for PYTHONPATH whose code every interpreter runs first."""
-    folder = home / "start"
-    folder.mkdir()
-    (folder / "sitecustomize.py").write_text(code)
-    return str(folder)
 
 
 async def threads(server: VllmServer) -> str:

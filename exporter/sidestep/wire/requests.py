@@ -12,10 +12,12 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from sidestep.wire.limits import MAX_OBSERVATIONS, Count, Counts, Seconds, Text
+from sidestep.wire.limits import Count, Seconds, Text
 
 MAX_EVENTS = 512
 """Of one item; an iteration is one event whatever the size of its batch."""
+MAX_BATCH = 1 << 16
+"""Requests of one iteration; what more there is would not fit into an item."""
 MAX_CLIENTS = 256
 """API servers whose requests one iteration had output for."""
 
@@ -71,8 +73,8 @@ class Output(msgspec.Struct, array_like=True, gc=False):
     """
 
     stamp: Seconds
-    requests: Annotated[list[Count], Meta(max_length=MAX_OBSERVATIONS)] = []
-    tokens: Counts = []
+    requests: Annotated[list[Count], Meta(max_length=MAX_BATCH)] = []
+    tokens: Annotated[list[Count], Meta(max_length=MAX_BATCH)] = []
 
 
 class Iteration(msgspec.Struct, array_like=True, gc=False, tag=4):
@@ -91,10 +93,10 @@ class Iteration(msgspec.Struct, array_like=True, gc=False, tag=4):
     stamp: Seconds
     wall: Seconds
     outputs: Annotated[list[Output], Meta(max_length=MAX_CLIENTS)] = []
-    scheduled: Annotated[list[Count], Meta(max_length=MAX_OBSERVATIONS)] | None = None
-    tokens: Counts = []
+    scheduled: Annotated[list[Count], Meta(max_length=MAX_BATCH)] | None = None
+    tokens: Annotated[list[Count], Meta(max_length=MAX_BATCH)] = []
     kv_tokens: Count = 0
-    prompts: Annotated[list[Prompt], Meta(max_length=MAX_OBSERVATIONS)] = []
+    prompts: Annotated[list[Prompt], Meta(max_length=MAX_BATCH)] = []
 
     @property
     def batch(self) -> tuple[list[int], list[int]]:
@@ -153,7 +155,10 @@ Event = Queued | Scheduled | Preempted | Iteration | Finished | Alive
 
 
 class RequestEvents(msgspec.Struct, array_like=True, gc=False, tag="re"):
-    """What one engine's scheduler did, in order; ``source`` changes with its process."""
+    """What one engine's scheduler did until ``stamp``, in order; none is a sign of time passing.
+
+    ``source`` changes with the sending process.
+    """
 
     engine: Count
     stamp: Seconds
