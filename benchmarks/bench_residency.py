@@ -6,6 +6,10 @@ fills, or one. Physical blocks are all followed: allocated, hit twice, and evict
 that come out must be those of the sample, or the benchmark ends with an error.
 
 Bytes are what tracemalloc counts, with the block's share of the table.
+
+The longest call is the CPU time of one item, for which the event loop waits, where as many blocks are
+tracked as may be: small items that make the sample halve, then one that empties the cache, and
+those that follow it.
 """
 
 from __future__ import annotations
@@ -16,15 +20,16 @@ import statistics
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
-from itertools import islice
+from itertools import count, islice
 from random import Random
 from typing import Literal
 
 from benchmarks.table import show
-from sidestep.residency import Lives, Residency
+from sidestep.residency.follower import Lives, Residency
 from sidestep.wire.blocks import (
     ALLOCATED,
     EVICTED,
+    RESET,
     TOUCHED,
     BlockEvents,
     CacheChange,
@@ -33,6 +38,8 @@ from sidestep.wire.blocks import (
 
 EVENTS = 4096
 """Of one item."""
+CALL = 64
+"""Events of an item whose call is timed: of one step."""
 BEHIND = 3
 """Items between a block's first event and its last."""
 ROOM = 1 << 40
@@ -47,6 +54,7 @@ def main() -> None:
     parser.add_argument("--hashes", type=int, default=16, help="of one change")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tracked", type=int, default=200_000, help="where bytes are counted")
+    parser.add_argument("--capacity", type=int, default=100_000, help="where calls are timed")
     args = parser.parse_args()
     rows: list[list[str]] = []
     for size in (args.hashes, 1):
@@ -54,17 +62,25 @@ def main() -> None:
         for rate in (0.01, 0.1, 1.0):
             speed = statistics.median(cached(changes, rate) for _ in range(args.rounds))
             what = f"cached hashes, {size} a change, rate {rate:g}"
-            rows.append([what, f"{speed / 1e6:.2f}", "", "" if rows else "> 1"])
+            rows.append([what, f"{speed / 1e6:.2f}", "", "", "" if rows else "> 1"])
     events = list(islice(block_items(), args.items))
     speed = statistics.median(physical(events) for _ in range(args.rounds))
-    rows.append(["physical blocks, all followed", f"{speed / 1e6:.2f}", "", ""])
+    rows.append(["physical blocks, all followed", f"{speed / 1e6:.2f}", "", "", ""])
     for what, fill in (("cached hash", fill_hashes), ("physical block", fill_blocks)):
         for hits in (0, 4):
             size = bytes_of(fill, args.tracked, hits)
-            rows.append([f"a {what} with {hits} hits", "", f"{size:.0f}", "< 300"])
+            rows.append([f"a {what} with {hits} hits", "", f"{size:.0f}", "", "< 300"])
+    calls: dict[str, list[list[float]]] = {}
+    for _ in range(args.rounds):
+        for what, spent_by in timed_calls(args.capacity):
+            calls.setdefault(what, []).append(spent_by)
+    for what, rounds in calls.items():
+        longest = statistics.median(max(each) for each in rounds)
+        rows.append([f"an item while {what}", "", "", f"{longest * 1e3:.1f}", ""])
     show(
-        f"CPU time over {args.items * EVENTS} events; bytes where {args.tracked} are tracked",
-        ("what", "Mevents/s a core", "bytes", "target"),
+        f"CPU time over {args.items * EVENTS} events; bytes where {args.tracked} are tracked,"
+        f" calls where {args.capacity} may be",
+        ("what", "Mevents/s a core", "bytes", "longest call ms", "target"),
         rows,
     )
     print("\nEvery lifetime of a followed block was told.")
@@ -189,6 +205,42 @@ def bytes_of(fill: Callable[[Residency, int, int], None], count: int, hits: int)
     if residency.tracked != count:
         raise SystemExit(f"{residency.tracked} of {count} blocks are tracked")
     return (after - before) / count
+
+
+def timed_calls(capacity: int) -> Iterator[tuple[str, list[float]]]:
+    """Seconds of each call in a part of a full house's life."""
+    residency = Residency(rate=1.0, scale=True, capacity=capacity)
+    numbers = count()
+
+    def allocate() -> BlockEvents:
+        blocks = list(islice(numbers, CALL))
+        stamps = [float(block) for block in blocks]
+        return BlockEvents(0, stamps[0], 1, 1.0, bytes([ALLOCATED]) * CALL, blocks, stamps)
+
+    while residency.tracked + CALL <= capacity:
+        residency.blocks(allocate())
+    items = [allocate() for _ in range(capacity // CALL)]
+    yield "the sample halves", [call(residency, item) for item in items]
+    if residency.halvings != 1:
+        raise SystemExit(f"the sample was halved {residency.halvings} times")
+    while residency.tracked + CALL <= capacity:
+        residency.blocks(allocate())
+    now = float(next(numbers))
+    yield (
+        "a cache is emptied",
+        [call(residency, BlockEvents(0, now, 1, 1.0, bytes([RESET]), [0], [now]))],
+    )
+    spent_after = []
+    while residency.tracked:
+        spent_after.append(call(residency, BlockEvents(0, now, 1, 1.0)))
+    yield "what it held is told", spent_after
+
+
+def call(residency: Residency, item: BlockEvents) -> float:
+    """Seconds of CPU time that following one item takes."""
+    started = time.process_time()
+    residency.blocks(item)
+    return time.process_time() - started
 
 
 if __name__ == "__main__":

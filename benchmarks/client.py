@@ -14,8 +14,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from sidestep.catalogue.model import Hook, Row
-from sidestep.lifecycle import Lifecycle
-from sidestep.outcomes import Outcomes
+from sidestep.lifecycle.machine import Lifecycle
+from sidestep.lifecycle.outcomes import Outcomes
 from sidestep.plan import Layout, Placed, Section
 from sidestep.registry import Engine
 from sidestep.wire.items import Item, VllmStep

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from hypothesis import strategies as st
 
-from sidestep.outcomes import Outcomes
+from sidestep.lifecycle.outcomes import Outcomes
 from sidestep.wire.requests import (
     Event,
     Finished,

@@ -10,11 +10,12 @@ from sidestep.apply import Applier
 from sidestep.catalogue import DIALECTS
 from sidestep.errors import WireError
 from sidestep.histogram import Histogram
-from sidestep.plan import OTHER, compile_layout
-from sidestep.registry import MAX_ENGINE_SERIES, MAX_OPEN_VALUES, Engine, Registry
+from sidestep.plan import compile_layout
+from sidestep.registry import MAX_ENGINE_SERIES, Engine, Registry
 from sidestep.render.text import render
 from sidestep.view import children, combined, families, is_shared, labels_of
 from sidestep.wire.items import Family, Item, Sample, Samples, VllmRejection, VllmSleep, VllmStep
+from sidestep.wire.limits import MAX_OPEN_VALUES, OTHER
 from sidestep.wire.messages import EngineInfo
 from sidestep.wire.vllm import (
     CacheStats,

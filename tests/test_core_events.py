@@ -10,6 +10,7 @@ from conftest import Start, until
 from sidestep.errors import WireError
 from sidestep.histogram import Histogram
 from sidestep.render.text import render
+from sidestep.residency.room import SLICE
 from sidestep.wire.blocks import (
     ALLOCATED,
     EVICTED,
@@ -161,6 +162,50 @@ def test_the_schedulers_requests_by_state(bench: Bench) -> None:
     }
 
 
+def test_a_deferred_request_that_was_preempted_is_one_request(bench: Bench) -> None:
+    """The states add up to what the scheduler has."""
+    bench.apply(
+        events(Queued(1, 1.0), Scheduled(1, 1.0), Preempted(1, 2.0)),
+        VllmStep(0, 2.0, 2.0, SchedulerStats(0, 0, 1)),
+    )
+
+    states = bench.values("sidestep_requests")
+    assert (0, 0, 1) == (states["waiting",], states["deferred",], states["preempted",])
+
+
+def test_an_engine_that_comes_back_without_tap_has_nothing_of_it(bench: Bench) -> None:
+    """What the tap's process told last is nobody's any more."""
+    bench.apply(
+        events(Queued(1, 1.0, adapter="old")),
+        BlockEvents(0, 1.0, 1, 1.0, bytes([ALLOCATED]), [1], [1.0]),
+        VllmStep(0, 2.0, 2.0, SchedulerStats(0, 1)),
+    )
+    assert bench.values("sidestep_requests") != {}
+
+    bench.engine(features=["lora"], info={"lora": {"max_lora": "2"}})
+    bench.apply(VllmStep(0, 3.0, 3.0, SchedulerStats(1, 4, running_lora_adapters={"new": 1})))
+
+    assert bench.values("sidestep_requests") == {}
+    assert bench.values("sidestep_lora_requests") == {("new", "running"): 1}
+    assert bench.values("sidestep_kv_tracked_blocks") == {}
+
+
+def test_a_cache_that_is_emptied_is_told_of_whatever_comes_next(bench: Bench) -> None:
+    """A slice with every item of the engine, though no block is touched any more."""
+    count = 3 * SLICE
+    for start in range(0, count, SLICE):
+        blocks = list(range(start, start + SLICE))
+        bench.apply(BlockEvents(0, 1.0, 1, 1.0, bytes([ALLOCATED] * SLICE), blocks, [1.0] * SLICE))
+    bench.apply(BlockEvents(0, 2.0, 1, 1.0, bytes([RESET]), [0], [2.0]))
+    first, _ = sample(bench, "sidestep_kv_block_reset_age_seconds")
+    for _ in range(4):
+        bench.apply(events())
+
+    assert first < count
+    assert sample(bench, "sidestep_kv_block_reset_age_seconds") == (count, float(count))
+    assert bench.value("sidestep_kv_tracked_blocks") == 0
+
+
 def test_an_engine_without_tap_has_no_states() -> None:
     """Its numbers do not tell preempted requests from others that wait."""
     bench = Bench()
@@ -226,15 +271,15 @@ def test_what_cannot_be_known_is_counted(bench: Bench) -> None:
 
 def test_blocks_that_the_tap_follows_feed_the_engines_families(bench: Bench) -> None:
     """As its own collector would; what that leaves out stands beside them."""
-    kinds = [ALLOCATED, TOUCHED, TOUCHED, EVICTED, ALLOCATED, RESET]
-    stamps = [1.0, 2.0, 5.0, 9.0, 9.0, 11.0]
-    bench.apply(BlockEvents(0, 1.0, 1, 0.5, bytes(kinds), [7] * 5 + [0], stamps))
+    kinds = [ALLOCATED, *[TOUCHED] * 5, EVICTED, ALLOCATED, RESET]
+    stamps = [1.0, 1.25, 2.0, 3.0, 4.0, 5.0, 9.0, 9.0, 11.0]
+    bench.apply(BlockEvents(0, 1.0, 1, 0.5, bytes(kinds), [7] * 8 + [0], stamps))
 
     assert sample(bench, "vllm:kv_block_lifetime_seconds") == (1, 8.0)
     assert sample(bench, "vllm:kv_block_idle_before_evict_seconds") == (1, 4.0)
-    assert sample(bench, "vllm:kv_block_reuse_gap_seconds") == (1, 3.0)
-    assert sample(bench, "sidestep_kv_block_reuse_gap_seconds") == (1, 3.0)
-    assert sample(bench, "sidestep_kv_block_reuses") == (1, 2.0)
+    assert sample(bench, "vllm:kv_block_reuse_gap_seconds") == (3, 3.0)
+    assert sample(bench, "sidestep_kv_block_reuse_gap_seconds") == (4, 3.75)
+    assert sample(bench, "sidestep_kv_block_reuses") == (1, 5.0)
     assert sample(bench, "sidestep_kv_block_reset_age_seconds") == (1, 2.0)
     assert sample(bench, "sidestep_kv_block_reset_idle_seconds") == (1, 2.0)
     assert bench.value("sidestep_kv_cache_resets_total") == 1
@@ -267,6 +312,7 @@ def test_uneven_columns_change_nothing(bench: Bench) -> None:
     items: list[Item] = [
         events(Queued(1, 1.0), Iteration(1.0, 1.0, 1.0, [Output(1.0, [1, 2], [3])])),
         BlockEvents(0, 1.0, 1, 1.0, b"\x00\x00", [1], [1.0]),
+        CacheEvents(0, 1.0, 1, [CacheChange("stored", 1.0, [1], "G\x00")]),
     ]
 
     for item in items:
@@ -289,3 +335,17 @@ async def test_events_travel_from_a_publisher_to_the_page(start: Start) -> None:
 
     assert 'vllm:generation_tokens_total{engine="0",model_name="m"} 1\n' in page
     assert "sidestep_iteration_prefill_requests_count" in page
+
+
+@pytest.mark.parametrize("core_last", [False, True])
+def test_a_front_ends_word_about_the_engine_replaces_the_cores(core_last: bool) -> None:
+    """Whoever greets last; without a front end the core's own word stands."""
+    bench = Bench()
+    said = [{"cache_config": {"size": "1"}}, {"core:cache_config": {"size": "2"}}]
+    bench.engine(info=said[1])
+    alone = render(bench.registry).decode()
+    for info in said if core_last else said[::-1]:
+        bench.engine(info=info)
+
+    assert 'vllm:cache_config_info{engine="0",size="2"} 1' in alone
+    assert 'vllm:cache_config_info{engine="0",size="1"} 1' in render(bench.registry).decode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ from sidestep.wire.items import Item, decode_item
 from sidestep.wire.requests import Finished, Iteration, Preempted, Queued, RequestEvents
 from sidestep.wire.vllm import FINISH_REASONS
 from sidestep_adapters.recording import Greeting, Items, read
-from sidestep_adapters.replay import Replay
+from sidestep_adapters.replay import Progress, Replay
 
 TOLERANCE = 1e-9
 """Relative, of sums."""
@@ -246,15 +247,32 @@ def test_a_step_of_several_api_servers_is_counted_once() -> None:
 async def test_a_recording_can_be_played_over_and_over(start: Start) -> None:
     """Each time all of it counts again: the numbers of its requests are another process's."""
     async with start() as exporter:
-        for _ in range(2):
+        for times in (1, 2):
             player = Replay(
-                recording("core_aborts"), exporter.endpoints[0], realtime=False, namespace="again"
+                recording("core_lora"), exporter.endpoints[0], realtime=False, namespace="again"
             )
-            await asyncio.to_thread(player.run)
+            halted = threading.Event()
+            rounds = _Counted(times, halted)
+            player.progress = rounds
+            await asyncio.to_thread(player.run, once=False, halted=halted)
         page = parse(await get(exporter.url))
-    once = await replayed(start, "core_aborts")
+    once = await replayed(start, "core_lora")
 
-    for name in ("vllm:generation_tokens", "vllm:request_success", "vllm:num_preemptions"):
-        assert 2 * total(once, name, f"{name}_total") == total(page, name, f"{name}_total")
-    untracked = "sidestep_untracked_requests"
-    assert 0 == total(page, untracked, f"{untracked}_total")
+    for name in ("vllm:generation_tokens", "vllm:request_success"):
+        assert 3 * total(once, name, f"{name}_total") == total(page, name, f"{name}_total")
+    # Nobody is left over, and no step comes before the one before it.
+    for name in ("sidestep_untracked_requests", "sidestep_refused_observations"):
+        assert 0 == total(page, name, f"{name}_total")
+
+
+class _Counted(Progress):
+    """Ends a replay after so many rounds."""
+
+    def __init__(self, times: int, halted: threading.Event) -> None:
+        super().__init__()
+        self._times, self._halted = times, halted
+
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, value)
+        if name == "rounds" and value == getattr(self, "_times", None):
+            self._halted.set()

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from schedulers import ABORT, WALL, Scheduler, actions, by_definition, found
 from sidestep.errors import WireError
-from sidestep.lifecycle import Lifecycle, Rules
-from sidestep.outcomes import Outcomes
-from sidestep.siblings import MAX_OPEN, Questions
+from sidestep.lifecycle.machine import Lifecycle, Rules
+from sidestep.lifecycle.outcomes import Outcomes
+from sidestep.lifecycle.siblings import MAX_OPEN, Questions
+from sidestep.wire.limits import MAX_OPEN_VALUES, OTHER
 from sidestep.wire.requests import (
     PREEMPTED,
     RUNNING,
@@ -220,6 +221,27 @@ def test_a_gap_before_several_tokens_counts_as_chosen(
     assert (4, 1.0) == (request.num_generation_tokens, request.mean_time_per_output_token)
 
 
+def test_what_is_said_twice_has_one_interval() -> None:
+    """Scheduled again without a preemption, or with the same output again."""
+    events: list[Event] = [
+        Queued(1, 1.0, WALL),
+        Scheduled(1, 1.0),
+        Preempted(1, 2.0),
+        Scheduled(1, 3.0),
+        Scheduled(1, 4.0),
+        step(5.0, 1),
+        step(6.0, 1),
+        step(6.0, 1),
+        step(6.0, 1, tokens=[2]),
+    ]
+
+    (outcome,) = play(events)
+
+    assert [1.0] == outcome.preempted_seconds
+    assert [1.0] == outcome.iteration.inter_token_latencies_iter
+    assert 2 == outcome.omitted
+
+
 def test_an_abort_is_counted_and_in_no_histogram() -> None:
     """Its reason is counted; what it had consumed stands apart; its question has no n."""
     events: list[Event] = [
@@ -304,11 +326,63 @@ def test_samples_of_one_question_may_be_on_several_engines(late: bool) -> None:
         (outcome,) = [lifecycle.apply(RequestEvents(0, 1.2, 1, list(events)))]
         assert [] == outcome.iteration.n_params_iter
 
-    ended = [lifecycle.apply(RequestEvents(0, 1.6, 1)).iteration for lifecycle in (here, there)]
+    ended = [lifecycle.apply(RequestEvents(0, 7.0, 1)).iteration for lifecycle in (here, there)]
 
     assert [[2], []] == [stats.n_params_iter for stats in (ended if late else ended[::-1])]
     assert [2] == [n for stats in ended for n in stats.max_num_generation_tokens_iter]
     assert {} == questions.groups
+
+
+def test_the_clocks_of_two_hosts_have_nothing_in_common() -> None:
+    """A question waits by the clock of the engine whose sample ended last, and a restart's is new."""
+    questions = Questions()
+    old, young = Lifecycle(questions=questions), Lifecycle(questions=questions)
+    old.apply(RequestEvents(0, 1e6, 1, [Queued(1, 1e6, WALL, group=7), end(1, 1e6 + 1)]))
+    young.apply(RequestEvents(0, 10.0, 1, [Queued(1, 10.0, WALL, group=7, sample=1)]))
+    young.apply(RequestEvents(0, 11.0, 1, [end(1, 11.0)]))
+
+    waited = young.apply(RequestEvents(0, 15.0, 1)).iteration.n_params_iter
+    ended = young.apply(RequestEvents(0, 16.0, 1)).iteration.n_params_iter
+
+    assert ([], [2]) == (waited, ended)
+
+    old.apply(RequestEvents(0, 1e6, 1, [Queued(2, 1e6, WALL, group=8), end(2, 1e6)]))
+    restarted = old.apply(RequestEvents(0, 1.0, 2, [Queued(1, 1.0, WALL)]))
+
+    assert [1] == restarted.iteration.n_params_iter
+    aged = old.apply(RequestEvents(0, 1e5, 2))
+    assert {"age": 1} == aged.untracked
+
+
+def test_adapters_are_limited_and_printable() -> None:
+    """Over the limit, or not printable, a name is one for all others."""
+    lifecycle = Lifecycle()
+    names = ["bad\n", *(f"a{number}" for number in range(MAX_OPEN_VALUES + 6)), "a0"]
+    queued: list[Event] = [Queued(n, 1.0, adapter=name) for n, name in enumerate(names)]
+
+    outcome = lifecycle.apply(RequestEvents(0, 1.0, 1, queued))
+
+    adapters = lifecycle.requests.adapters
+    assert MAX_OPEN_VALUES + 1 >= len(adapters)
+    assert 2 == adapters["a0", "waiting"]
+    assert outcome.limited == adapters[OTHER, "waiting"] > 6
+
+
+def test_what_another_engine_had_cached_is_reported() -> None:
+    """In place of what this one found, as the engine does."""
+    events: list[Event] = [
+        Queued(1, 1.0, WALL, 10),
+        Scheduled(1, 1.0),
+        step(2.0, 1, prompts=[Prompt(1, 1, 0, 9)]),
+        end(1, 2.0, cached_tokens=4),
+        Queued(2, 3.0, WALL, 10),
+        end(2, 4.0, cached_tokens=4),
+    ]
+
+    (outcome,) = play(events)
+
+    ended = outcome.iteration.finished_requests
+    assert [4, 0] == [request.num_cached_tokens for request in ended]
 
 
 def test_a_sample_without_its_first_has_no_question() -> None:

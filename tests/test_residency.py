@@ -8,7 +8,6 @@ import json
 import math
 import statistics
 import tracemalloc
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from random import Random
@@ -19,233 +18,49 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import DATA
+from kv_blocks import (
+    CACHED,
+    PHYSICAL,
+    Change,
+    Event,
+    NaiveBlocks,
+    NaiveCache,
+    Step,
+    any_blocks,
+    any_changes,
+    block_item,
+    cache_item,
+    cached,
+    chunks,
+    cleared,
+    crowd,
+    legal_blocks,
+    physical,
+    removed,
+    stored,
+    total,
+    values,
+)
 from sidestep.errors import WireError
-from sidestep.residency import CachedLives, Lives, Observation, Residency
+from sidestep.residency import room
+from sidestep.residency.follower import CachedLives, Lives, Observation, Residency
+from sidestep.residency.sampling import ALL, mix
 from sidestep.wire.blocks import (
     ALLOCATED,
     EVICTED,
     RESET,
     TOUCHED,
     BlockEvents,
-    CacheChange,
     CacheEvents,
 )
 from sidestep.wire.limits import MAX_LABELS
 
-Event = tuple[int, int, float]
-"""Kind, block, stamp."""
-Change = tuple[str, list[int], str, float]
-"""Kind, hashes, medium, stamp."""
-
-PHYSICAL = ("lifetimes", "idles", "last_gaps", "gaps", "reuses", "reset_ages", "reset_idles")
-CACHED = ("lifetimes", "idles", "gaps")
 UNBOUNDED = 1 << 40
 
 
 def residency(rate: float = 1.0, capacity: int = UNBOUNDED, scale: bool = True) -> Residency:
     """One that follows all, unless told otherwise."""
     return Residency(rate=rate, scale=scale, capacity=capacity)
-
-
-def block_item(events: list[Event], rate: float = 1.0, source: int = 1) -> BlockEvents:
-    """One item of these events."""
-    kinds = bytes(kind for kind, _, _ in events)
-    blocks = [block for _, block, _ in events]
-    return BlockEvents(0, 0.0, source, rate, kinds, blocks, [stamp for _, _, stamp in events])
-
-
-def cache_item(changes: list[Change], source: int = 1) -> CacheEvents:
-    """One item of these changes."""
-    structs = [
-        CacheChange(kind, stamp, hashes, medium)  # type: ignore[arg-type] # a plain string
-        for kind, hashes, medium, stamp in changes
-    ]
-    return CacheEvents(0, 0.0, source, structs)
-
-
-def stored(hashes: list[int], stamp: float, medium: str = "GPU") -> CacheEvents:
-    """One change."""
-    return cache_item([("stored", hashes, medium, stamp)])
-
-
-def removed(hashes: list[int], stamp: float, medium: str = "GPU") -> CacheEvents:
-    """One change."""
-    return cache_item([("removed", hashes, medium, stamp)])
-
-
-def cleared(medium: str, stamp: float) -> CacheEvents:
-    """One change."""
-    return cache_item([("cleared", [], medium, stamp)])
-
-
-def values(observed: list[Observation]) -> list[float]:
-    """Without what they stand for, in an order of their own."""
-    return sorted(value for value, _ in observed)
-
-
-def total(observed: list[Observation]) -> int:
-    """Blocks that all of them stand for."""
-    return sum(count for _, count in observed)
-
-
-def physical(out: Lives) -> dict[str, Any]:
-    """What physical blocks have shown, without order."""
-    return {"resets": out.resets} | {kind: values(getattr(out, kind)) for kind in PHYSICAL}
-
-
-def cached(out: Lives) -> dict[str, dict[str, list[float]]]:
-    """What each medium has shown, without order."""
-    return {
-        name: {kind: values(getattr(lives, kind)) for kind in CACHED}
-        for name, lives in out.cached.items()
-    }
-
-
-def gaps_of(hits: list[float]) -> list[float]:
-    """Differences of neighbours."""
-    return [later - earlier for earlier, later in pairwise(hits)]
-
-
-def known_hits(birth: float, stamps: list[float]) -> list[float]:
-    """Hits that are not before what the life had seen already."""
-    known: list[float] = []
-    for stamp in stamps:
-        if stamp >= max([birth, *known]):
-            known.append(stamp)
-    return known
-
-
-class NaiveBlocks:
-    """The definitions: a life is its list of events, looked at as a whole when it is over."""
-
-    def __init__(self, events: list[Event]) -> None:
-        self.out: dict[str, Any] = {"resets": 0} | {kind: [] for kind in PHYSICAL}
-        self.unknown = self.abandoned = 0
-        self.open: dict[int, list[float]] = {}
-        for kind, block, stamp in events:
-            if kind == RESET:
-                for life in self.open.values():
-                    self._end(life, stamp, "reset_ages", "reset_idles")
-                self.open.clear()
-                self.out["resets"] += 1
-            elif kind == ALLOCATED:
-                if block in self.open:
-                    self.abandoned += 1
-                    self._hits(self.open[block])
-                self.open[block] = [stamp]
-            elif block not in self.open:
-                self.unknown += 1
-            elif kind == TOUCHED:
-                self.open[block].append(stamp)
-            else:
-                life = self.open.pop(block)
-                hits = self._end(life, stamp, "lifetimes", "idles")
-                self.out["last_gaps"] += gaps_of(hits[-4:])
-                self.out["reuses"].append(len(life) - 1)
-        for life in self.open.values():
-            self._hits(life)
-        self.out = {
-            kind: sorted(seen) if isinstance(seen, list) else seen
-            for kind, seen in self.out.items()
-        }
-
-    def _hits(self, life: list[float]) -> list[float]:
-        birth, *stamps = life
-        hits = known_hits(birth, stamps)
-        self.unknown += len(stamps) - len(hits)
-        self.out["gaps"] += gaps_of(hits)
-        return hits
-
-    def _end(self, life: list[float], stamp: float, age: str, idle: str) -> list[float]:
-        hits = self._hits(life)
-        last = max([life[0], *hits])
-        if stamp < last:
-            self.unknown += 1
-        else:
-            self.out[age].append(stamp - life[0])
-            self.out[idle].append(stamp - last)
-        return hits
-
-
-class NaiveCache:
-    """The same of hashes in media."""
-
-    def __init__(self, changes: list[Change]) -> None:
-        self.unknown = self.unknown_removals = 0
-        self.seen: dict[str, dict[str, list[float]]] = defaultdict(lambda: {k: [] for k in CACHED})
-        lives: dict[tuple[str, int], list[float]] = {}
-        for kind, hashes, medium, stamp in changes:
-            if kind == "cleared":
-                for key in [key for key in lives if medium in ("", key[0])]:
-                    self._over(key[0], lives.pop(key), None)
-            for key in [(medium, value) for value in hashes]:
-                if kind == "stored":
-                    lives.setdefault(key, []).append(stamp)
-                elif kind == "removed" and key in lives:
-                    self._over(medium, lives.pop(key), stamp)
-                elif kind == "removed":
-                    self.unknown_removals += 1
-        self.tracked = len(lives)
-        for (medium, _), life in lives.items():
-            self._over(medium, life, None)
-        self.out = {
-            medium: {kind: sorted(of_kind) for kind, of_kind in kinds.items()}
-            for medium, kinds in self.seen.items()
-            if any(kinds.values())
-        }
-
-    def _over(self, medium: str, life: list[float], stamp: float | None) -> None:
-        birth, *stamps = life
-        hits = known_hits(birth, stamps)
-        last = max([birth, *hits])
-        self.unknown += len(stamps) - len(hits)
-        self.seen[medium]["gaps"] += gaps_of(hits)
-        if stamp is None:
-            return
-        if stamp < last:
-            self.unknown += 1
-        else:
-            self.seen[medium]["lifetimes"].append(stamp - birth)
-            self.seen[medium]["idles"].append(stamp - last)
-
-
-@st.composite
-def legal_blocks(draw: st.DrawFn) -> list[Event]:
-    """What an engine does: allocate what is free, hit and evict what is not."""
-    resident: set[int] = set()
-    events: list[Event] = []
-    now = draw(st.floats(0, 1e6))
-    for step in draw(st.lists(st.tuples(st.floats(0, 100), st.integers(0, 99), st.booleans()))):
-        advance, choice, again = step
-        now += advance
-        block = choice % 6
-        if choice == 99:
-            events.append((RESET, 0, now))
-            resident.clear()
-        elif block not in resident:
-            events.append((ALLOCATED, block, now))
-            resident.add(block)
-        elif again or choice % 4:
-            events.append((TOUCHED, block, now))
-        else:
-            events.append((EVICTED, block, now))
-            resident.remove(block)
-    return events
-
-
-# Few stamps and blocks: what is rare in an engine comes at every turn.
-stamps = st.one_of(st.integers(0, 12).map(float), st.floats(0, 1e15))
-any_blocks = st.lists(st.tuples(st.integers(ALLOCATED, RESET), st.integers(0, 4), stamps))
-kinds_of_change = st.sampled_from(["stored", "stored", "removed", "cleared"])
-any_changes = st.lists(
-    st.tuples(
-        kinds_of_change,
-        st.lists(st.integers(0, 5), max_size=5),
-        st.sampled_from(["GPU", "CPU", ""]),
-        stamps,
-    )
-)
-chunks = st.lists(st.integers(0, 30))
 
 
 def chunked(events: list[Any], sizes: list[int]) -> Iterator[list[Any]]:
@@ -329,6 +144,94 @@ def test_how_events_are_packed_changes_nothing(
     assert parts.tracked == whole.tracked <= capacity
     assert (parts.ratio, parts.halvings) == (whole.ratio, whole.halvings)
     assert (parts.unknown, parts.abandoned) == (whole.unknown, whole.abandoned)
+
+
+def follow(ours: Residency, played: list[Step]) -> list[Lives]:
+    """What ``ours`` tells; it never holds more than it may."""
+    outs = []
+    for what, content, source in played:
+        if what == "rate":
+            ours.rate = content
+        elif what == "blocks":
+            outs.append(ours.blocks(block_item(content, 0.5, source)))
+        else:
+            outs.append(ours.cache(cache_item(content, source)))
+        assert ours.tracked <= ours._room.capacity
+    return outs
+
+
+@pytest.mark.parametrize("few", [0, 1, 3])
+@pytest.mark.parametrize("capacity", [4, 12, 30])
+def test_lives_that_go_late_are_as_if_they_had_gone_at_once(
+    few: int, capacity: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However few are looked at after a call, the same is told, and nothing else is known."""
+    at_a_time = room.SLICE
+    rest: Step = ("cache", [], 1)
+    halvings = 0
+    for seed in range(40):
+        played = list(crowd(Random(seed)))
+        at_once, late = (residency(0.8, capacity) for _ in range(2))
+
+        monkeypatch.setattr(room, "SLICE", few)
+        outs = follow(late, played)
+        monkeypatch.setattr(room, "SLICE", at_a_time)
+        outs += follow(late, [rest])
+
+        assert merged(outs) == merged(follow(at_once, [*played, rest]))
+        assert late.tracked == at_once.tracked
+        assert (late.ratio, late.halvings) == (at_once.ratio, at_once.halvings)
+        assert (late.unknown, late.abandoned) == (at_once.unknown, at_once.abandoned)
+        halvings += late.halvings
+
+    assert halvings >= 40
+
+
+def test_a_reset_is_told_in_slices() -> None:
+    """No call takes time for a whole cache: the rest is told by those that follow, of any kind."""
+    ours = residency()
+    blocks = range(4 * room.SLICE)
+    ours.blocks(block_item([(ALLOCATED, block, 1.0) for block in blocks]))
+
+    outs = [ours.blocks(block_item([(RESET, 0, 3.0)]))]
+    left = ours.tracked
+    outs += [ours.cache(cache_item([])) for _ in range(4)]
+
+    assert [len(out.reset_ages) for out in outs] == [*[room.SLICE] * 4, 0]
+    assert [out.resets for out in outs] == [1, 0, 0, 0, 0]
+    assert (left, ours.tracked) == (3 * room.SLICE, 0)
+
+
+def test_hashes_outside_of_a_lower_rate_go_in_slices() -> None:
+    """Setting it costs nothing; each call that follows looks at some."""
+    ours, fresh = residency(), residency(0.5)
+    hashes = list(range(4 * room.SLICE))
+    for each in (ours, fresh):
+        each.cache(stored(hashes, 1.0))
+
+    ours.rate = 0.5
+    tracked = [ours.tracked]
+    for _ in range(5):
+        ours.cache(cache_item([]))
+        tracked.append(ours.tracked)
+
+    assert tracked[0] == len(hashes)
+    assert all(0 < before - after < room.SLICE for before, after in pairwise(tracked[:5]))
+    assert tracked[4] == tracked[5] == fresh.tracked
+
+
+def test_a_life_that_needs_the_place_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a reset took makes room for what comes; the sample is not halved for it."""
+    monkeypatch.setattr(room, "SLICE", 0)
+    ours = residency(capacity=100)
+    ours.blocks(block_item([(ALLOCATED, block, 1.0) for block in range(100)]))
+
+    at_reset = ours.blocks(block_item([(RESET, 0, 3.0)]))
+    held = ours.tracked
+    after = ours.blocks(block_item([(ALLOCATED, block, 4.0) for block in range(60)]))
+
+    assert (len(at_reset.reset_ages), held) == (0, 100)
+    assert (len(after.reset_ages), ours.tracked, ours.halvings) == (60, 100, 0)
 
 
 def test_the_last_four_hits_as_the_engine_has_them() -> None:
@@ -590,6 +493,7 @@ class Run:
     def __init__(self, seed: int, rate: float, capacity: int, *, by_hash: bool) -> None:
         random = Random(seed)
         self.ours = residency(rate, capacity)
+        self.capacity = capacity
         events: list[tuple[float, bool, int]] = []
         lifetimes: list[float] = []
         for _ in range(2000):
@@ -608,7 +512,7 @@ class Run:
             out = self.ours.cache((removed if end else stored)([block], stamp))
             if "GPU" in out.cached:
                 observed += out.cached["GPU"].lifetimes
-            assert self.ours.tracked <= self.ours._capacity
+            assert self.ours.tracked <= self.capacity
         return observed
 
     def _physical(
@@ -622,7 +526,7 @@ class Run:
             if block in sent:
                 event = (EVICTED if end else ALLOCATED), block, stamp
                 observed += self.ours.blocks(block_item([event], rate)).lifetimes
-            assert self.ours.tracked <= self.ours._capacity
+            assert self.ours.tracked <= self.capacity
         return observed
 
 
@@ -685,6 +589,33 @@ def test_blocks_that_were_let_go_are_not_unknown() -> None:
     assert halvings >= 3
     assert explained == 0
     assert ours.unknown == 1
+
+
+def test_a_reset_does_not_end_thinning() -> None:
+    """Blocks that begin after it are let go as before, and are not unknown for that."""
+    ours = residency(capacity=10)
+    ours.blocks(block_item([(ALLOCATED, block, 1.0) for block in range(100)]))
+    ratio = ours.ratio
+
+    ours.blocks(block_item([(RESET, 0, 2.0)]))
+    ours.blocks(block_item([(ALLOCATED, block, 3.0) for block in range(40)]))
+    out = ours.blocks(block_item([(EVICTED, block, 4.0) for block in range(40)]))
+
+    assert 0 < len(out.lifetimes) < 40
+    assert (ours.ratio, ours.unknown, ours.tracked) == (ratio, 0, 0)
+
+
+def test_a_hash_that_was_let_go_is_not_followed_anew_in_the_same_change() -> None:
+    """It was in the sample when the change was looked at, and is not since another halved it."""
+    outside = [value for value in range(100) if mix(value) >= ALL // 2]
+    within = next(value for value in range(100) if mix(value) < ALL // 2)
+    ours = residency(capacity=2)
+    ours.cache(stored(outside[:2], 1.0))
+
+    ours.cache(stored([within, *outside[:2]], 2.0))
+
+    assert (ours.halvings, ours.tracked) == (1, 1)
+    assert ours.cache(removed(outside, 3.0)) == Lives()
 
 
 def test_setting_the_rate_ends_thinning() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -187,7 +188,7 @@ class _Frames:
             raise ConfigError(f"{path}: the recording is empty")
         self.total = sum(len(record.items) for record in self.records)
         self._publishers: dict[str, Publisher] = {}
-        self._round = 0
+        self._round = secrets.randbits(32)
         try:
             for record in self.records:
                 for raw in record.items:

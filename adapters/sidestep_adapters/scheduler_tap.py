@@ -33,6 +33,7 @@ from sidestep.wire.requests import (
     RequestEvents,
     Scheduled,
 )
+from sidestep.wire.vllm import FINISH_REASONS
 from sidestep_adapters.translate import printable
 
 Raw = tuple[Callable[..., Event | None], Any]
@@ -40,6 +41,9 @@ Raw = tuple[Callable[..., Event | None], Any]
 
 _SAMPLE = re.compile(r"(\d+)_(.+)", re.DOTALL)
 """Id of a parallel sample: its number, and its question's id."""
+LONG = 0.05
+"""Seconds after which a step's beginning is told of before its end."""
+STOP = FINISH_REASONS.index("stop")
 _monotonic, _wall = time.monotonic, time.time
 
 
@@ -66,6 +70,8 @@ class SchedulerTap:
         self._raw: list[Raw] = []
         self._ended: list[Raw] = []
         self._updating = False
+        self._flushed_at = 0.0
+        self._ending = ""
         self._started: deque[tuple[Any, float]] = deque(maxlen=64)
         # The publisher's thread alone knows these.
         self._numbers: dict[str, int] = {}
@@ -77,9 +83,15 @@ class SchedulerTap:
     # On the step's thread.
 
     def queued(self, request: Any) -> None:
-        """A request entered the queue, or a session went on."""
+        """A request entered the queue, or a session went on.
+
+        A session's next input may come with its last output, which it follows.
+        """
         try:
-            self._raw.append((self._queued, (request, request.events[-1].timestamp)))
+            stamp = request.events[-1].timestamp
+            known = (request, stamp, request.arrival_time, request.num_prompt_tokens)
+            target = self._ended if self._updating else self._raw
+            target.append((self._queued, known))
         except Exception:  # noqa: BLE001 - an exception here kills the engine
             self._fail("a queued request could not be recorded")
 
@@ -98,15 +110,22 @@ class SchedulerTap:
             for request_id in _resumed(output.scheduled_cached_reqs):
                 stamp = requests[request_id].events[-1].timestamp
                 raw.append((self._scheduled, (request_id, stamp)))
-            if raw:
+            # With the step's own events, but for a step that takes its time.
+            if raw and started - self._flushed_at > LONG:
                 self._flush()
         except Exception:  # noqa: BLE001 - likewise
             self._fail("a batch could not be recorded")
 
+    def ending(self, request_id: str) -> None:
+        """A session's user has said that no more input comes; vLLM ends it as an abort."""
+        self._ending = request_id
+
     def freed(self, request: Any) -> None:
         """A request has ended, whichever way."""
         target = self._ended if self._updating else self._raw
-        target.append((self._finished, (request, _monotonic(), _wall())))
+        stopped = bool(self._ending) and request.request_id == self._ending
+        self._ending = ""
+        target.append((self._finished, (request, _monotonic(), _wall(), stopped)))
 
     def updating(self) -> None:
         """The scheduler takes in a step's output from now on."""
@@ -136,7 +155,13 @@ class SchedulerTap:
 
     def _flush(self) -> None:
         raw, self._raw = self._raw, []
+        self._flushed_at = _monotonic()
         self._push(partial(self._items, raw))
+
+    def flush(self) -> None:
+        """Push what happened since the last step; there will be no other."""
+        if self._raw:
+            self._flush()
 
     # In the publisher's thread.
 
@@ -147,7 +172,23 @@ class SchedulerTap:
     def again(self) -> list[RequestEvents]:
         """The requests in the scheduler, for an exporter that has not heard of them."""
         stamp = _monotonic()
-        return self._cut([_alive(n, request, stamp) for n, request in self._requests.items()])
+        raw = [(_alive, (number, request, stamp)) for number, request in self._requests.items()]
+        return self._items(raw)
+
+    def resync(self) -> list[RequestEvents]:
+        """Begin anew after events were dropped: an end among them would never be heard.
+
+        What the exporter follows is cut off, by a new source, and it hears who is there.
+        """
+        for number, request in list(self._requests.items()):
+            if request.is_finished():
+                del self._requests[number]
+                self._numbers.pop(request.request_id, None)
+                self._unprompted.discard(request.request_id)
+                self._corrupted.discard(number)
+        self._numbers = {r.request_id: number for number, r in self._requests.items()}
+        self._source = secrets.randbits(40)
+        return self.again() or [self.tick()]
 
     def _items(self, raw: Iterable[Raw]) -> list[RequestEvents]:
         events: list[Event] = []
@@ -175,7 +216,7 @@ class SchedulerTap:
             number = self._numbers[request_id] = self._last
         return number
 
-    def _queued(self, request: Any, stamp: float) -> Queued:
+    def _queued(self, request: Any, stamp: float, arrival: float, tokens: int) -> Queued:
         number = self._number(request.request_id)
         self._requests[number] = request
         self._unprompted.add(request.request_id)
@@ -183,8 +224,8 @@ class SchedulerTap:
         return Queued(
             number,
             stamp,
-            request.arrival_time,
-            request.num_prompt_tokens,
+            arrival,
+            tokens,
             _adapter(request),
             group,
             sample,
@@ -265,7 +306,7 @@ class SchedulerTap:
             return None
         return Prompt(number, self._requests[number].num_prompt_tokens - cached, cached)
 
-    def _finished(self, request: Any, stamp: float, wall: float) -> Finished:
+    def _finished(self, request: Any, stamp: float, wall: float, stopped: bool) -> Finished:
         number = self._number(request.request_id)
         del self._numbers[request.request_id]
         self._requests.pop(number, None)
@@ -278,7 +319,7 @@ class SchedulerTap:
             number,
             stamp,
             wall,
-            int(request.get_finished_reason() or 0),
+            STOP if stopped else int(request.get_finished_reason() or STOP),
             request.num_prompt_tokens,
             request.num_output_tokens,
             request.num_preemptions,
@@ -286,6 +327,7 @@ class SchedulerTap:
             bool(getattr(sampling, "stop", None)),
             corrupted,
             "prompt_too_long" if ignored else "",
+            _cached_elsewhere(request),
         )
 
 
@@ -298,6 +340,15 @@ def _resumed(cached: Any) -> Iterable[str]:
         return [name for name, again in zip(cached.req_ids, flags, strict=False) if again]
     names: Iterable[str] = known
     return names
+
+
+def _cached_elsewhere(request: Any) -> int | None:
+    """What vLLM reports as cached of a prompt that another engine has computed."""
+    params = getattr(request, "kv_transfer_params", None)
+    if not isinstance(params, dict) or not params.get("do_remote_prefill"):
+        return None
+    cached = params.get("remote_prefill_cached_tokens")
+    return cached if isinstance(cached, int) and cached >= 0 else None
 
 
 def _adapter(request: Any) -> str:

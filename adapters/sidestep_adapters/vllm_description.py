@@ -90,15 +90,18 @@ def namespace() -> str:
     return os.environ.get("SIDESTEP_NAMESPACE") or socket.gethostname()
 
 
-def describe(config: Any, engines: Iterable[int]) -> Description:
-    """Read a ``VllmConfig``; options that its release does not have are off."""
+def describe(config: Any, engines: Iterable[int], *, core: bool = False) -> Description:
+    """Read a ``VllmConfig``; options that its release does not have are off.
+
+    ``core``: for the tap, which need not ask whether it is there.
+    """
     model = config.model_config
     observability = getattr(config, "observability_config", None)
     speculative = getattr(config, "speculative_config", None)
     lora = getattr(config, "lora_config", None)
     transfer = getattr(config, "kv_transfer_config", None)
     diffusion = bool(getattr(model, "is_diffusion", False))
-    tapped = is_tapped(config)
+    tapped = core or is_tapped(config)
     options = {
         "spec_decode": speculative is not None and not diffusion,
         "diffusion": diffusion,
@@ -127,10 +130,12 @@ def describe(config: Any, engines: Iterable[int]) -> Description:
     )
 
 
-def with_cache(description: Description, config: Any) -> Description:
+def with_cache(description: Description, config: Any, prefix: str = "") -> Description:
     """``description`` with the cache configuration, every field of it, as a label."""
     labels = {name: printable(value) for name, value in config.cache_config.metrics_info().items()}
-    return dataclasses.replace(description, info={**description.info, "cache_config": labels})
+    return dataclasses.replace(
+        description, info={**description.info, f"{prefix}cache_config": labels}
+    )
 
 
 def served_name(name: Any) -> str:

@@ -6,6 +6,7 @@ never reaches it. Each field has one owner, so that nothing is counted twice.
 
 from __future__ import annotations
 
+import importlib
 from typing import Any, Literal
 
 Role = Literal["alone", "core", "front_end"]
@@ -28,10 +29,18 @@ UNOWNED = frozenset({"iteration_details"})
 
 
 def is_tapped(config: Any) -> bool:
-    """Whether a ``VllmConfig`` names our scheduler."""
+    """Whether a ``VllmConfig`` names our scheduler, or one that derives from it."""
     chosen = getattr(getattr(config, "scheduler_config", None), "scheduler_cls", None)
     if isinstance(chosen, str):
-        return chosen.rpartition(".")[0] == SCHEDULER_MODULE
+        module, _, name = chosen.rpartition(".")
+        if module == SCHEDULER_MODULE:
+            return True
+        if not module or module.startswith("vllm."):
+            return False
+        try:
+            chosen = getattr(importlib.import_module(module), name)
+        except Exception:  # noqa: BLE001 - it is vLLM's to complain of it
+            return False
     return any(kind.__module__ == SCHEDULER_MODULE for kind in getattr(chosen, "__mro__", ()))
 
 

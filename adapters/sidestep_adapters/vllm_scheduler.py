@@ -14,6 +14,7 @@ from typing import Any
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from sidestep.wire.items import Samples
+from sidestep.wire.messages import CORE_INFO
 from sidestep_adapters.block_tap import BlockTap
 from sidestep_adapters.process_metrics import ProcessTap
 from sidestep_adapters.push import Publisher
@@ -31,52 +32,85 @@ class _Core:
     """All that the tap of one engine's core consists of."""
 
     def __init__(self, config: Any, kv_cache_manager: Any) -> None:
-        description = with_cache(describe(config, [_rank(config)]), config)
-        process = ProcessTap("core")
-        self.publisher = Publisher(
-            endpoint(),
-            description.core_stream,
-            description.engine_infos,
-            extra=lambda: [
-                Samples(0, time.monotonic(), process.families()),
-                self.requests.tick(),
-            ],
-            again=lambda: [*self.requests.again(), *self.stats.again()],
+        # A few of its fields are another's in the front end, which the engine's page shows.
+        description = with_cache(describe(config, [_rank(config)], core=True), config, CORE_INFO)
+        self._process = ProcessTap("core")
+        self._rank = description.engines[0]
+        self._held: list[Any] = []
+        self._updating = False
+        self._dropped = 0
+        self.requests = SchedulerTap(
+            self._push, self._fail, nan_check="nan_check" in description.features
         )
-        push, fail = self.publisher.push, self.publisher.fail
-        self.requests = SchedulerTap(push, fail, nan_check="nan_check" in description.features)
         self.stats = VllmTap(
-            push,
-            fail,
+            self._push,
+            self._fail,
             description.engines,
             role="core",
             connector=description.connector,
             diffusion="diffusion" in description.features,
         )
-        self._rank = description.engines[0]
-        self._held: list[Any] = []
         self._blocks: BlockTap | None = None
         pool: Any = getattr(kv_cache_manager, "block_pool", None)
         if getattr(pool, "metrics_collector", pool) is None:
             # Otherwise --kv-cache-metrics is on: the engine samples, at its own rate.
-            self._blocks = pool.metrics_collector = BlockTap(push)
+            self._blocks = BlockTap(self._push)
+        # The last: its thread asks the others for more.
+        self.publisher = Publisher(
+            endpoint(),
+            description.core_stream,
+            description.engine_infos,
+            extra=self._extra,
+            again=lambda: [*self.requests.again(), *self.stats.again()],
+        )
+        if self._blocks is not None:
+            pool.metrics_collector = self._blocks
 
-    def hold(self, stats: Any) -> None:
-        """Stats were made; they go out after the events that led to them."""
-        self._held.append(stats)
+    def updating(self) -> None:
+        """The scheduler takes in a step's output from now on."""
+        self._updating = True
+        self.requests.updating()
 
-    def flush(self) -> None:
-        """A step is over."""
+    def updated(self, batch: Any, outputs: Any) -> None:
+        """The step is over."""
+        self._updating = False
+        self.requests.updated(batch, outputs)
         held, self._held = self._held, []
         for stats in held:
-            self.stats.record(stats, None, None, self._rank)
+            self.record(stats)
         if self._blocks is None:
             return
         try:
             # An exporter that names no rate knows nothing of blocks.
             self._blocks.flush(self.publisher.kv_sample_rate or 0.0)
         except Exception:  # noqa: BLE001 - an exception here kills the engine
-            self.publisher.fail("block events could not be pushed")
+            self._fail("block events could not be pushed")
+
+    def record(self, stats: Any) -> None:
+        """Stats were made; those of a step go out after the events that led to them."""
+        if self._updating:
+            self._held.append(stats)
+        else:
+            self.stats.record(stats, None, None, self._rank)
+
+    def close(self) -> None:
+        """Send what is left, and say goodbye."""
+        self.requests.flush()
+        self.publisher.close()
+
+    def _extra(self) -> list[Any]:
+        """About once a second, in the publisher's thread."""
+        more = [self.requests.tick()]
+        if self.publisher.dropped != self._dropped:
+            self._dropped = self.publisher.dropped
+            more = self.requests.resync()
+        return [Samples(0, time.monotonic(), self._process.families()), *more]
+
+    def _push(self, item: Any) -> None:
+        self.publisher.push(item)
+
+    def _fail(self, what: str) -> None:
+        self.publisher.fail(what)
 
 
 class _Tapped(Base):  # type: ignore[misc]
@@ -100,6 +134,8 @@ class _Tapped(Base):  # type: ignore[misc]
     def add_request(self, request: Any) -> None:
         """A new request, or more input for one that is known."""
         known = request.request_id in self.requests
+        if self._core is not None and known and not getattr(request, "resumable", True):
+            self._core.requests.ending(request.request_id)
         super().add_request(request)
         if self._core is not None and not known:
             self._core.requests.queued(request)
@@ -117,17 +153,16 @@ class _Tapped(Base):  # type: ignore[misc]
         core = self._core
         if core is None:
             return super().update_from_output(scheduler_output, *args, **kwargs)
-        core.requests.updating()
+        core.updating()
         outputs = super().update_from_output(scheduler_output, *args, **kwargs)
-        core.requests.updated(scheduler_output, outputs)
-        core.flush()
+        core.updated(scheduler_output, outputs)
         return outputs
 
     def make_stats(self, *args: Any, **kwargs: Any) -> Any:
         """What was counted since the last time."""
         stats = super().make_stats(*args, **kwargs)
         if self._core is not None and stats is not None:
-            self._core.hold(stats)
+            self._core.record(stats)
         return stats if self._log_to_front_end else None
 
     def _preempt_request(self, request: Any, timestamp: float, *args: Any, **kwargs: Any) -> None:
@@ -150,7 +185,7 @@ class _Tapped(Base):  # type: ignore[misc]
         """Send what is left, and say goodbye."""
         super().shutdown()
         if self._core is not None:
-            self._core.publisher.close()
+            self._core.close()
 
 
 class SidestepScheduler:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sidestep.core_hooks import CoreHooks
 from sidestep.errors import CatalogueError
-from sidestep.outcomes import Outcomes
+from sidestep.lifecycle.outcomes import Outcomes
 from sidestep.reads import compile_reads
 from sidestep.registry import Engine, Registry
 from sidestep.samples import add_samples
@@ -58,6 +58,9 @@ class Applier:
                 self._vllm.sleep(engine, item)
             case VllmRejection():
                 self._vllm.reject(engine, item)
+        if engine.blocks is not None and engine.blocks.waiting:
+            # A cache that was emptied is told of a slice at a time, whatever comes next.
+            self._core.blocks(engine, engine.blocks, engine.blocks.tell())
 
     def _step(self, engine: Engine, item: VllmStep) -> None:
         # What is left of an oversized step has neither gauges nor a step to count.

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
 from sidestep.histogram import Histogram
-from sidestep.outcomes import Outcomes
+from sidestep.lifecycle.outcomes import Outcomes
 from sidestep.plan import Layout
 from sidestep.registry import Engine, Registry
-from sidestep.residency import CachedLives, Lives, Observation, Residency
+from sidestep.residency.follower import CachedLives, Lives, Observation, Residency
 
 CACHED = "sidestep_kv_cached_block_{}_seconds"
 
@@ -51,6 +51,7 @@ class CoreHooks:
             self.registry.add(engine, self.refused, reason, count)
         for reason, count in outcomes.untracked.items():
             self.registry.add(engine, self.untracked, reason, count)
+        self.registry.limited += outcomes.limited
         if outcomes.omitted:
             _increase(engine, self.omitted, outcomes.omitted)
 
@@ -58,8 +59,11 @@ class CoreHooks:
         """The scheduler's requests by state; its own counts take preempted ones for waiting."""
         if engine.requests is None:
             return
-        preempted = engine.requests.requests.preempted
-        numbers = (max(waiting - preempted, 0), deferred, preempted, running, 0)
+        # It waits like any other, or is deferred, by the scheduler's own account.
+        preempted = min(engine.requests.requests.preempted, waiting + deferred)
+        among_deferred = max(preempted - waiting, 0)
+        waits = waiting - (preempted - among_deferred)
+        numbers = (waits, deferred - among_deferred, preempted, running, 0)
         for slot, number in zip(self.states, numbers, strict=False):
             engine.values[slot] = number
 

@@ -31,11 +31,9 @@ from sidestep.catalogue.model import (
     Sampled,
 )
 from sidestep.errors import CatalogueError
-from sidestep.outcomes import Outcomes
+from sidestep.lifecycle.outcomes import Outcomes
 from sidestep.wire.items import VllmStep
-
-OTHER = "__other__"
-"""The label value that takes what no other may."""
+from sidestep.wire.limits import OTHER
 
 STEPS: Mapping[str, tuple[type[msgspec.Struct], ...]] = {"vllm": (VllmStep, Outcomes)}
 """The structs whose fields a dialect's paths name."""

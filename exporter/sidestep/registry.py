@@ -7,22 +7,22 @@ from collections import deque
 from collections.abc import Mapping
 
 from sidestep.buckets import DEFAULTS, Bounds
+from sidestep.catalogue.engine_core import FEATURE as ENGINE_CORE
 from sidestep.catalogue.model import ENGINE_LABELS, Kind, Row
 from sidestep.errors import WireError
 from sidestep.histogram import Histogram
-from sidestep.lifecycle import Lifecycle, Rules
-from sidestep.plan import OTHER, Layout, Placed
-from sidestep.residency import Residency
-from sidestep.siblings import Questions
-from sidestep.wire.messages import EngineInfo
+from sidestep.lifecycle.machine import Lifecycle, Rules
+from sidestep.lifecycle.siblings import Questions
+from sidestep.plan import Layout, Placed
+from sidestep.residency.follower import Residency
+from sidestep.wire.limits import MAX_OPEN_VALUES, OTHER
+from sidestep.wire.messages import CORE_INFO, EngineInfo
 
 Number = int | float
 Key = tuple[str, ...]
 
 ORIGIN = "origin"
 """Label of the later of two engines that would look alike: its identity."""
-MAX_OPEN_VALUES = 64
-"""Children of a family whose label values nobody knows beforehand, per engine."""
 MAX_ENGINES = 1024
 MAX_OPEN_FAMILIES = 512
 MAX_ENGINE_SERIES = 2000
@@ -84,6 +84,8 @@ class Engine:
     Attributes:
         labels: What every series carries: engine and model_name, and an origin
             where another engine would show the same.
+        said: Info metrics as all its streams told them.
+        info: Info metrics by short name, as they are shown.
         values: Scalars by slot; None is no sample.
         histograms: By slot; None is not shown yet.
         keyed: Scalars with open label values, by slot and own label values.
@@ -121,6 +123,7 @@ class Engine:
         "prefix_hits",
         "requests",
         "restarts",
+        "said",
         "seen",
         "series",
         "streams",
@@ -134,7 +137,8 @@ class Engine:
         self.id = info.id
         self.layout = layout
         self.labels: dict[str, str] = dict(info.labels)
-        self.info = info.info
+        self.said: Mapping[str, Mapping[str, str]] = {}
+        self.info: Mapping[str, Mapping[str, str]] = {}
         self.features: frozenset[str] = frozenset()
         self.closed: Mapping[str, list[str]] = {}
         self.overrides = overrides
@@ -162,10 +166,17 @@ class Engine:
 
         A histogram whose bounds changed starts anew: its counts cannot be moved.
         """
-        self.info = info.info
+        # In this order: a front end's word replaces the core's, whoever greets last.
+        self.said = {**self.said, **info.info}
+        core = {name: said for name, said in self.said.items() if name.startswith(CORE_INFO)}
+        own = {name: said for name, said in self.said.items() if name not in core}
+        self.info = {**{name.removeprefix(CORE_INFO): core[name] for name in core}, **own}
         self.text.clear()
         self.frames.clear()
-        self.features = frozenset(info.features)
+        features = frozenset(info.features)
+        if ENGINE_CORE in self.features - features:
+            self._forget_core()
+        self.features = features
         self.closed = info.closed
         sent = {name: tuple(bounds) for name, bounds in info.bounds.items()}
         self.bounds = {**DEFAULTS, **sent, **self.overrides}
@@ -174,6 +185,12 @@ class Engine:
             # What describes itself is shown at 0 for an option only: most of it nobody ever has.
             if row.feature in self.features or (not row.feature and placed.where != "sampled"):
                 self.show(placed)
+
+    def _forget_core(self) -> None:
+        """The engine came back without a tap: nobody tells of its requests and blocks."""
+        self.requests = self.blocks = None
+        for slot in self.layout.hooks["requests_by_state"].slots:
+            self.values[slot] = None
 
     def show(self, placed: Placed) -> None:
         """Start ``placed``'s counters and histograms at 0 where the engine does; gauges wait."""

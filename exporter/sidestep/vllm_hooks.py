@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from sidestep.plan import OTHER, Layout
-from sidestep.registry import MAX_OPEN_VALUES, Engine, HitWindow, Registry
+from sidestep.plan import Layout
+from sidestep.registry import Engine, HitWindow, Registry
 from sidestep.wire.items import VllmRejection, VllmSleep, VllmStep
+from sidestep.wire.limits import MAX_OPEN_VALUES, OTHER
 from sidestep.wire.vllm import CacheStats, IterationStats, SchedulerStats
 
 

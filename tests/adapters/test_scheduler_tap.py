@@ -44,6 +44,7 @@ class Bench:
 
     def items(self) -> list[RequestEvents]:
         """The items of all that was pushed since the last time, through the wire."""
+        self.tap.flush()
         pushed, self.pushed[:] = self.pushed[:], []
         made = [decode_item(encode_item(item)) for make in pushed for item in make()]
         return [item for item in made if isinstance(item, RequestEvents)]
@@ -65,6 +66,7 @@ class Bench:
             sampling_params=SimpleNamespace(max_tokens=50, stop=[]),
             status=SimpleNamespace(name="WAITING"),
             get_finished_reason=lambda: 1,
+            is_finished=lambda: False,
         )
         vars(request).update(more)
         self.requests[name] = request
@@ -225,14 +227,14 @@ def test_parallel_samples_are_told_by_their_ids(name: str, lone: bool) -> None:
     bench = Bench()
     bench.ask(name)
     bench.ask("1_x")
+    bench.ask("1_y")
     bench.schedule()
 
-    one, other = bench.events()
+    one, other, another = (event for event in bench.events() if isinstance(event, Queued))
 
-    assert isinstance(one, Queued)
-    assert isinstance(other, Queued)
     assert (one.group == 0) is lone
     assert lone or (one.group, 0, 1) == (other.group, one.sample, other.sample)
+    assert another.group not in {one.group, other.group}
 
 
 def test_what_a_request_asked_for_is_said_at_its_end() -> None:
@@ -293,6 +295,86 @@ def test_a_crowd_is_cut_into_items_that_the_wire_takes() -> None:
     bench.schedule()
 
     assert [MAX_EVENTS, 10] == [len(item.events) for item in bench.items()]
+
+
+def test_a_sessions_next_input_follows_its_last_output() -> None:
+    """Where it was queued already, vLLM goes on with it before the step is over."""
+    bench = Bench()
+    request = bench.ask("a", num_prompt_tokens=5)
+    batch = bench.schedule("a", a=5)
+    bench.tap.updating()
+    request.arrival_time, request.num_prompt_tokens = 200.0, 9
+    bench.tap.queued(request)
+    bench.update(batch, {"a": 1})
+
+    first, _, step, again = bench.events()
+
+    assert isinstance(first, Queued)
+    assert isinstance(step, Iteration)
+    assert isinstance(again, Queued)
+    assert [(100.0, 5), (200.0, 9)] == [(q.arrival, q.prompt_tokens) for q in (first, again)]
+
+
+def test_the_end_of_a_sessions_input_is_no_abort() -> None:
+    """Though vLLM ends it by that call; another request's abort stays one."""
+    bench = Bench()
+    for name in "ab":
+        bench.ask(name, get_finished_reason=lambda: ABORT)
+    bench.tap.ending("a")
+    bench.tap.freed(bench.requests["a"])
+    bench.tap.ending("nobody")
+    bench.tap.freed(bench.requests["b"])
+
+    ends = [event for event in bench.events() if isinstance(event, Finished)]
+
+    assert [0, ABORT] == [end.reason for end in ends]
+
+
+def test_what_another_engine_had_cached_is_what_is_reported() -> None:
+    """A prompt that came over the network was computed, and cached, elsewhere."""
+    bench = Bench()
+    params: list[Any] = [
+        {"do_remote_prefill": True, "remote_prefill_cached_tokens": 3},
+        {"do_remote_prefill": False, "remote_prefill_cached_tokens": 3},
+        {"do_remote_prefill": True, "remote_prefill_cached_tokens": "3"},
+        None,
+    ]
+    for number, given in enumerate(params):
+        bench.tap.freed(bench.ask(str(number), kv_transfer_params=given))
+
+    ends = [event for event in bench.events() if isinstance(event, Finished)]
+
+    assert [3, None, None, None] == [end.cached_tokens for end in ends]
+
+
+def test_after_a_drop_all_begins_anew() -> None:
+    """Ends that were dropped are not waited for; who is there is said under another source."""
+    bench = Bench()
+    for name in "abc":
+        bench.ask(name)
+    bench.schedule("a", "b", "c")
+    before = bench.items()
+    bench.requests["b"].is_finished = lambda: True
+
+    (item,) = bench.tap.resync()
+    bench.tap.freed(bench.requests["c"])
+    bench.tap.flush()
+    (later,) = bench.items()
+
+    assert [1, 3] == [event.request for event in item.events if isinstance(event, Alive)]
+    assert item.source != before[0].source
+    assert later.source == item.source
+    assert {"a": 1} == bench.tap._numbers
+    assert {1} == bench.tap._requests.keys()
+
+
+def test_nobody_there_is_said_as_well() -> None:
+    """A new source cuts off whom the exporter still follows."""
+    bench = Bench()
+
+    (item,) = bench.tap.resync()
+
+    assert [] == item.events
 
 
 def test_another_exporter_is_told_who_is_there() -> None:
@@ -371,7 +453,25 @@ def test_an_old_release_says_only_how_much_of_a_prompt_was_cached() -> None:
     old = SimpleNamespace(request_id="a", new_token_ids=[1], num_cached_tokens=3)
     mute = SimpleNamespace(request_id="b", new_token_ids=[1])
     bench.tap.updated(batch, {0: SimpleNamespace(timestamp=3.0, outputs=[old, mute])})
+    bench.tap.updated(batch, {0: SimpleNamespace(timestamp=4.0, outputs=[old])})
 
-    (step,) = (event for event in bench.events() if isinstance(event, Iteration))
+    first, second = (event for event in bench.events() if isinstance(event, Iteration))
 
-    assert [Prompt(1, 4, 3)] == step.prompts
+    assert [Prompt(1, 4, 3)] == first.prompts
+    assert [] == second.prompts
+
+
+def test_a_step_is_timed_by_its_own_batch() -> None:
+    """Batches are scheduled ahead of their output, and one may never come back."""
+    bench = Bench()
+    bench.ask("a")
+    lost, kept = bench.schedule(a=1), bench.schedule(a=1)
+    started = 1.5
+    for number, (batch, at) in enumerate(list(bench.tap._started)):
+        bench.tap._started[number] = (batch, at + number)
+    bench.update(kept, {"a": 1})
+    bench.update(lost, {"a": 1})
+
+    first, second = (event for event in bench.events() if isinstance(event, Iteration))
+
+    assert (started + 1, second.stamp) == (first.started, second.started)

@@ -127,6 +127,10 @@ OfOurs.__module__ = SCHEDULER_MODULE
         (OfOurs, True),
         (type("Derived", (OfOurs,), {}), True),
         (SimpleNamespace, False),
+        (f"{__name__}.OfOurs", True),
+        ("schedulers.Scheduler", False),
+        ("no_such_module.Scheduler", False),
+        ("nothing", False),
     ],
 )
 def test_the_configuration_says_whether_the_core_is_tapped(chosen: Any, ours: bool) -> None:

@@ -237,7 +237,8 @@ async def test_an_exporter_that_comes_in_the_middle(
         async with Client(server.base) as client:
             asks = [Ask(client.text(20), LONG) for _ in range(24)]
             asking = asyncio.create_task(client.ask_all(asks))
-            await settled_alone(first, lambda page: value(page, "vllm:generation_tokens") > 100)
+            begun = "vllm:time_to_first_token_seconds"
+            await settled_alone(first, lambda page: count(page, begun) == len(asks))
             first.kill()
             async with ExporterProcess(endpoint, log) as second:
                 await second.started()
@@ -287,14 +288,14 @@ class Both:
         core, pool = scheduler._core, scheduler.kv_cache_manager.block_pool
         core._blocks = BlockTap(core.publisher.push)
         pool.metrics_collector = Pair(pool.metrics_collector, core._blocks)
-        hold = core.hold
+        record = core.record
 
         def without_evictions(stats):
             ours = copy.copy(stats)
             ours.kv_cache_eviction_events = []
-            hold(ours)
+            record(ours)
 
-        core.hold = without_evictions
+        core.record = without_evictions
         return scheduler
 """
 """A scheduler whose blocks both collectors follow; what vLLM's own finds goes to its page alone."""

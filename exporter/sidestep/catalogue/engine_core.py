@@ -79,8 +79,9 @@ ROWS: tuple[Row, ...] = (
         "refused_requests_total",
         "counter",
         Hook("refused_requests"),
-        "Requests turned away without being worked on: too long for the engine, or by the"
-        " front end because its queue was full.",
+        "Requests turned away without being worked on: by the front end because its queue"
+        " was full, or by the engine's core as too long, which no release up to 0.33 does:"
+        " there the front end answers 400 before either counts.",
         label="reason",
         closed=REFUSALS,
         feature="",

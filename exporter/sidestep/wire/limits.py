@@ -19,6 +19,10 @@ MAX_LABELS = 128
 MAX_LABEL_CHARS = 256
 MAX_FAMILIES = 256
 MAX_BOUNDS = 256
+MAX_OPEN_VALUES = 64
+"""Label values that nobody knows beforehand, per family and engine."""
+OTHER = "__other__"
+"""The label value that takes what no other may."""
 COUNT_LIMIT = 1 << 40
 """No delta, gauge or id of one item is larger: 2**40 tokens a step is not an engine."""
 FLOPS_LIMIT = 1 << 62

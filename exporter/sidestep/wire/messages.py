@@ -30,6 +30,9 @@ from sidestep.wire.limits import (
 Bounds = Annotated[list[Number], Meta(min_length=1, max_length=MAX_BOUNDS)]
 
 
+CORE_INFO = "core:"
+
+
 class EngineInfo(msgspec.Struct, array_like=True, gc=False):
     """One engine that a stream feeds.
 
@@ -37,7 +40,9 @@ class EngineInfo(msgspec.Struct, array_like=True, gc=False):
         id: Identity over restarts and over streams: namespace, model, rank.
         dialect: Which catalogue its items belong to, such as ``vllm``.
         labels: The labels every one of its series carries.
-        info: Info metrics by short name, such as ``cache_config``: their labels.
+        info: Info metrics by short name, such as ``cache_config``: their labels. What
+            an engine's core says, under a name that begins with ``core:``, yields to
+            what a front end says under the name itself.
         bounds: Bucket bounds by bucket family where they differ from the default.
         features: Options that are on; families that need one appear at once.
         closed: Label values known beforehand by label name, so that their

@@ -125,6 +125,8 @@ class Finished(msgspec.Struct, array_like=True, gc=False, tag=5):
         stop_strings: It asked for stop strings, which the front end looks for.
         corrupted: Its logits held a NaN.
         refused: Why it was turned away without being worked on, or empty.
+        cached_tokens: Prompt tokens cached, where not what its ``Prompt`` says is
+            reported but what another engine, which computed the prompt, had cached.
     """
 
     request: Count
@@ -138,6 +140,7 @@ class Finished(msgspec.Struct, array_like=True, gc=False, tag=5):
     stop_strings: bool = False
     corrupted: bool = False
     refused: Text = ""
+    cached_tokens: Count | None = None
 
 
 class Alive(msgspec.Struct, array_like=True, gc=False, tag=6):

@@ -14,9 +14,9 @@ import dataclasses
 from typing import Literal
 
 from sidestep.errors import WireError
-from sidestep.inflight import UNKNOWN, InFlight, Request
-from sidestep.outcomes import AbortedRequest, IterationShape, Outcomes
-from sidestep.siblings import Questions, Siblings
+from sidestep.lifecycle.inflight import UNKNOWN, InFlight, Request
+from sidestep.lifecycle.outcomes import AbortedRequest, IterationShape, Outcomes
+from sidestep.lifecycle.siblings import Questions, Siblings
 from sidestep.wire.requests import (
     PREEMPTED,
     RUNNING,
@@ -97,6 +97,7 @@ class Lifecycle:
             self._take(event)
             self._pass_time(event.stamp)
         self._pass_time(item.stamp)
+        out.limited, self.requests.limited = self.requests.limited, 0
         out.untracked = {why: n for why, n in self.requests.untracked.items() if n}
         self.requests.untracked.clear()
         for samples, tokens in self._siblings.observed:
@@ -109,13 +110,14 @@ class Lifecycle:
         self._source = source
         self._step_at = None
         for request in self.requests.live.values():
-            self._leave(request, aborted=True)
+            self._leave(request, 0.0, aborted=True)
         self.requests.clear()
+        self._siblings.clear()
 
     def _pass_time(self, now: float) -> None:
         self._siblings.pass_time(now)
         for request in self.requests.too_old(now):
-            self._leave(request, aborted=True)
+            self._leave(request, now, aborted=True)
 
     def _take(self, event: Event) -> None:
         match event:
@@ -142,10 +144,10 @@ class Lifecycle:
             if request is None:
                 return
             request.whole = True
-            request.adapter = event.adapter
+            request.adapter = self.requests.adapter(event.adapter)
             request.lone = not event.group
             if event.group:
-                request.group = self._siblings.join(event.group, event.sample, event.stamp)
+                request.group = self._siblings.join(event.group, event.sample)
         request.fresh = True
         request.queued = event.stamp
         request.arrival = event.arrival or None
@@ -177,7 +179,7 @@ class Lifecycle:
         # One whose events reached us before this may have had output since it was said.
         if request is None or request.state != UNKNOWN:
             return
-        request.adapter = event.adapter
+        request.adapter = self.requests.adapter(event.adapter)
         request.arrival = event.arrival or None
         # One that still waits its turn has not been scheduled, and had no output.
         request.fresh = event.state == WAITING and request.last is None
@@ -273,10 +275,10 @@ class Lifecycle:
     def _shape(self, event: Iteration) -> None:
         """The numbers of the step itself, as its requests were before its output."""
         batch, tokens = event.batch
-        interval = self._between(self._step_at, event.stamp)
-        self._step_at = event.stamp
         if not batch:
             return
+        interval = self._between(self._step_at, event.stamp)
+        self._step_at = event.stamp
         prefilling = self.requests.prefilling
         prefill = prefilling.intersection(batch) if prefilling else ()
         total = sum(tokens) if tokens else len(batch)
@@ -310,7 +312,7 @@ class Lifecycle:
         else:
             self._complete(event, request)
         if request is not None:
-            self._leave(request, aborted=aborted)
+            self._leave(request, event.stamp, aborted=aborted)
 
     def _abort(self, event: Finished, request: Request | None) -> None:
         """Counted, and in no request histogram, as in the engine."""
@@ -339,6 +341,8 @@ class Lifecycle:
             finished.num_generation_tokens = request.tokens
         if request.whole or request.first is not None:
             finished.num_cached_tokens = request.cached
+        if event.cached_tokens is not None and request.first is not None:
+            finished.num_cached_tokens = event.cached_tokens
         finished.e2e_latency = self._between(request.arrival, event.wall)
         finished.queued_time = self._between(request.queued, request.scheduled)
         finished.prefill_time = self._between(request.scheduled, request.first)
@@ -348,11 +352,11 @@ class Lifecycle:
             more = request.tokens - 1
             finished.mean_time_per_output_token = decode / more if more > 0 else 0.0
 
-    def _leave(self, request: Request, *, aborted: bool) -> None:
+    def _leave(self, request: Request, now: float, *, aborted: bool) -> None:
         """Its question's ``n``, once all samples have ended; a lone request's at once."""
         if request.group is not None:
             again = request.last != request.first
-            self._siblings.leave(request.group, request.tokens, aborted=aborted, outputs=again)
+            self._siblings.leave(request.group, now, request.tokens, aborted=aborted, outputs=again)
         elif request.lone and not aborted:
             self._observe_group(1, request.tokens)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from sidestep.siblings import Group
+from sidestep.lifecycle.siblings import Group
+from sidestep.wire.limits import MAX_OPEN_VALUES, OTHER, is_printable
 from sidestep.wire.requests import PREEMPTED, RUNNING, WAITING
 
 UNKNOWN = -1
@@ -59,6 +60,7 @@ class InFlight:
         preempted: How many wait because they were preempted.
         waiting_tokens: Tokens of all that wait.
         adapters: How many by LoRA adapter and state, ``running`` or ``waiting``.
+        limited: Requests whose adapter is ``__other__``, since this was last set to 0.
         untracked: Requests whose intervals cannot all be known, by reason, since
             this was last emptied; each once.
     """
@@ -70,6 +72,7 @@ class InFlight:
         self.prefilling: set[int] = set()
         self.preempted = self.waiting_tokens = 0
         self.adapters: dict[tuple[str, str], int] = {}
+        self.limited = 0
         self.untracked: Counter[str] = Counter()
         self._given_up: set[int] = set()
         self._check_at = 0.0
@@ -85,11 +88,20 @@ class InFlight:
     def known(self, number: int, now: float) -> Request | None:
         """The request of that number, adopted in its middle if need be; None if given up."""
         request = self.live.get(number)
-        if request is None and number not in self._given_up:
-            request = self.adopt(number, now)
-            if request is not None:
-                self.untracked["unknown"] += 1
-        return request
+        if request is not None or number in self._given_up or len(self.live) >= self.capacity:
+            return request
+        self.untracked["unknown"] += 1
+        return self.adopt(number, now)
+
+    def adapter(self, name: str) -> str:
+        """``name`` as a label value: one of a limited number, and printable."""
+        if not name:
+            return name
+        known = {adapter for adapter, _ in self.adapters}
+        if is_printable(name) and (name in known or len(known) < MAX_OPEN_VALUES):
+            return name
+        self.limited += 1
+        return OTHER
 
     def move(self, number: int, request: Request, state: int) -> None:
         """Give ``request`` its new state in every count that knows of it."""
@@ -134,6 +146,7 @@ class InFlight:
         self.adapters.clear()
         self._given_up.clear()
         self.preempted = self.waiting_tokens = 0
+        self._check_at = 0.0
 
     def _give_up(self, number: int, reason: str) -> None:
         """Count a request once, whatever is heard of it later."""

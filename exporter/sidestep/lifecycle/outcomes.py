@@ -48,6 +48,7 @@ class Outcomes(msgspec.Struct):
         refused: Requests turned away, by reason.
         untracked: Requests whose intervals cannot all be known, by reason.
         omitted: Intervals left out because they would have been negative.
+        limited: Requests whose adapter went to ``__other__``.
     """
 
     iteration: IterationStats
@@ -58,3 +59,4 @@ class Outcomes(msgspec.Struct):
     refused: dict[str, int] = {}
     untracked: dict[str, int] = {}
     omitted: int = 0
+    limited: int = 0

@@ -6,8 +6,8 @@ in any order. The question counts for the engine whose sample ended last.
 
 from __future__ import annotations
 
-TOGETHER = 0.5
-"""Seconds in which all samples of one question have reached their queues."""
+TOGETHER = 5.0
+"""Seconds after a sample's end in which its siblings have reached a queue, and we heard of it."""
 MAX_OPEN = 4096
 
 
@@ -15,12 +15,12 @@ class Group:
     """The samples of one question, of whichever engine."""
 
     __slots__ = (
-        "aborted", "closed", "highest", "live", "longest", "number", "queued", "samples", "waits",
+        "aborted", "closed", "deadline", "highest", "live", "longest", "number", "samples", "waits",
     )  # fmt: skip
 
-    def __init__(self, number: int, queued: float) -> None:
+    def __init__(self, number: int) -> None:
         self.number = number
-        self.queued = queued
+        self.deadline = 0.0
         self.live = self.samples = self.longest = 0
         self.highest = -1
         self.aborted = self.closed = False
@@ -55,11 +55,11 @@ class Siblings:
         self._open: dict[int, Group] = {}
         questions.engines += 1
 
-    def join(self, number: int, sample: int, queued: float) -> Group:
+    def join(self, number: int, sample: int) -> Group:
         """The group of a sample that was queued here."""
         group = self._questions.groups.get(number)
         if group is None:
-            group = self._questions.groups[number] = Group(number, queued)
+            group = self._questions.groups[number] = Group(number)
         if group.waits is not None:
             del group.waits._open[number]
             group.waits = None
@@ -68,7 +68,7 @@ class Siblings:
         group.highest = max(group.highest, sample)
         return group
 
-    def leave(self, group: Group, tokens: int, *, aborted: bool, outputs: bool) -> None:
+    def leave(self, group: Group, now: float, tokens: int, *, aborted: bool, outputs: bool) -> None:
         """A sample ended here after ``tokens``; ``outputs``: it had more than one output."""
         group.live -= 1
         group.aborted = group.aborted or aborted
@@ -82,14 +82,23 @@ class Siblings:
             return
         self._open[group.number] = group
         group.waits = self
+        # By this engine's clock: another host's may be any other.
+        group.deadline = now + TOGETHER
         if len(self._open) > MAX_OPEN:
             self._end(next(iter(self._open.values())))
 
     def pass_time(self, now: float) -> None:
         """End the questions that no sample joins any more."""
-        for group in list(self._open.values()) if self._open else ():
-            if now >= group.queued + TOGETHER:
-                self._end(group)
+        while self._open:
+            group = next(iter(self._open.values()))
+            if now < group.deadline:
+                break
+            self._end(group)
+
+    def clear(self) -> None:
+        """End all that wait here: this engine's clock may start anew."""
+        while self._open:
+            self._end(next(iter(self._open.values())))
 
     def _end(self, group: Group) -> None:
         del self._questions.groups[group.number]

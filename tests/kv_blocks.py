@@ -1,0 +1,258 @@
+"""KV blocks whose events are whatever they are told to be, and what follows by definition."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+from hypothesis import strategies as st
+
+from sidestep.residency.follower import Lives, Observation
+from sidestep.wire.blocks import (
+    ALLOCATED,
+    EVICTED,
+    RESET,
+    TOUCHED,
+    BlockEvents,
+    CacheChange,
+    CacheEvents,
+)
+
+Event = tuple[int, int, float]
+"""Kind, block, stamp."""
+Change = tuple[str, list[int], str, float]
+"""Kind, hashes, medium, stamp."""
+
+PHYSICAL = ("lifetimes", "idles", "last_gaps", "gaps", "reuses", "reset_ages", "reset_idles")
+CACHED = ("lifetimes", "idles", "gaps")
+
+
+def block_item(events: list[Event], rate: float = 1.0, source: int = 1) -> BlockEvents:
+    """One item of these events."""
+    kinds = bytes(kind for kind, _, _ in events)
+    blocks = [block for _, block, _ in events]
+    return BlockEvents(0, 0.0, source, rate, kinds, blocks, [stamp for _, _, stamp in events])
+
+
+def cache_item(changes: list[Change], source: int = 1) -> CacheEvents:
+    """One item of these changes."""
+    structs = [
+        CacheChange(kind, stamp, hashes, medium)  # type: ignore[arg-type] # a plain string
+        for kind, hashes, medium, stamp in changes
+    ]
+    return CacheEvents(0, 0.0, source, structs)
+
+
+def stored(hashes: list[int], stamp: float, medium: str = "GPU") -> CacheEvents:
+    """One change."""
+    return cache_item([("stored", hashes, medium, stamp)])
+
+
+def removed(hashes: list[int], stamp: float, medium: str = "GPU") -> CacheEvents:
+    """One change."""
+    return cache_item([("removed", hashes, medium, stamp)])
+
+
+def cleared(medium: str, stamp: float) -> CacheEvents:
+    """One change."""
+    return cache_item([("cleared", [], medium, stamp)])
+
+
+def values(observed: list[Observation]) -> list[float]:
+    """Without what they stand for, in an order of their own."""
+    return sorted(value for value, _ in observed)
+
+
+def total(observed: list[Observation]) -> int:
+    """Blocks that all of them stand for."""
+    return sum(count for _, count in observed)
+
+
+def physical(out: Lives) -> dict[str, Any]:
+    """What physical blocks have shown, without order."""
+    return {"resets": out.resets} | {kind: values(getattr(out, kind)) for kind in PHYSICAL}
+
+
+def cached(out: Lives) -> dict[str, dict[str, list[float]]]:
+    """What each medium has shown, without order."""
+    return {
+        name: {kind: values(getattr(lives, kind)) for kind in CACHED}
+        for name, lives in out.cached.items()
+    }
+
+
+def gaps_of(hits: list[float]) -> list[float]:
+    """Differences of neighbours."""
+    return [later - earlier for earlier, later in pairwise(hits)]
+
+
+def known_hits(birth: float, stamps: list[float]) -> list[float]:
+    """Hits that are not before what the life had seen already."""
+    known: list[float] = []
+    for stamp in stamps:
+        if stamp >= max([birth, *known]):
+            known.append(stamp)
+    return known
+
+
+class NaiveBlocks:
+    """The definitions: a life is its list of events, looked at as a whole when it is over."""
+
+    def __init__(self, events: list[Event]) -> None:
+        self.out: dict[str, Any] = {"resets": 0} | {kind: [] for kind in PHYSICAL}
+        self.unknown = self.abandoned = 0
+        self.open: dict[int, list[float]] = {}
+        for kind, block, stamp in events:
+            if kind == RESET:
+                for life in self.open.values():
+                    self._end(life, stamp, "reset_ages", "reset_idles")
+                self.open.clear()
+                self.out["resets"] += 1
+            elif kind == ALLOCATED:
+                if block in self.open:
+                    self.abandoned += 1
+                    self._hits(self.open[block])
+                self.open[block] = [stamp]
+            elif block not in self.open:
+                self.unknown += 1
+            elif kind == TOUCHED:
+                self.open[block].append(stamp)
+            else:
+                life = self.open.pop(block)
+                hits = self._end(life, stamp, "lifetimes", "idles")
+                self.out["last_gaps"] += gaps_of(hits[-4:])
+                self.out["reuses"].append(len(life) - 1)
+        for life in self.open.values():
+            self._hits(life)
+        self.out = {
+            kind: sorted(seen) if isinstance(seen, list) else seen
+            for kind, seen in self.out.items()
+        }
+
+    def _hits(self, life: list[float]) -> list[float]:
+        birth, *stamps = life
+        hits = known_hits(birth, stamps)
+        self.unknown += len(stamps) - len(hits)
+        self.out["gaps"] += gaps_of(hits)
+        return hits
+
+    def _end(self, life: list[float], stamp: float, age: str, idle: str) -> list[float]:
+        hits = self._hits(life)
+        last = max([life[0], *hits])
+        if stamp < last:
+            self.unknown += 1
+        else:
+            self.out[age].append(stamp - life[0])
+            self.out[idle].append(stamp - last)
+        return hits
+
+
+class NaiveCache:
+    """The same of hashes in media."""
+
+    def __init__(self, changes: list[Change]) -> None:
+        self.unknown = self.unknown_removals = 0
+        self.seen: dict[str, dict[str, list[float]]] = defaultdict(lambda: {k: [] for k in CACHED})
+        lives: dict[tuple[str, int], list[float]] = {}
+        for kind, hashes, medium, stamp in changes:
+            if kind == "cleared":
+                for key in [key for key in lives if medium in ("", key[0])]:
+                    self._over(key[0], lives.pop(key), None)
+            for key in [(medium, value) for value in hashes]:
+                if kind == "stored":
+                    lives.setdefault(key, []).append(stamp)
+                elif kind == "removed" and key in lives:
+                    self._over(medium, lives.pop(key), stamp)
+                elif kind == "removed":
+                    self.unknown_removals += 1
+        self.tracked = len(lives)
+        for (medium, _), life in lives.items():
+            self._over(medium, life, None)
+        self.out = {
+            medium: {kind: sorted(of_kind) for kind, of_kind in kinds.items()}
+            for medium, kinds in self.seen.items()
+            if any(kinds.values())
+        }
+
+    def _over(self, medium: str, life: list[float], stamp: float | None) -> None:
+        birth, *stamps = life
+        hits = known_hits(birth, stamps)
+        last = max([birth, *hits])
+        self.unknown += len(stamps) - len(hits)
+        self.seen[medium]["gaps"] += gaps_of(hits)
+        if stamp is None:
+            return
+        if stamp < last:
+            self.unknown += 1
+        else:
+            self.seen[medium]["lifetimes"].append(stamp - birth)
+            self.seen[medium]["idles"].append(stamp - last)
+
+
+@st.composite
+def legal_blocks(draw: st.DrawFn) -> list[Event]:
+    """What an engine does: allocate what is free, hit and evict what is not."""
+    resident: set[int] = set()
+    events: list[Event] = []
+    now = draw(st.floats(0, 1e6))
+    for step in draw(st.lists(st.tuples(st.floats(0, 100), st.integers(0, 99), st.booleans()))):
+        advance, choice, again = step
+        now += advance
+        block = choice % 6
+        if choice == 99:
+            events.append((RESET, 0, now))
+            resident.clear()
+        elif block not in resident:
+            events.append((ALLOCATED, block, now))
+            resident.add(block)
+        elif again or choice % 4:
+            events.append((TOUCHED, block, now))
+        else:
+            events.append((EVICTED, block, now))
+            resident.remove(block)
+    return events
+
+
+# Few stamps and blocks: what is rare in an engine comes at every turn.
+stamps = st.one_of(st.integers(0, 12).map(float), st.floats(0, 1e15))
+any_blocks = st.lists(st.tuples(st.integers(ALLOCATED, RESET), st.integers(0, 4), stamps))
+kinds_of_change = st.sampled_from(["stored", "stored", "removed", "cleared"])
+any_changes = st.lists(
+    st.tuples(
+        kinds_of_change,
+        st.lists(st.integers(0, 5), max_size=5),
+        st.sampled_from(["GPU", "CPU", ""]),
+        stamps,
+    )
+)
+chunks = st.lists(st.integers(0, 30))
+
+Step = tuple[str, Any, int]
+"""What to do, with what, and the source that does it."""
+
+
+def crowd(random: Random) -> Iterator[Step]:
+    """More lives than there is room for, on both sides, whose ends and new beginnings mix."""
+    now = 0.0
+    kinds = [*[ALLOCATED] * 4, *[TOUCHED] * 8, *[EVICTED] * 2]
+    for _ in range(60):
+        source = 1 + (random.random() < 0.05)
+        choice = random.random()
+        if choice < 0.1:
+            yield "rate", random.choice([0.2, 0.5, 0.5, 0.8, 1.0]), source
+            continue
+        events: list[Event] = []
+        changes: list[Change] = []
+        for _ in range(random.randrange(8)):
+            now += 1.0
+            events.append((random.choice(kinds), random.randrange(25), now))
+            kind = random.choice(["stored", "stored", "removed"])
+            hashes = [random.randrange(60) for _ in range(random.randrange(6))]
+            changes.append((kind, hashes, random.choice(["GPU", "CPU"]), now))
+        if choice > 0.95:
+            events.append((RESET, 0, now))
+            changes.append(("cleared", [], random.choice(["", "GPU"]), now))
+        yield ("blocks", events, source) if random.random() < 0.5 else ("cache", changes, source)
