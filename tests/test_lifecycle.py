@@ -326,10 +326,13 @@ def test_samples_of_one_question_may_be_on_several_engines(late: bool) -> None:
         (outcome,) = [lifecycle.apply(RequestEvents(0, 1.2, 1, list(events)))]
         assert [] == outcome.iteration.n_params_iter
 
-    ended = [lifecycle.apply(RequestEvents(0, 7.0, 1)).iteration for lifecycle in (here, there)]
+    ticks = [
+        [lifecycle.apply(RequestEvents(0, now, 1)).iteration for now in (7.0, 8.0)]
+        for lifecycle in (there, here, there)
+    ]
 
-    assert [[2], []] == [stats.n_params_iter for stats in (ended if late else ended[::-1])]
-    assert [2] == [n for stats in ended for n in stats.max_num_generation_tokens_iter]
+    assert [[], [2], []] == [[n for t in both for n in t.n_params_iter] for both in ticks]
+    assert [2] == [n for t in ticks[1] for n in t.max_num_generation_tokens_iter]
     assert {} == questions.groups
 
 
@@ -341,8 +344,10 @@ def test_the_clocks_of_two_hosts_have_nothing_in_common() -> None:
     young.apply(RequestEvents(0, 10.0, 1, [Queued(1, 10.0, WALL, group=7, sample=1)]))
     young.apply(RequestEvents(0, 11.0, 1, [end(1, 11.0)]))
 
-    waited = young.apply(RequestEvents(0, 15.0, 1)).iteration.n_params_iter
-    ended = young.apply(RequestEvents(0, 16.0, 1)).iteration.n_params_iter
+    young.apply(RequestEvents(0, 15.0, 1))
+    waited = old.apply(RequestEvents(0, 1e6 + 2, 1)).iteration.n_params_iter
+    young.apply(RequestEvents(0, 16.0, 1))
+    ended = old.apply(RequestEvents(0, 1e6 + 2, 1)).iteration.n_params_iter
 
     assert ([], [2]) == (waited, ended)
 

@@ -1,7 +1,7 @@
 """Parallel samples of one question: how many they were, and how long the longest became.
 
 A router may give the samples of one question to several engines, whose events come
-in any order. The question counts for the engine whose sample ended last.
+in any order. The question counts for the engine whose sample ended last, by the stamps.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ class Group:
     """The samples of one question, of whichever engine."""
 
     __slots__ = (
-        "aborted", "closed", "deadline", "highest", "live", "longest", "number", "samples", "waits",
+        "aborted", "closed", "deadline", "ended", "highest", "live", "longest", "number", "owner",
+        "samples", "waits",
     )  # fmt: skip
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.deadline = 0.0
+        self.ended = -1.0
+        self.owner: Siblings | None = None
         self.live = self.samples = self.longest = 0
         self.highest = -1
         self.aborted = self.closed = False
@@ -73,6 +76,8 @@ class Siblings:
         group.live -= 1
         group.aborted = group.aborted or aborted
         group.longest = max(group.longest, tokens)
+        if now > group.ended:
+            group.ended, group.owner = now, self
         # On one engine samples are queued together: once one had a second output, all are there.
         group.closed = group.closed or (outputs and self._questions.engines == 1)
         if group.live:
@@ -104,5 +109,6 @@ class Siblings:
         del self._questions.groups[group.number]
         self._open.pop(group.number, None)
         # One without its first sample only looks like a question's, or began unheard.
+        owner = group.owner or self
         if not group.aborted and group.samples == group.highest + 1:
-            self.observed.append((group.samples, group.longest))
+            owner.observed.append((group.samples, group.longest))
