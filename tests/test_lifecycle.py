@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from schedulers import ABORT, WALL, Scheduler, actions, by_definition, found
 from sidestep.errors import WireError
-from sidestep.lifecycle.machine import Lifecycle, Rules
+from sidestep.lifecycle.machine import Lifecycle
 from sidestep.lifecycle.outcomes import Outcomes
+from sidestep.lifecycle.rules import Rules
 from sidestep.lifecycle.siblings import MAX_OPEN, Questions
 from sidestep.wire.limits import MAX_OPEN_VALUES, OTHER
 from sidestep.wire.requests import (

@@ -1,59 +1,37 @@
 """What the tap does with vLLM's scheduler; needs no vLLM itself.
 
-On the step's thread events are appended to a list as they happen, by reference; the
-publisher's thread numbers requests and makes items of the list. Nothing is computed
-from the events here. Request ids, prompts and tokens stay in the process.
+Events are appended to a list as they happen, by reference: this runs on the thread of the
+engine's step. The publisher's thread makes items of the list (``scheduler_events``).
 """
 
 from __future__ import annotations
 
-import hashlib
-import re
-import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
-from sidestep.wire.limits import MAX_OBSERVATIONS
 from sidestep.wire.requests import (
-    MAX_EVENTS,
-    PREEMPTED,
-    RUNNING,
-    WAITING,
-    Alive,
-    Event,
-    Finished,
-    Iteration,
-    Output,
-    Preempted,
-    Prompt,
-    Queued,
     RequestEvents,
-    Scheduled,
 )
-from sidestep.wire.vllm import FINISH_REASONS
-from sidestep_adapters.translate import printable
+from sidestep_adapters.scheduler_events import Raw, SchedulerEvents
 
-Raw = tuple[Callable[..., Event | None], Any]
-"""What makes an event, in the publisher's thread, and of what."""
-
-_SAMPLE = re.compile(r"(\d+)_(.+)", re.DOTALL)
-"""Id of a parallel sample: its number, and its question's id."""
 LONG = 0.05
 """Seconds after which a step's beginning is told of before its end."""
-STOP = FINISH_REASONS.index("stop")
 _monotonic, _wall = time.monotonic, time.time
 
 
 class SchedulerTap:
-    """One scheduler's events, collected and pushed. Nothing here ever raises.
+    """One scheduler's events, collected on its step's thread and pushed. Nothing here ever raises.
 
     Args:
         push: Takes a function that makes items; a Publisher's.
         fail: Called inside ``except`` with what went wrong.
         nan_check: Whether outputs say that logits held a NaN.
+
+    Attributes:
+        events: Makes items of what was collected.
     """
 
     def __init__(
@@ -65,22 +43,13 @@ class SchedulerTap:
     ) -> None:
         self._push = push
         self._fail = fail
-        self._nan_check = nan_check
-        self._source = secrets.randbits(40)
         self._raw: list[Raw] = []
         self._ended: list[Raw] = []
         self._updating = False
         self._flushed_at = 0.0
         self._ending = ""
         self._started: deque[tuple[Any, float]] = deque(maxlen=64)
-        # The publisher's thread alone knows these.
-        self._numbers: dict[str, int] = {}
-        self._requests: dict[int, Any] = {}
-        self._unprompted: set[str] = set()
-        self._corrupted: set[int] = set()
-        self._last = 0
-
-    # On the step's thread.
+        self.events = SchedulerEvents(fail, nan_check=nan_check)
 
     def queued(self, request: Any) -> None:
         """A request entered the queue, or a session went on.
@@ -91,13 +60,13 @@ class SchedulerTap:
             stamp = request.events[-1].timestamp
             known = (request, stamp, request.arrival_time, request.num_prompt_tokens)
             target = self._ended if self._updating else self._raw
-            target.append((self._queued, known))
+            target.append((self.events.queued, known))
         except Exception:  # noqa: BLE001 - an exception here kills the engine
             self._fail("a queued request could not be recorded")
 
     def preempted(self, request_id: str, stamp: float) -> None:
         """A request lost its place."""
-        self._raw.append((self._preempted, (request_id, stamp)))
+        self._raw.append((self.events.preempted, (request_id, stamp)))
 
     def scheduled(self, output: Any, requests: Mapping[str, Any], started: float) -> None:
         """A batch was put together; those who are new in it have a fresh event."""
@@ -106,10 +75,10 @@ class SchedulerTap:
             raw = self._raw
             for new in output.scheduled_new_reqs:
                 stamp = requests[new.req_id].events[-1].timestamp
-                raw.append((self._scheduled, (new.req_id, stamp)))
+                raw.append((self.events.scheduled, (new.req_id, stamp)))
             for request_id in _resumed(output.scheduled_cached_reqs):
                 stamp = requests[request_id].events[-1].timestamp
-                raw.append((self._scheduled, (request_id, stamp)))
+                raw.append((self.events.scheduled, (request_id, stamp)))
             # With the step's own events, but for a step that takes its time.
             if raw and started - self._flushed_at > LONG:
                 self._flush()
@@ -125,7 +94,7 @@ class SchedulerTap:
         target = self._ended if self._updating else self._raw
         stopped = bool(self._ending) and request.request_id == self._ending
         self._ending = ""
-        target.append((self._finished, (request, _monotonic(), _wall(), stopped)))
+        target.append((self.events.finished, (request, _monotonic(), _wall(), stopped)))
 
     def updating(self) -> None:
         """The scheduler takes in a step's output from now on."""
@@ -137,7 +106,9 @@ class SchedulerTap:
         try:
             found = [(client.timestamp, client.outputs) for client in outputs.values()]
             started = self._started_at(batch)
-            self._raw.append((self._iteration, (started, _monotonic(), _wall(), batch, found)))
+            self._raw.append(
+                (self.events.iteration, (started, _monotonic(), _wall(), batch, found))
+            )
             if self._ended:
                 self._raw += self._ended
                 self._ended.clear()
@@ -156,179 +127,12 @@ class SchedulerTap:
     def _flush(self) -> None:
         raw, self._raw = self._raw, []
         self._flushed_at = _monotonic()
-        self._push(partial(self._items, raw))
+        self._push(partial(self.events.items, raw))
 
     def flush(self) -> None:
         """Push what happened since the last step; there will be no other."""
         if self._raw:
             self._flush()
-
-    # In the publisher's thread.
-
-    def tick(self) -> RequestEvents:
-        """No event, but the time: an idle engine's exporter waits for nothing then."""
-        return RequestEvents(0, _monotonic(), self._source)
-
-    def again(self) -> list[RequestEvents]:
-        """The requests in the scheduler, for an exporter that has not heard of them."""
-        stamp = _monotonic()
-        raw = [(_alive, (number, request, stamp)) for number, request in self._requests.items()]
-        return self._items(raw)
-
-    def resync(self) -> list[RequestEvents]:
-        """Begin anew after events were dropped: an end among them would never be heard.
-
-        What the exporter follows is cut off, by a new source, and it hears who is there.
-        """
-        for number, request in list(self._requests.items()):
-            if request.is_finished():
-                del self._requests[number]
-                self._numbers.pop(request.request_id, None)
-                self._unprompted.discard(request.request_id)
-                self._corrupted.discard(number)
-        self._numbers = {r.request_id: number for number, r in self._requests.items()}
-        self._source = secrets.randbits(40)
-        return self.again() or [self.tick()]
-
-    def _items(self, raw: Iterable[Raw]) -> list[RequestEvents]:
-        events: list[Event] = []
-        for make, known in raw:
-            try:
-                event = make(*known)
-            except Exception:  # noqa: BLE001 - an odd value costs its own event
-                self._fail("a scheduler event could not be translated")
-                continue
-            if event is not None:
-                events.append(event)
-        return self._cut(events)
-
-    def _cut(self, events: Sequence[Event]) -> list[RequestEvents]:
-        stamp = _monotonic()
-        return [
-            RequestEvents(0, stamp, self._source, list(events[start : start + MAX_EVENTS]))
-            for start in range(0, len(events), MAX_EVENTS)
-        ]
-
-    def _number(self, request_id: str) -> int:
-        number = self._numbers.get(request_id)
-        if number is None:
-            self._last += 1
-            number = self._numbers[request_id] = self._last
-        return number
-
-    def _queued(self, request: Any, stamp: float, arrival: float, tokens: int) -> Queued:
-        number = self._number(request.request_id)
-        self._requests[number] = request
-        self._unprompted.add(request.request_id)
-        group, sample = _sample(request.request_id)
-        return Queued(
-            number,
-            stamp,
-            arrival,
-            tokens,
-            _adapter(request),
-            group,
-            sample,
-        )
-
-    def _scheduled(self, request_id: str, stamp: float) -> Scheduled:
-        return Scheduled(self._number(request_id), stamp)
-
-    def _preempted(self, request_id: str, stamp: float) -> Preempted:
-        return Preempted(self._number(request_id), stamp)
-
-    def _iteration(
-        self,
-        started: float | None,
-        stamp: float,
-        wall: float,
-        batch: Any,
-        clients: Sequence[tuple[float, Sequence[Any]]],
-    ) -> Iteration:
-        outputs: list[Output] = []
-        prompts: list[Prompt] = []
-        names: list[str] = []
-        for at, found in clients:
-            if found:
-                served = [output.request_id for output in found]
-                outputs.append(self._output(at, found, served))
-                prompts += self._prompts(found, served)
-                names += served
-        stamp = outputs[0].stamp if outputs else stamp
-        made = Iteration(started if started is not None else stamp, stamp, wall, outputs)
-        made.prompts = prompts
-        self._batch(made, names, batch.num_scheduled_tokens)
-        cached = batch.scheduled_cached_reqs
-        made.kv_tokens = sum(cached.num_computed_tokens) + sum(
-            new.num_computed_tokens for new in batch.scheduled_new_reqs
-        )
-        return made
-
-    def _output(self, stamp: float, found: Sequence[Any], names: Sequence[str]) -> Output:
-        requests = [*map(self._numbers.get, names)]
-        if None in requests:
-            # Its queueing was dropped, or is not told of by this release.
-            requests = [self._number(name) for name in names]
-        if self._nan_check:
-            self._corrupted.update(
-                self._number(output.request_id) for output in found if output.num_nans_in_logits
-            )
-        tokens = [len(output.new_token_ids) for output in found]
-        even = tokens.count(1) == len(tokens)
-        return Output(stamp, cast("list[int]", requests), [] if even else tokens)
-
-    def _batch(self, made: Iteration, names: Sequence[str], scheduled: Mapping[str, int]) -> None:
-        """The batch, where it is not just who got output, with a token each."""
-        even = sum(scheduled.values()) == len(scheduled)
-        if even and list(scheduled) == names and not any(o.tokens for o in made.outputs):
-            return
-        numbers = self._numbers
-        known = [(number, scheduled[n]) for n in scheduled if (number := numbers.get(n))]
-        made.scheduled = [number for number, _ in known]
-        made.tokens = [] if even else [count for _, count in known]
-
-    def _prompts(self, found: Sequence[Any], names: Sequence[str]) -> list[Prompt]:
-        """Of those that have output for the first time."""
-        first = self._unprompted.intersection(names) if self._unprompted else ()
-        self._unprompted.difference_update(first)
-        prompts = (self._prompt(name, found[names.index(name)]) for name in first)
-        return [prompt for prompt in prompts if prompt is not None]
-
-    def _prompt(self, name: str, output: Any) -> Prompt | None:
-        number = self._number(name)
-        stats = getattr(output, "prefill_stats", None)
-        if stats is not None:
-            local, external = stats.num_local_cached_tokens, stats.num_external_cached_tokens
-            return Prompt(number, stats.num_computed_tokens, local, external)
-        # Releases before the split by source say how much was cached, or nothing.
-        cached = getattr(output, "num_cached_tokens", None)
-        if cached is None or number not in self._requests:
-            return None
-        return Prompt(number, self._requests[number].num_prompt_tokens - cached, cached)
-
-    def _finished(self, request: Any, stamp: float, wall: float, stopped: bool) -> Finished:
-        number = self._number(request.request_id)
-        del self._numbers[request.request_id]
-        self._requests.pop(number, None)
-        self._unprompted.discard(request.request_id)
-        corrupted = number in self._corrupted
-        self._corrupted.discard(number)
-        sampling = request.sampling_params
-        ignored = getattr(request.status, "name", "") == "FINISHED_IGNORED"
-        return Finished(
-            number,
-            stamp,
-            wall,
-            STOP if stopped else int(request.get_finished_reason() or STOP),
-            request.num_prompt_tokens,
-            request.num_output_tokens,
-            request.num_preemptions,
-            getattr(sampling, "max_tokens", None),
-            bool(getattr(sampling, "stop", None)),
-            corrupted,
-            "prompt_too_long" if ignored else "",
-            _cached_elsewhere(request),
-        )
 
 
 def _resumed(cached: Any) -> Iterable[str]:
@@ -340,42 +144,3 @@ def _resumed(cached: Any) -> Iterable[str]:
         return [name for name, again in zip(cached.req_ids, flags, strict=False) if again]
     names: Iterable[str] = known
     return names
-
-
-def _cached_elsewhere(request: Any) -> int | None:
-    """What vLLM reports as cached of a prompt that another engine has computed."""
-    params = getattr(request, "kv_transfer_params", None)
-    if not isinstance(params, dict) or not params.get("do_remote_prefill"):
-        return None
-    cached = params.get("remote_prefill_cached_tokens")
-    return cached if isinstance(cached, int) and cached >= 0 else None
-
-
-def _adapter(request: Any) -> str:
-    adapter = request.lora_request
-    return "" if adapter is None else printable(adapter.lora_name)
-
-
-def _sample(request_id: str) -> tuple[int, int]:
-    """What tells the question of a parallel sample from others, and its number; 0 if lone."""
-    found = _SAMPLE.fullmatch(request_id)
-    if found is None or len(found[1]) > len(str(MAX_OBSERVATIONS)):
-        return 0, 0
-    digest = hashlib.blake2b(found[2].encode(), digest_size=5).digest()
-    return int.from_bytes(digest, "big") or 1, int(found[1])
-
-
-def _alive(number: int, request: Any, stamp: float) -> Alive:
-    states: Iterator[tuple[str, int]] = iter((("RUNNING", RUNNING), ("PREEMPTED", PREEMPTED)))
-    name = getattr(request.status, "name", "")
-    state = next((state for known, state in states if known == name), WAITING)
-    if state == WAITING and request.num_preemptions:
-        state = PREEMPTED
-    return Alive(
-        number,
-        stamp,
-        state,
-        request.arrival_time,
-        request.num_prompt_tokens,
-        _adapter(request),
-    )

@@ -61,7 +61,7 @@ class _Core:
             description.core_stream,
             description.engine_infos,
             extra=self._extra,
-            again=lambda: [*self.requests.again(), *self.stats.again()],
+            again=lambda: [*self.requests.events.again(), *self.stats.again()],
         )
         if self._blocks is not None:
             pool.metrics_collector = self._blocks
@@ -100,10 +100,10 @@ class _Core:
 
     def _extra(self) -> list[Any]:
         """About once a second, in the publisher's thread."""
-        more = [self.requests.tick()]
+        more = [self.requests.events.tick()]
         if self.publisher.dropped != self._dropped:
             self._dropped = self.publisher.dropped
-            more = self.requests.resync()
+            more = self.requests.events.resync()
         return [Samples(0, time.monotonic(), self._process.families()), *more]
 
     def _push(self, item: Any) -> None:

@@ -21,7 +21,7 @@ from sidestep.config import Config
 from sidestep.errors import ConfigError, RunError
 from sidestep.http import Pages, application
 from sidestep.ingest import Ingest
-from sidestep.lifecycle.machine import Rules
+from sidestep.lifecycle.rules import Rules
 from sidestep.plan import compile_layout
 from sidestep.registry import Registry, Sampling
 from sidestep.selfmetrics import SelfMetrics, own_registry

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import deque
 from collections.abc import Mapping
 
 from sidestep.buckets import DEFAULTS, Bounds
@@ -11,7 +10,9 @@ from sidestep.catalogue.engine_core import FEATURE as ENGINE_CORE
 from sidestep.catalogue.model import ENGINE_LABELS, Kind, Row
 from sidestep.errors import WireError
 from sidestep.histogram import Histogram
-from sidestep.lifecycle.machine import Lifecycle, Rules
+from sidestep.hit_window import HitWindow
+from sidestep.lifecycle.machine import Lifecycle
+from sidestep.lifecycle.rules import Rules
 from sidestep.lifecycle.siblings import Questions
 from sidestep.plan import Layout, Placed
 from sidestep.residency.follower import Residency
@@ -28,42 +29,6 @@ MAX_OPEN_FAMILIES = 512
 MAX_ENGINE_SERIES = 2000
 MAX_SERIES = 50_000
 """Children of self-described families, of one engine and of all."""
-
-
-class HitWindow:
-    """Cache lookups of about the last 1,000 requests, as the engine's log reports them.
-
-    The newest entry stays even when it alone is larger.
-    """
-
-    __slots__ = ("entries", "hits", "queries", "requests")
-
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget all lookups."""
-        self.entries: deque[tuple[int, int, int]] = deque()
-        self.requests = self.queries = self.hits = 0
-
-    def add(self, requests: int, queries: int, hits: int, *, limit: int = 1000) -> None:
-        """Count the lookups of one step's ``requests``."""
-        self.entries.append((requests, queries, hits))
-        self.requests += requests
-        self.queries += queries
-        self.hits += hits
-        while len(self.entries) > 1 and self.requests > limit:
-            requests, queries, hits = self.entries.popleft()
-            self.requests -= requests
-            self.queries -= queries
-            self.hits -= hits
-
-    @property
-    def rate(self) -> float | None:
-        """Share of lookups that hit; None before the first request."""
-        if not self.requests:
-            return None
-        return self.hits / self.queries if self.queries else 0.0
 
 
 @dataclasses.dataclass(slots=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from sidestep.hit_window import HitWindow
 from sidestep.plan import Layout
-from sidestep.registry import Engine, HitWindow, Registry
+from sidestep.registry import Engine, Registry
 from sidestep.wire.items import VllmRejection, VllmSleep, VllmStep
 from sidestep.wire.limits import MAX_OPEN_VALUES, OTHER
 from sidestep.wire.vllm import CacheStats, IterationStats, SchedulerStats

@@ -356,7 +356,7 @@ def test_after_a_drop_all_begins_anew() -> None:
     before = bench.items()
     bench.requests["b"].is_finished = lambda: True
 
-    (item,) = bench.tap.resync()
+    (item,) = bench.tap.events.resync()
     bench.tap.freed(bench.requests["c"])
     bench.tap.flush()
     (later,) = bench.items()
@@ -364,15 +364,15 @@ def test_after_a_drop_all_begins_anew() -> None:
     assert [1, 3] == [event.request for event in item.events if isinstance(event, Alive)]
     assert item.source != before[0].source
     assert later.source == item.source
-    assert {"a": 1} == bench.tap._numbers
-    assert {1} == bench.tap._requests.keys()
+    assert {"a": 1} == bench.tap.events._numbers
+    assert {1} == bench.tap.events._requests.keys()
 
 
 def test_nobody_there_is_said_as_well() -> None:
     """A new source cuts off whom the exporter still follows."""
     bench = Bench()
 
-    (item,) = bench.tap.resync()
+    (item,) = bench.tap.events.resync()
 
     assert [] == item.events
 
@@ -388,7 +388,7 @@ def test_another_exporter_is_told_who_is_there() -> None:
     bench.schedule()
     before = bench.items()
 
-    (item,) = bench.tap.again()
+    (item,) = bench.tap.events.again()
 
     alive = [event for event in item.events if isinstance(event, Alive)]
     assert [(1, WAITING), (2, RUNNING), (3, PREEMPTED), (5, PREEMPTED)] == [

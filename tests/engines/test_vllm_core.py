@@ -343,6 +343,7 @@ async def test_block_lives_agree_with_the_engines_collector(
 BROKEN_TAP = """
 import itertools
 import sidestep_adapters.block_tap as blocks
+import sidestep_adapters.scheduler_events as events
 import sidestep_adapters.scheduler_tap as tap
 
 turns = itertools.count()
@@ -352,7 +353,7 @@ def broken(*_):
 
 resumed = tap._resumed
 tap._resumed = lambda cached: broken() if next(turns) % 5 == 4 else resumed(cached)
-tap.Prompt = broken
+events.Prompt = broken
 blocks.BlockEvents = broken
 """
 """Every fifth batch fails on the step's thread, prompts in the publisher's, blocks at each flush."""

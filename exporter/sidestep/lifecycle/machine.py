@@ -10,12 +10,10 @@ the queue time. What cannot be known, because its begin was not heard, is left o
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Literal
-
 from sidestep.errors import WireError
 from sidestep.lifecycle.inflight import UNKNOWN, InFlight, Request
 from sidestep.lifecycle.outcomes import AbortedRequest, IterationShape, Outcomes
+from sidestep.lifecycle.rules import Rules
 from sidestep.lifecycle.siblings import Questions, Siblings
 from sidestep.wire.requests import (
     PREEMPTED,
@@ -43,24 +41,6 @@ from sidestep.wire.vllm import (
 STOP, ABORT = FINISH_REASONS.index("stop"), FINISH_REASONS.index("abort")
 MANY = 12
 """Equal latencies from which on they are handed over as a run."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Rules:
-    """What an operator can choose.
-
-    Attributes:
-        scheduled: Which SCHEDULED before the first output divides queue from prefill.
-        latency: ``output``: the gap before an output counts once, however many tokens
-            it brings, as in vLLM; ``token``: divided among them, once for each.
-        capacity: Requests followed at once, per engine.
-        max_age: Seconds after which an unfinished request is followed no more.
-    """
-
-    scheduled: Literal["first", "last"] = "first"
-    latency: Literal["output", "token"] = "output"
-    capacity: int = 100_000
-    max_age: float = 86_400.0
 
 
 class Lifecycle:
