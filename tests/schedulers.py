@@ -195,8 +195,9 @@ def by_definition(events: Sequence[Event]) -> Expected:
         preempted = [e.stamp for e in events if isinstance(e, Preempted) and e.request == number]
         first.update(iteration.wall - queued.arrival for iteration, _, _ in outputs[:1])
         between.update(b - a for a, b in pairwise(stamps))
-        resumed.update(b - a for a, b in zip(preempted, scheduled[1:], strict=False))
         ends = [e for e in events if isinstance(e, Finished) and e.request == number]
+        over = [*scheduled[1:], *(end.stamp for end in ends)]
+        resumed.update(b - a for a, b in zip(preempted, over, strict=False))
         for end in ends:
             was_aborted = end.reason == ABORT
             groups.setdefault(queued.group or -number, []).append((tokens, was_aborted))

@@ -33,7 +33,7 @@ from sidestep.wire.requests import (
     RequestEvents,
     Scheduled,
 )
-from sidestep.wire.vllm import FINISH_REASONS, SchedulerStats
+from sidestep.wire.vllm import FINISH_REASONS, KVCacheEvictionEvent, SchedulerStats
 from sidestep_adapters.push import Publisher
 from test_apply import Bench
 
@@ -188,10 +188,35 @@ def test_an_engine_that_comes_back_without_tap_has_nothing_of_it(bench: Bench) -
     assert bench.values("sidestep_requests") == {}
     assert bench.values("sidestep_lora_requests") == {("new", "running"): 1}
     assert bench.values("sidestep_kv_tracked_blocks") == {}
+    assert bench.values("sidestep_untracked_requests_total")["restart",] == 1
+    assert bench.registry.questions.engines == 0
+
+
+def test_counts_of_blocks_go_on_when_the_tap_comes_back(bench: Bench) -> None:
+    """What another residency starts at 0 is added."""
+    again = [ALLOCATED, ALLOCATED, TOUCHED]
+    told = BlockEvents(0, 1.0, 1, 1.0, bytes(again), [1, 1, 2], [1.0, 2.0, 3.0])
+    for features in ([], ["engine_core", "kv_cache_metrics"]):
+        bench.apply(told)
+        bench.engine(features=features)
+    bench.apply(told)
+
+    assert bench.value("sidestep_kv_abandoned_blocks_total") == 4
+    assert bench.value("sidestep_kv_unknown_events_total") == 3
+
+
+def test_a_longest_preemption_is_shown(bench: Bench) -> None:
+    """As of the last step, 0 without one."""
+    bench.apply(events(Queued(1, 1.0), Scheduled(1, 1.0), Preempted(1, 2.0)))
+    bench.apply(RequestEvents(0, 6.5, 1), VllmStep(0, 6.5, 6.5, SchedulerStats(0, 1)))
+    waited = bench.value("sidestep_longest_preemption_seconds")
+    bench.apply(events(Scheduled(1, 7.0)), VllmStep(0, 7.0, 7.0, SchedulerStats(1)))
+
+    assert (4.5, 0.0) == (waited, bench.value("sidestep_longest_preemption_seconds"))
 
 
 def test_a_cache_that_is_emptied_is_told_of_whatever_comes_next(bench: Bench) -> None:
-    """A slice with every item of the engine, though no block is touched any more."""
+    """A slice at every tick of the exporter, though no item comes."""
     count = 3 * SLICE
     for start in range(0, count, SLICE):
         blocks = list(range(start, start + SLICE))
@@ -199,7 +224,7 @@ def test_a_cache_that_is_emptied_is_told_of_whatever_comes_next(bench: Bench) ->
     bench.apply(BlockEvents(0, 2.0, 1, 1.0, bytes([RESET]), [0], [2.0]))
     first, _ = sample(bench, "sidestep_kv_block_reset_age_seconds")
     for _ in range(4):
-        bench.apply(events())
+        bench.applier.drain()
 
     assert first < count
     assert sample(bench, "sidestep_kv_block_reset_age_seconds") == (count, float(count))
@@ -284,7 +309,36 @@ def test_blocks_that_the_tap_follows_feed_the_engines_families(bench: Bench) -> 
     assert sample(bench, "sidestep_kv_block_reset_idle_seconds") == (1, 2.0)
     assert bench.value("sidestep_kv_cache_resets_total") == 1
     assert bench.value("sidestep_kv_tracked_blocks") == 0
-    assert bench.value("sidestep_kv_sample_ratio") == pytest.approx(0.01)
+    assert bench.value("sidestep_kv_sample_ratio") == 0.5
+    assert bench.values("sidestep_kv_cached_sample_ratio") == {}
+
+
+@pytest.mark.parametrize(("scale", "counted"), [(False, 3), (True, 12)])
+def test_blocks_that_the_engine_samples_itself_can_be_scaled(scale: bool, counted: int) -> None:
+    """By the rate that its configuration names, which is the ratio that is shown."""
+    bench = Bench()
+    bench.registry.sampling.scale = scale
+    bench.engine(features=["kv_cache_metrics"], info={"kv_sampling": {"rate": "0.25"}})
+    evicted = [KVCacheEvictionEvent(2.0, 1.0, [0.5])] * 3
+    bench.apply(VllmStep(0, 1.0, 1.0, SchedulerStats(kv_cache_eviction_events=evicted)))
+
+    assert sample(bench, "vllm:kv_block_lifetime_seconds") == (counted, 2.0 * counted)
+    assert sample(bench, "vllm:kv_block_idle_before_evict_seconds") == (counted, 1.0 * counted)
+    assert sample(bench, "vllm:kv_block_reuse_gap_seconds") == (counted, 0.5 * counted)
+    assert bench.value("sidestep_kv_sample_ratio") == 0.25
+
+
+@pytest.mark.parametrize("rate", ["", "x", "nan", "0", "-1", "1e-300", "2"])
+def test_a_rate_that_is_none_scales_nothing(rate: str) -> None:
+    """An engine's word is a stranger's."""
+    bench = Bench()
+    bench.registry.sampling.scale = True
+    bench.engine(features=["kv_cache_metrics"], info={"kv_sampling": {"rate": rate}})
+    evicted = [KVCacheEvictionEvent(2.0, 1.0)]
+    bench.apply(VllmStep(0, 1.0, 1.0, SchedulerStats(kv_cache_eviction_events=evicted)))
+
+    assert sample(bench, "vllm:kv_block_lifetime_seconds") == (1, 2.0)
+    assert bench.values("sidestep_kv_sample_ratio") == {}
 
 
 def test_cached_hashes_have_families_by_medium(bench: Bench) -> None:
@@ -301,6 +355,8 @@ def test_cached_hashes_have_families_by_medium(bench: Bench) -> None:
     assert [3.0] == [lives["GPU",].sum]
     assert sample(bench, "vllm:kv_block_lifetime_seconds") == (0, 0.0)
     assert bench.value("sidestep_kv_tracked_blocks") == 2
+    assert bench.value("sidestep_kv_cached_sample_ratio") == 1.0
+    assert bench.values("sidestep_kv_sample_ratio") == {}
     page = render(bench.registry).decode()
     assert 'sidestep_kv_cached_block_lifetime_seconds_sum{engine="0",medium="GPU"' in page
 

@@ -123,7 +123,7 @@ def test_nonsense_never_raises_and_gives_no_impossible_interval(
         requests = lifecycle.requests
         assert len(requests.live) <= rules.capacity
         assert requests.waiting_tokens >= 0
-        assert 0 <= requests.preempted <= len(requests.live)
+        assert requests.preempted.keys() <= requests.live.keys()
         assert all(count > 0 for count in requests.adapters.values())
         assert requests.prefilling <= requests.live.keys()
 
@@ -447,8 +447,38 @@ def test_another_exporter_learns_who_is_there() -> None:
     assert [7.0] == outcome.iteration.time_to_first_tokens_iter
     assert (None, 2.0, 7.0) == (first.queued_time, first.prefill_time, first.e2e_latency)
     assert (None, None, 6.0) == (second.queued_time, second.prefill_time, second.e2e_latency)
-    assert (1, 40) == (lifecycle.requests.preempted, lifecycle.requests.waiting_tokens)
+    assert {3: 5.0} == lifecycle.requests.preempted
+    assert 40 == lifecycle.requests.waiting_tokens
     assert outcome.untracked == {"unknown": 3}
+
+
+def test_who_was_cut_off_and_is_there_again_is_counted_once() -> None:
+    """A sender that dropped events begins anew, and says who is there."""
+    lifecycle = Lifecycle()
+    queued: list[Event] = [Queued(number, 1.0, WALL) for number in range(5)]
+    lifecycle.apply(RequestEvents(0, 1.0, 1, queued))
+    alive: list[Event] = [Alive(number, 2.0, WAITING, WALL) for number in range(1, 7)]
+
+    outcome = lifecycle.apply(RequestEvents(0, 2.0, 2, alive))
+
+    # Six are there, of whom one was not known before.
+    assert {"restart": 5, "unknown": 1} == outcome.untracked
+
+
+def test_the_longest_preemption_is_that_of_the_first() -> None:
+    """By the engine's last word; an abort ends a preemption as well."""
+    lifecycle = Lifecycle()
+    events: list[Event] = []
+    for number in (1, 2):
+        events += [Queued(number, 1.0), Scheduled(number, 1.0), Preempted(number, 1.0 + number)]
+    outcomes = [lifecycle.apply(RequestEvents(0, 5.0, 1, events))]
+    waited = [lifecycle.longest_preemption]
+    for later in (end(1, 6.0, ABORT), Scheduled(2, 7.0)):
+        outcomes.append(lifecycle.apply(RequestEvents(0, 8.0, 1, [later])))
+        waited.append(lifecycle.longest_preemption)
+
+    assert [3.0, 5.0, 0.0] == waited
+    assert [4.0, 4.0] == [s for outcome in outcomes for s in outcome.preempted_seconds]
 
 
 def test_an_exporter_may_hear_of_a_request_before_it_is_told_who_it_is() -> None:

@@ -1,7 +1,7 @@
 """Sampled KV blocks, as vLLM's block pool tells of them; needs no vLLM itself.
 
 Takes the place of vLLM's own collector, whose calls it understands. A block that is
-not sampled costs one test of an integer.
+not sampled costs the test of one integer at its birth, a look into a set later.
 """
 
 from __future__ import annotations
@@ -22,12 +22,16 @@ class BlockTap:
     """One block pool's collector. Its calls come from inside the scheduler's step.
 
     It samples nothing until ``flush`` is told a rate.
+
+    Attributes:
+        renew: Set by another thread: events were dropped, follow other blocks from now on.
     """
 
     def __init__(self, push: Callable[[BlockEvents], None]) -> None:
         self._push = push
         self._source = secrets.randbits(40)
         self._sampled: set[int] = set()
+        self.renew = False
         self._births = 0
         self._begin()
         self._sample(0.0)
@@ -57,23 +61,22 @@ class BlockTap:
 
     def flush(self, rate: float) -> None:
         """Push what happened since the last time, and sample at ``rate`` from now on."""
-        if self._kinds:
-            for start in range(0, len(self._kinds), MAX_OBSERVATIONS):
-                part = slice(start, start + MAX_OBSERVATIONS)
-                self._push(
-                    BlockEvents(
-                        0,
-                        _monotonic(),
-                        self._source,
-                        self._rate,
-                        bytes(self._kinds[part]),
-                        self._blocks[part],
-                        self._stamps[part],
-                    )
-                )
-            self._begin()
-        if rate != self._rate:
+        kinds, blocks, stamps = self._kinds, self._blocks, self._stamps
+        source, old = self._source, self._rate
+        if self.renew:
+            # What was dropped may have been the end of any life: begin anew.
+            self.renew = False
+            self._source = secrets.randbits(40)
+            self._sampled.clear()
+        if rate != old:
             self._sample(rate)
+        if not kinds:
+            return
+        self._begin()
+        for start in range(0, len(kinds), MAX_OBSERVATIONS):
+            part = slice(start, start + MAX_OBSERVATIONS)
+            told = (bytes(kinds[part]), blocks[part], stamps[part])
+            self._push(BlockEvents(0, _monotonic(), source, old, *told))
 
     def _begin(self) -> None:
         self._kinds = bytearray()

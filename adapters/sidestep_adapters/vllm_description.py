@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sidestep.buckets import one_two_five
-from sidestep.wire.messages import EngineInfo
+from sidestep.wire.messages import KV_SAMPLING, EngineInfo
 from sidestep_adapters.translate import printable
 from sidestep_adapters.vllm_connectors import FEATURES
 from sidestep_adapters.vllm_ownership import is_tapped
@@ -123,11 +123,19 @@ def describe(config: Any, engines: Iterable[int], *, core: bool = False) -> Desc
         api_server=_api_server(config),
         features=(*(name for name, on in options.items() if on), *_connector_features(transfer)),
         custom_buckets=getattr(observability, "custom_histogram_buckets", None) or {},
-        info={} if lora is None else {"lora": {"max_lora": str(lora.max_loras)}},
+        info=_info(lora, observability),
         num_spec_tokens=getattr(speculative, "num_speculative_tokens", None) or 0,
         connector=str(getattr(transfer, "kv_connector", None) or ""),
         tapped=tapped,
     )
+
+
+def _info(lora: Any, observability: Any) -> dict[str, dict[str, str]]:
+    info = {} if lora is None else {"lora": {"max_lora": str(lora.max_loras)}}
+    if getattr(observability, "kv_cache_metrics", False):
+        rate = getattr(observability, "kv_cache_metrics_sample", None)
+        info |= {} if rate is None else {KV_SAMPLING: {"rate": str(rate)}}
+    return info
 
 
 def with_cache(description: Description, config: Any, prefix: str = "") -> Description:

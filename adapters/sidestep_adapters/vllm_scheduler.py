@@ -39,6 +39,7 @@ class _Core:
         self._held: list[Any] = []
         self._updating = False
         self._dropped = 0
+        self._resync = False
         self.requests = SchedulerTap(
             self._push, self._fail, nan_check="nan_check" in description.features
         )
@@ -78,6 +79,10 @@ class _Core:
         held, self._held = self._held, []
         for stats in held:
             self.record(stats)
+        self.flush_blocks()
+
+    def flush_blocks(self) -> None:
+        """Push block events, and sample as the exporter wants it from now on."""
         if self._blocks is None:
             return
         try:
@@ -96,6 +101,7 @@ class _Core:
     def close(self) -> None:
         """Send what is left, and say goodbye."""
         self.requests.flush()
+        self.flush_blocks()
         self.publisher.close()
 
     def _extra(self) -> list[Any]:
@@ -103,7 +109,13 @@ class _Core:
         more = [self.requests.events.tick()]
         if self.publisher.dropped != self._dropped:
             self._dropped = self.publisher.dropped
+            self._resync = True
+        elif self._resync and self.publisher.connected:
+            # Once, when the dropping is over.
+            self._resync = False
             more = self.requests.events.resync()
+            if self._blocks is not None:
+                self._blocks.renew = True
         return [Samples(0, time.monotonic(), self._process.families()), *more]
 
     def _push(self, item: Any) -> None:
@@ -142,6 +154,8 @@ class _Tapped(Base):  # type: ignore[misc]
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """The next batch."""
+        if self._core is not None:
+            self._core.flush_blocks()
         started = time.monotonic()
         output = super().schedule(*args, **kwargs)
         if self._core is not None:
@@ -157,6 +171,13 @@ class _Tapped(Base):  # type: ignore[misc]
         outputs = super().update_from_output(scheduler_output, *args, **kwargs)
         core.updated(scheduler_output, outputs)
         return outputs
+
+    def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> Any:
+        """Empty the cache; an idle engine has no step that would tell of it."""
+        result = super().reset_prefix_cache(*args, **kwargs)
+        if self._core is not None:
+            self._core.flush_blocks()
+        return result
 
     def make_stats(self, *args: Any, **kwargs: Any) -> Any:
         """What was counted since the last time."""

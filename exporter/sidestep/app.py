@@ -78,8 +78,8 @@ class Exporter:
         """Take over what of ``config`` can change while running; say what has and what cannot."""
         before = self.config
         self.config, taken, left = before.adjusted(config)
-        if self.config.kv_sample_rate != before.kv_sample_rate:
-            self._set_sample_rate()
+        # Unchanged as well: a share that has halved itself is whole again.
+        self._set_sample_rate()
         if self.config.log_level != before.log_level:
             logs.set_level(self.config.log_level)
         log.info("configuration read again: %s", ", ".join(taken) or "nothing to change")

@@ -12,6 +12,7 @@ from sidestep.vllm_hooks import VllmHooks
 from sidestep.wire.blocks import BlockEvents, CacheEvents
 from sidestep.wire.items import Item, Samples, VllmRejection, VllmSleep, VllmStep
 from sidestep.wire.requests import RequestEvents
+from sidestep.wire.vllm import SchedulerStats
 
 
 class Applier:
@@ -49,20 +50,34 @@ class Applier:
             case Samples():
                 add_samples(self.registry, engine, item)
             case BlockEvents():
-                blocks = self.registry.blocks_of(engine)
-                self._core.blocks(engine, blocks, blocks.blocks(item))
+                self._core.blocks(engine, self.registry.blocks_of(engine).blocks(item))
             case CacheEvents():
-                blocks = self.registry.blocks_of(engine)
-                self._core.blocks(engine, blocks, blocks.cache(item))
+                self._core.blocks(engine, self.registry.blocks_of(engine).cache(item))
             case VllmSleep():
                 self._vllm.sleep(engine, item)
             case VllmRejection():
                 self._vllm.reject(engine, item)
-        if engine.blocks is not None and engine.blocks.waiting:
-            # A cache that was emptied is told of a slice at a time, whatever comes next.
-            self._core.blocks(engine, engine.blocks, engine.blocks.tell())
+
+    def drain(self) -> None:
+        """Tell of a slice of the lives that wait for it: a cache that was emptied has many."""
+        for engine in self.registry.engines.values():
+            if engine.blocks is not None and engine.blocks.waiting:
+                self._core.blocks(engine, engine.blocks.tell())
+                self.registry.version += 1
+                break
+
+    def _scale(self, engine: Engine, stats: SchedulerStats) -> None:
+        """Blocks that the engine sampled itself count for all they stand for."""
+        rate = engine.own_sample_rate
+        if stats.kv_cache_eviction_events and rate is not None:
+            blocks = self.registry.blocks_of(engine)
+            lives = blocks.evictions(stats.kv_cache_eviction_events, rate)
+            self._core.blocks(engine, lives)
+            stats.kv_cache_eviction_events = []
 
     def _step(self, engine: Engine, item: VllmStep) -> None:
+        if self.registry.sampling.scale and item.scheduler is not None:
+            self._scale(engine, item.scheduler)
         # What is left of an oversized step has neither gauges nor a step to count.
         fresh = not item.more and item.scheduler is not None and item.stamp >= engine.gauge_stamp
         self._read_vllm(engine, item, fresh)

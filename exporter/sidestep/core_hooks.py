@@ -9,7 +9,7 @@ from sidestep.histogram import Histogram
 from sidestep.lifecycle.outcomes import Outcomes
 from sidestep.plan import Layout
 from sidestep.registry import Engine, Registry
-from sidestep.residency.follower import CachedLives, Lives, Observation, Residency
+from sidestep.residency.follower import CachedLives, Lives, Observation
 
 CACHED = "sidestep_kv_cached_block_{}_seconds"
 
@@ -19,7 +19,8 @@ class CoreHooks:
 
     FED: ClassVar = {
         "kv_abandoned_blocks", "kv_block_gaps", "kv_block_reset_ages", "kv_block_reset_idles",
-        "kv_block_reuses", "kv_cache_resets", "kv_sample_halvings", "requests_by_state",
+        "kv_block_reuses", "kv_cache_resets", "kv_sample_halvings", "kv_unknown_events",
+        "longest_preemption", "requests_by_state",
         "refused_requests", "untracked_requests",
     }  # fmt: skip
 
@@ -27,6 +28,7 @@ class CoreHooks:
         self.registry = registry
         hook = layout.hooks
         self.states = hook["requests_by_state"].slots
+        self.longest = hook["longest_preemption"].slots[0]
         self.refused = hook["refused_requests"]
         self.untracked = hook["untracked_requests"]
         self.omitted = hook["refused_observations"].slots[0]
@@ -34,6 +36,7 @@ class CoreHooks:
         self.resets = hook["kv_cache_resets"].slots[0]
         self.halvings = hook["kv_sample_halvings"].slots[0]
         self.abandoned = hook["kv_abandoned_blocks"].slots[0]
+        self.unknown = hook["kv_unknown_events"].slots[0]
         self.lifetimes, self.idles, self.last_gaps = (
             layout.find(f"vllm:kv_block_{name}_seconds").slots[0]
             for name in ("lifetime", "idle_before_evict", "reuse_gap")
@@ -60,14 +63,15 @@ class CoreHooks:
         if engine.requests is None:
             return
         # It waits like any other, or is deferred, by the scheduler's own account.
-        preempted = min(engine.requests.requests.preempted, waiting + deferred)
+        preempted = min(len(engine.requests.requests.preempted), waiting + deferred)
         among_deferred = max(preempted - waiting, 0)
         waits = waiting - (preempted - among_deferred)
         numbers = (waits, deferred - among_deferred, preempted, running, 0)
         for slot, number in zip(self.states, numbers, strict=False):
             engine.values[slot] = number
+        engine.values[self.longest] = engine.requests.longest_preemption
 
-    def blocks(self, engine: Engine, blocks: Residency, lives: Lives) -> None:
+    def blocks(self, engine: Engine, lives: Lives) -> None:
         """Lives of blocks that an item of block events or cache events ended."""
         for slot, observations in (
             (self.lifetimes, lives.lifetimes),
@@ -79,13 +83,16 @@ class CoreHooks:
             (self.reset_idles, lives.reset_idles),
         ):
             if observations:
-                _observe(engine.histogram(slot), observations)
-        if lives.resets:
-            _increase(engine, self.resets, lives.resets)
+                self._observe(engine, engine.histogram(slot), observations)
+        for slot, count in (
+            (self.resets, lives.resets),
+            (self.halvings, lives.halvings),
+            (self.abandoned, lives.abandoned),
+            (self.unknown, lives.unknown),
+        ):
+            _increase(engine, slot, count)
         for medium, cached in lives.cached.items():
             self._cached(engine, medium, cached)
-        engine.values[self.halvings] = blocks.halvings
-        engine.values[self.abandoned] = blocks.abandoned
 
     def _cached(self, engine: Engine, medium: str, lives: CachedLives) -> None:
         found: Mapping[str, list[Observation]] = {
@@ -99,12 +106,14 @@ class CoreHooks:
             key = self.registry.capped(family.children, (medium,))
             child = family.children.setdefault(key, Histogram(family.bounds))
             if isinstance(child, Histogram):
-                _observe(child, observations)
+                self._observe(engine, child, observations)
 
-
-def _observe(histogram: Histogram, observations: Iterable[Observation]) -> None:
-    for value, count in observations:
-        histogram.observe_run(value, count)
+    def _observe(
+        self, engine: Engine, histogram: Histogram, observations: Iterable[Observation]
+    ) -> None:
+        refused = sum(histogram.observe_run(value, count) for value, count in observations)
+        if refused:
+            _increase(engine, self.omitted, refused)
 
 
 def _increase(engine: Engine, slot: int, amount: int) -> None:

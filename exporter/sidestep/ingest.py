@@ -116,6 +116,7 @@ class Ingest:
         loop = asyncio.get_running_loop()
         self.lag.note(loop.time() - expected)
         self._ack_due = True
+        self.applier.drain()
         self._drain()
         due = loop.time() + TICK
         self._tick = loop.call_at(due, self._on_tick, due)

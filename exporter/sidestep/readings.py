@@ -32,13 +32,21 @@ def _efficiency(engine: Engine) -> float | None:
     return (accepted + drafts) / (drafted + drafts) if drafts else None
 
 
+def _sample_ratio(engine: Engine) -> float | None:
+    own = engine.own_sample_rate
+    if own is not None or engine.blocks is None:
+        return own
+    return engine.blocks.block_ratio
+
+
 READINGS: Mapping[str, Callable[[Engine], float | None]] = {
     "prefix_cache_hit_rate": lambda engine: engine.prefix_hits.rate,
     "prompt_throughput": lambda engine: engine.throughput and engine.throughput[0],
     "generation_throughput": lambda engine: engine.throughput and engine.throughput[1],
     "draft_acceptance_rate": _acceptance_rate,
     "draft_efficiency": _efficiency,
-    "kv_sample_ratio": lambda engine: engine.blocks.ratio if engine.blocks else None,
+    "kv_sample_ratio": _sample_ratio,
+    "kv_cached_sample_ratio": lambda engine: engine.blocks.cached_ratio if engine.blocks else None,
     "kv_tracked_blocks": lambda engine: engine.blocks.tracked if engine.blocks else None,
 }
 """By the name a catalogue row gives; None is no sample."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from sidestep.buckets import DEFAULTS, Bounds
 from sidestep.catalogue.engine_core import FEATURE as ENGINE_CORE
+from sidestep.catalogue.engine_core import UNTRACKED
 from sidestep.catalogue.model import ENGINE_LABELS, Kind, Row
 from sidestep.errors import WireError
 from sidestep.histogram import Histogram
@@ -17,13 +18,15 @@ from sidestep.lifecycle.siblings import Questions
 from sidestep.plan import Layout, Placed
 from sidestep.residency.follower import Residency
 from sidestep.wire.limits import MAX_OPEN_VALUES, OTHER
-from sidestep.wire.messages import CORE_INFO, EngineInfo
+from sidestep.wire.messages import CORE_INFO, KV_SAMPLING, EngineInfo
 
 Number = int | float
 Key = tuple[str, ...]
 
 ORIGIN = "origin"
 """Label of the later of two engines that would look alike: its identity."""
+LEAST_RATE = 1e-9
+RESTART = UNTRACKED.index("restart")
 MAX_ENGINES = 1024
 MAX_OPEN_FAMILIES = 512
 MAX_ENGINE_SERIES = 2000
@@ -151,10 +154,23 @@ class Engine:
             if row.feature in self.features or (not row.feature and placed.where != "sampled"):
                 self.show(placed)
 
+    @property
+    def own_sample_rate(self) -> float | None:
+        """Share of KV blocks that the engine itself samples; None where it does not."""
+        try:
+            rate = float(self.info.get(KV_SAMPLING, {}).get("rate", ""))
+        except ValueError:
+            return None
+        return rate if LEAST_RATE <= rate <= 1.0 else None
+
     def _forget_core(self) -> None:
         """The engine came back without a tap: nobody tells of its requests and blocks."""
+        hooks = self.layout.hooks
+        if self.requests is not None:
+            slot = hooks["untracked_requests"].slots[RESTART]
+            self.values[slot] = (self.values[slot] or 0) + self.requests.close()
         self.requests = self.blocks = None
-        for slot in self.layout.hooks["requests_by_state"].slots:
+        for slot in (*hooks["requests_by_state"].slots, *hooks["longest_preemption"].slots):
             self.values[slot] = None
 
     def show(self, placed: Placed) -> None:
@@ -281,6 +297,7 @@ class Registry:
 
     def sample_blocks(self, rate: float) -> None:
         """Follow this share of KV blocks from now on."""
+        self.version += 1
         self.sampling.rate = rate
         for engine in self.engines.values():
             if engine.blocks is not None:

@@ -475,3 +475,41 @@ def test_a_step_is_timed_by_its_own_batch() -> None:
     first, second = (event for event in bench.events() if isinstance(event, Iteration))
 
     assert (started + 1, second.stamp) == (first.started, second.started)
+
+
+def test_after_a_drop_other_blocks_are_followed() -> None:
+    """From the next flush on, under another source; what happened before goes out under the old."""
+    pushed: list[BlockEvents] = []
+    tap = BlockTap(pushed.append)
+    tap.flush(1.0)
+    blocks(tap, ("allocated", 4))
+    tap.renew = True
+    tap.flush(1.0)
+    blocks(tap, ("accessed", 4), ("evicted", 4), ("allocated", 5))
+    tap.flush(1.0)
+
+    first, second = pushed
+    assert [[4], [5]] == [first.blocks, second.blocks]
+    assert first.source != second.source
+
+
+def test_blocks_that_cannot_be_pushed_are_not_kept() -> None:
+    """Nor told of twice."""
+    failing = True
+    pushed: list[BlockEvents] = []
+
+    def push(item: BlockEvents) -> None:
+        if failing:
+            raise RuntimeError
+        pushed.append(item)
+
+    tap = BlockTap(push)
+    tap.flush(1.0)
+    blocks(tap, ("allocated", 4))
+    with pytest.raises(RuntimeError):
+        tap.flush(1.0)
+    failing = False
+    blocks(tap, ("allocated", 5))
+    tap.flush(1.0)
+
+    assert [[5]] == [item.blocks for item in pushed]

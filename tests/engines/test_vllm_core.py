@@ -239,6 +239,8 @@ async def test_an_exporter_that_comes_in_the_middle(
             asking = asyncio.create_task(client.ask_all(asks))
             begun = "vllm:time_to_first_token_seconds"
             await settled_alone(first, lambda page: count(page, begun) == len(asks))
+            # Until nothing of how they began is on its way any more.
+            await asyncio.sleep(1.0)
             first.kill()
             async with ExporterProcess(endpoint, log) as second:
                 await second.started()
@@ -316,23 +318,17 @@ async def test_block_lives_agree_with_the_engines_collector(
         await server.started()
         async with Client(server.base) as client:
             # Blocks are followed from when the core has heard the exporter's rate.
-            await client.ask_all([Ask(client.text(20), 4)])
             await asyncio.sleep(1.5)
-            before = parse(await server.page())
             answers = await client.mixed(leave=False)
             await settled_alone(exporter, idle)
             theirs, ours = parse(await server.page()), parse(await exporter.page())
         report("blocks", ours, answers, theirs=count(theirs, LIFETIME))
 
-    early = count(before, LIFETIME)
-    assert early == 0
-    # Those few that were handed out before it had heard.
-    missing = count(theirs, LIFETIME) - count(ours, LIFETIME)
-    assert 0 <= missing < 10
-    assert count(ours, LIFETIME) > 300
     *lives, gaps = BLOCKS
     for name in lives:
-        assert total(ours, name) == pytest.approx(total(theirs, name), rel=0.05)
+        assert count(ours, name) == count(theirs, name) > 300
+        # Each collector reads the clock for itself, some microseconds apart.
+        assert total(ours, name) == pytest.approx(total(theirs, name), rel=1e-3)
     assert count(ours, gaps) == count(theirs, gaps) > 0
     assert total(ours, gaps) == pytest.approx(total(theirs, gaps), abs=1e-3)
     assert count(ours, "sidestep_kv_block_reuse_gap_seconds") >= count(ours, gaps)

@@ -90,9 +90,9 @@ ROWS: tuple[Row, ...] = (
         "untracked_requests_total",
         "counter",
         Hook("untracked_requests"),
-        "Requests some of whose intervals are in no histogram: over the limit of requests"
-        " in flight, unfinished for too long, cut off by the engine's restart, or begun"
-        " before this exporter.",
+        "Requests some of whose intervals are in no histogram: over the limit of requests in"
+        " flight, unfinished for too long, cut off by the engine's restart or because events"
+        " were dropped, or begun before this exporter.",
         label="reason",
         closed=UNTRACKED,
     ),
@@ -100,7 +100,15 @@ ROWS: tuple[Row, ...] = (
         "request_preempted_seconds",
         "preempted_seconds[]",
         "request_latency",
-        "From a request's preemption until it was scheduled again.",
+        "From a request's preemption until it was scheduled again, or aborted.",
+    ),
+    _row(
+        "longest_preemption_seconds",
+        "gauge",
+        Hook("longest_preemption"),
+        "How long the preempted request that has waited longest had waited at the engine's last"
+        " step; 0 without one.",
+        combine="max",
     ),
     # Aborted requests, which are in no request histogram of the engine's.
     _histogram(
@@ -138,7 +146,7 @@ ROWS: tuple[Row, ...] = (
         "iteration_prefill_tokens",
         "steps[].prefill_tokens",
         "iteration_tokens",
-        "Tokens scheduled for them in the iteration.",
+        "Tokens scheduled in an iteration for requests whose prompt is computed.",
     ),
     _histogram(
         "iteration_decode_requests",
@@ -150,7 +158,7 @@ ROWS: tuple[Row, ...] = (
         "iteration_decode_tokens",
         "steps[].decode_tokens",
         "iteration_tokens",
-        "Tokens scheduled for them in the iteration, drafted ones included.",
+        "Tokens scheduled in an iteration for requests that generate, drafted ones included.",
     ),
     _histogram(
         "iteration_kv_tokens",
@@ -223,7 +231,15 @@ ROWS: tuple[Row, ...] = (
         "kv_sample_ratio",
         "gauge",
         Reading("kv_sample_ratio"),
-        "Share of KV blocks whose life is followed.",
+        "Share of KV blocks whose life is followed, by the engine itself or by the tap.",
+        combine="mean",
+        feature="",
+    ),
+    _row(
+        "kv_cached_sample_ratio",
+        "gauge",
+        Reading("kv_cached_sample_ratio"),
+        "Share of the hashes in a prefix cache whose life is followed.",
         combine="mean",
         feature="",
     ),
@@ -231,7 +247,7 @@ ROWS: tuple[Row, ...] = (
         "kv_tracked_blocks",
         "gauge",
         Reading("kv_tracked_blocks"),
-        "KV blocks whose life is being followed.",
+        "KV blocks and hashes whose life is being followed, or waits to be told of.",
         feature="",
     ),
     _row(
@@ -244,7 +260,13 @@ ROWS: tuple[Row, ...] = (
         "kv_abandoned_blocks_total",
         "counter",
         Hook("kv_abandoned_blocks"),
-        "KV blocks whose life's end was not heard; they are in no histogram.",
+        "KV blocks whose life's end was not heard; their lifetimes are in no histogram.",
+    ),
+    _row(
+        "kv_unknown_events_total",
+        "counter",
+        Hook("kv_unknown_events"),
+        "Events of KV blocks that were not followed though they should be, or out of order.",
     ),
     # The engine's processes: prometheus_client shows none in multiprocess mode.
     _process("cpu_seconds_total", "counter", "CPU time of a process of the engine."),

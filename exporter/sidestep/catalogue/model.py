@@ -19,7 +19,7 @@ ENGINE_LABELS = ("engine", "model_name")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Hook:
-    """Fed by code, by this name (``vllm_hooks``, ``reads``): more than one field decides."""
+    """Fed by code, by this name (``vllm_hooks``, ``core_hooks``): more than one field decides."""
 
     name: str
 

@@ -57,7 +57,7 @@ class InFlight:
     Attributes:
         live: The requests, in the order in which they were first heard of.
         prefilling: Numbers of those in the batch without an output since they joined it.
-        preempted: How many wait because they were preempted.
+        preempted: Those that wait because they were preempted, and since when.
         waiting_tokens: Tokens of all that wait.
         adapters: How many by LoRA adapter and state, ``running`` or ``waiting``.
         limited: Requests whose adapter is ``__other__``, since this was last set to 0.
@@ -70,11 +70,13 @@ class InFlight:
         self.max_age = max_age
         self.live: dict[int, Request] = {}
         self.prefilling: set[int] = set()
-        self.preempted = self.waiting_tokens = 0
+        self.preempted: dict[int, float] = {}
+        self.waiting_tokens = 0
         self.adapters: dict[tuple[str, str], int] = {}
         self.limited = 0
         self.untracked: Counter[str] = Counter()
         self._given_up: set[int] = set()
+        self._cut_off = 0
         self._check_at = 0.0
 
     def adopt(self, number: int, now: float) -> Request | None:
@@ -90,7 +92,11 @@ class InFlight:
         request = self.live.get(number)
         if request is not None or number in self._given_up or len(self.live) >= self.capacity:
             return request
-        self.untracked["unknown"] += 1
+        if self._cut_off:
+            # One of those that were counted when their sender began anew.
+            self._cut_off -= 1
+        else:
+            self.untracked["unknown"] += 1
         return self.adopt(number, now)
 
     def adapter(self, name: str) -> str:
@@ -110,7 +116,8 @@ class InFlight:
         if state in (WAITING, PREEMPTED):
             request.waits = request.prompt_tokens + request.tokens
             self.waiting_tokens += request.waits
-        self.preempted += state == PREEMPTED
+        if state == PREEMPTED:
+            self.preempted[number] = request.preempted or request.since
         if request.adapter:
             self._count_adapter(request, 1)
 
@@ -140,12 +147,14 @@ class InFlight:
 
     def clear(self) -> None:
         """The numbers mean nothing any more: another process gives them."""
-        self.untracked["restart"] += len(self.live)
+        self._cut_off = len(self.live)
+        self.untracked["restart"] += self._cut_off
         self.live.clear()
         self.prefilling.clear()
         self.adapters.clear()
         self._given_up.clear()
-        self.preempted = self.waiting_tokens = 0
+        self.preempted.clear()
+        self.waiting_tokens = 0
         self._check_at = 0.0
 
     def _give_up(self, number: int, reason: str) -> None:
@@ -157,7 +166,7 @@ class InFlight:
     def _uncount(self, number: int, request: Request) -> None:
         self.waiting_tokens -= request.waits
         request.waits = 0
-        self.preempted -= request.state == PREEMPTED
+        self.preempted.pop(number, None)
         if request.adapter and request.state != UNKNOWN:
             self._count_adapter(request, -1)
         self.prefilling.discard(number)

@@ -59,6 +59,7 @@ class Lifecycle:
         self._siblings = Siblings(questions or Questions())
         self._source: int | None = None
         self._step_at: float | None = None
+        self._now = 0.0
         self._out = Outcomes(IterationStats())
 
     def apply(self, item: RequestEvents) -> Outcomes:
@@ -94,7 +95,21 @@ class Lifecycle:
         self.requests.clear()
         self._siblings.clear()
 
+    @property
+    def longest_preemption(self) -> float:
+        """Seconds that the first of the preempted has waited, by the engine's last word."""
+        since = next(iter(self.requests.preempted.values()), None)
+        return 0.0 if since is None else max(self._now - since, 0.0)
+
+    def close(self) -> int:
+        """Nobody tells of these requests any more; how many there were."""
+        live = len(self.requests.live)
+        self._restart(-1)
+        self._siblings.close()
+        return live
+
     def _pass_time(self, now: float) -> None:
+        self._now = now
         self._siblings.pass_time(now)
         for request in self.requests.too_old(now):
             self._leave(request, now, aborted=True)
@@ -138,14 +153,18 @@ class Lifecycle:
         request = self.requests.known(event.request, event.stamp)
         if request is None:
             return
-        waited = self._between(request.preempted, event.stamp)
-        if waited is not None:
-            self._out.preempted_seconds.append(waited)
-        request.preempted = None
+        self._resume(request, event.stamp)
         if request.fresh and (request.scheduled is None or self.rules.scheduled == "last"):
             request.scheduled = event.stamp
         self.requests.move(event.request, request, RUNNING)
         self.requests.prefilling.add(event.request)
+
+    def _resume(self, request: Request, now: float) -> None:
+        """A preemption ends, in the batch or by the request's end."""
+        waited = self._between(request.preempted, now)
+        if waited is not None:
+            self._out.preempted_seconds.append(waited)
+        request.preempted = None
 
     def _preempted(self, event: Preempted) -> None:
         self._out.iteration.num_preempted_reqs += 1
@@ -287,6 +306,8 @@ class Lifecycle:
         found = event.stop_strings and event.generation_tokens > 0
         aborted = event.reason == ABORT and not found
         request = self.requests.remove(event.request)
+        if request is not None:
+            self._resume(request, event.stamp)
         if aborted:
             self._abort(event, request)
         else:

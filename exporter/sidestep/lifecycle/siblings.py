@@ -105,6 +105,11 @@ class Siblings:
         while self._open:
             self._end(next(iter(self._open.values())))
 
+    def close(self) -> None:
+        """This engine takes part in no question any more."""
+        self.clear()
+        self._questions.engines -= 1
+
     def _end(self, group: Group) -> None:
         del self._questions.groups[group.number]
         self._open.pop(group.number, None)

@@ -66,6 +66,11 @@ class CachedBlocks:
         self._source: int | None = None
         room.sweepers.append(self._sweep)
 
+    @property
+    def known(self) -> bool:
+        """Whether any cache has told of itself."""
+        return self._source is not None
+
     def apply(self, item: CacheEvents) -> None:
         """Follow an item's changes.
 

@@ -8,6 +8,7 @@ from sidestep.residency.physical import PhysicalBlocks
 from sidestep.residency.room import Room
 from sidestep.residency.sampling import ALL, Sample
 from sidestep.wire.blocks import BlockEvents, CacheEvents
+from sidestep.wire.vllm import KVCacheEvictionEvent
 
 __all__ = ["CachedLives", "Lives", "Observation", "Residency"]
 
@@ -37,6 +38,7 @@ class Residency:
         out = Lives()
         self._physical = PhysicalBlocks(self._block_sample, self._room, out)
         self._cached = CachedBlocks(self._hash_sample, self._room, out)
+        self._told = 0, 0, 0
         self.rate = rate
 
     @property
@@ -57,6 +59,17 @@ class Residency:
     def ratio(self) -> float:
         """Share of cached hashes that are followed: the rate, halved as often as it took."""
         return self._hash_sample.bound / ALL
+
+    @property
+    def block_ratio(self) -> float | None:
+        """Share of physical blocks that are followed: the sender's, thinned; None without one."""
+        rate = self._physical.rate
+        return None if rate is None else rate * (self._block_sample.bound / ALL)
+
+    @property
+    def cached_ratio(self) -> float | None:
+        """``ratio``, where a cache is followed."""
+        return self.ratio if self._cached.known else None
 
     @property
     def tracked(self) -> int:
@@ -95,6 +108,11 @@ class Residency:
         self._physical.apply(item)
         return self.tell()
 
+    def evictions(self, events: list[KVCacheEvictionEvent], rate: float) -> Lives:
+        """Take over lives that the engine followed itself, at its own ``rate``."""
+        self._physical.take(events, rate)
+        return self.tell()
+
     def cache(self, item: CacheEvents) -> Lives:
         """Follow cached blocks.
 
@@ -106,7 +124,12 @@ class Residency:
 
     def tell(self) -> Lives:
         """What there is to tell: lives of earlier calls, of either kind, are a part of it."""
-        self._room.clear()
+        self._room.advance()
         out = self._physical.out
+        counts = self.halvings, self.abandoned, self.unknown
+        out.halvings, out.abandoned, out.unknown = (
+            now - then for now, then in zip(counts, self._told, strict=True)
+        )
+        self._told = counts
         self._physical.out = self._cached.out = Lives()
         return out

@@ -28,6 +28,9 @@ class Lives(msgspec.Struct, gc=False):
         reset_ages: As lifetimes, of blocks that a reset took.
         reset_idles: As idles, of blocks that a reset took.
         resets: How often the whole cache was emptied.
+        halvings: How often the ratio was halved.
+        abandoned: Lives whose end was not seen.
+        unknown: Events of blocks whose birth was not seen, or before their last one.
         cached: The same by medium, of hashes; a reuse is being stored again.
     """
 
@@ -39,4 +42,7 @@ class Lives(msgspec.Struct, gc=False):
     reset_ages: list[Observation] = []
     reset_idles: list[Observation] = []
     resets: int = 0
+    halvings: int = 0
+    abandoned: int = 0
+    unknown: int = 0
     cached: dict[str, CachedLives] = {}

@@ -17,6 +17,7 @@ from sidestep.residency.room import Room, Turns
 from sidestep.residency.sampling import ALL, SECOND, Diffusion, Sample, Share, mix
 from sidestep.wire.blocks import ALLOCATED, EVICTED, RESET, TOUCHED, BlockEvents
 from sidestep.wire.limits import COUNT_LIMIT
+from sidestep.wire.vllm import KVCacheEvictionEvent
 
 _NEVER = -1.0
 """No stamp and no gap: neither is ever negative."""
@@ -42,6 +43,7 @@ class PhysicalBlocks:
 
     Attributes:
         out: Where the call that is under way puts what there is to tell.
+        rate: Share that the sender samples, by its last item.
         unknown: As ``Residency.unknown``.
         abandoned: As ``Residency.abandoned``.
     """
@@ -54,12 +56,26 @@ class PhysicalBlocks:
         self._room = room
         self._lives: dict[int, _Life] = {}
         self._source: int | None = None
+        self.rate: float | None = None
         self._complete_at = 0
         """How often the sample may have been halved for all its lives to be known."""
         self._lifetimes, self._idles, self._last_gaps = Diffusion(), Diffusion(), Diffusion()
         self._gaps, self._reuses = Diffusion(), Diffusion()
         self._reset_ages, self._reset_idles = Diffusion(), Diffusion()
         room.sweepers.append(self._sweep)
+
+    def take(self, events: list[KVCacheEvictionEvent], rate: float) -> None:
+        """Tell of lives that another has followed, each standing for 1/``rate``."""
+        out = self.out
+        weight = self._sample.weight(rate)
+        for event in events:
+            intervals = [
+                (self._lifetimes, out.lifetimes, event.lifetime_seconds),
+                (self._idles, out.idles, event.idle_seconds),
+                *((self._last_gaps, out.last_gaps, gap) for gap in event.reuse_gaps_seconds),
+            ]
+            for diffusion, observed, seconds in intervals:
+                diffusion.observe(observed, seconds, weight)
 
     def apply(self, item: BlockEvents) -> None:
         """Follow an item's events.
@@ -74,6 +90,7 @@ class PhysicalBlocks:
             raise WireError("bad_item", "an unknown kind of block event")
         if ALLOCATED in kinds and item.rate * COUNT_LIMIT < 1.0:
             raise WireError("bad_item", "a block was sampled at a rate of nothing")
+        self.rate = item.rate
         if item.source != self._source:
             self._source = item.source
             self._forget(self._abandon(self._lives))

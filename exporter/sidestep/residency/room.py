@@ -61,7 +61,7 @@ class Room:
         # In step: where only one kind has lives outside, they are not behind all of the other.
         self.sweeping = zip_longest(*(begin() for begin in self.sweepers))
 
-    def clear(self) -> None:
+    def advance(self) -> None:
         """Look at some of the lives that are to go."""
         if self.waiting:
             for _ in range(SLICE):

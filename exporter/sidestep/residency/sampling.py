@@ -65,7 +65,7 @@ class Sample:
         """The one of a life that begins now."""
         share = self._current
         if share is None or share.rate != rate or share.bound != self.bound:
-            share = self._current = Share(rate, self.bound, self._weight(rate, self.bound))
+            share = self._current = Share(rate, self.bound, self.weight(rate, self.bound))
             self._shares.add(share)
         return share
 
@@ -79,7 +79,7 @@ class Sample:
         lowered = [share for share in self._shares if share.bound > bound]
         for share in lowered:
             share.bound = bound
-            share.weight = self._weight(share.rate, bound)
+            share.weight = self.weight(share.rate, bound)
         return bool(lowered)
 
     def forget(self) -> None:
@@ -87,7 +87,8 @@ class Sample:
         self._shares.clear()
         self._current = None
 
-    def _weight(self, rate: float, bound: int) -> float:
+    def weight(self, rate: float, bound: int = ALL) -> float:
+        """Blocks that an observation stands for."""
         chance = rate * (bound / ALL)
         return 1.0 / chance if self._scale and chance else 1.0
 

@@ -31,6 +31,8 @@ Bounds = Annotated[list[Number], Meta(min_length=1, max_length=MAX_BOUNDS)]
 
 
 CORE_INFO = "core:"
+KV_SAMPLING = "kv_sampling"
+"""Info that is no metric: at which ``rate`` the engine itself samples KV blocks."""
 
 
 class EngineInfo(msgspec.Struct, array_like=True, gc=False):
