@@ -11,10 +11,12 @@ the queue time. What cannot be known, because its begin was not heard, is left o
 from __future__ import annotations
 
 from sidestep.errors import WireError
+from sidestep.lifecycle.ends import ABORT, abort, complete
 from sidestep.lifecycle.inflight import UNKNOWN, InFlight, Request
-from sidestep.lifecycle.outcomes import AbortedRequest, IterationShape, Outcomes
+from sidestep.lifecycle.outcomes import Outcomes
 from sidestep.lifecycle.rules import Rules
 from sidestep.lifecycle.siblings import Questions, Siblings
+from sidestep.lifecycle.steps import Steps
 from sidestep.wire.requests import (
     PREEMPTED,
     RUNNING,
@@ -31,14 +33,11 @@ from sidestep.wire.requests import (
     Scheduled,
 )
 from sidestep.wire.vllm import (
-    FINISH_REASONS,
-    FinishedRequestStats,
     IterationStats,
     PromptTokenStats,
     Run,
 )
 
-STOP, ABORT = FINISH_REASONS.index("stop"), FINISH_REASONS.index("abort")
 MANY = 12
 """Equal latencies from which on they are handed over as a run."""
 
@@ -58,7 +57,7 @@ class Lifecycle:
         self.requests = InFlight(self.rules.capacity, self.rules.max_age)
         self._siblings = Siblings(questions or Questions())
         self._source: int | None = None
-        self._step_at: float | None = None
+        self._steps = Steps()
         self._now = 0.0
         self._out = Outcomes(IterationStats())
 
@@ -89,7 +88,7 @@ class Lifecycle:
     def _restart(self, source: int) -> None:
         """Another process numbers its requests anew; those of the last one are cut off."""
         self._source = source
-        self._step_at = None
+        self._steps = Steps()
         for request in self.requests.live.values():
             self._leave(request, 0.0, aborted=True)
         self.requests.clear()
@@ -161,7 +160,7 @@ class Lifecycle:
 
     def _resume(self, request: Request, now: float) -> None:
         """A preemption ends, in the batch or by the request's end."""
-        waited = self._between(request.preempted, now)
+        waited = self._out.between(request.preempted, now)
         if waited is not None:
             self._out.preempted_seconds.append(waited)
         request.preempted = None
@@ -186,7 +185,7 @@ class Lifecycle:
         self.requests.move(event.request, request, min(event.state, RUNNING))
 
     def _iteration(self, event: Iteration) -> None:
-        self._shape(event)
+        self._steps.take(event, self.requests, self._out)
         prompted = sum(self._prompt(prompt, event.stamp) for prompt in event.prompts)
         generated = 0
         for output in event.outputs:
@@ -267,35 +266,9 @@ class Lifecycle:
             return
         request.fresh = False
         request.first = stamp
-        waited = self._between(request.arrival, wall)
+        waited = self._out.between(request.arrival, wall)
         if waited is not None:
             self._out.iteration.time_to_first_tokens_iter.append(waited)
-
-    def _shape(self, event: Iteration) -> None:
-        """The numbers of the step itself, as its requests were before its output."""
-        batch, tokens = event.batch
-        if not batch:
-            return
-        interval = self._between(self._step_at, event.stamp)
-        self._step_at = event.stamp
-        prefilling = self.requests.prefilling
-        prefill = prefilling.intersection(batch) if prefilling else ()
-        total = sum(tokens) if tokens else len(batch)
-        prefilled = len(prefill)
-        if tokens and prefill:
-            pairs = zip(batch, tokens, strict=True)
-            prefilled = sum(count for number, count in pairs if number in prefill)
-        shape = IterationShape(
-            duration=self._between(event.started, event.stamp),
-            interval=interval,
-            prefill_requests=len(prefill),
-            prefill_tokens=prefilled,
-            decode_requests=len(batch) - len(prefill),
-            decode_tokens=total - prefilled,
-            kv_tokens=event.kv_tokens,
-            waiting_tokens=self.requests.waiting_tokens,
-        )
-        self._out.steps.append(shape)
 
     def _finished(self, event: Finished) -> None:
         if event.refused:
@@ -309,49 +282,11 @@ class Lifecycle:
         if request is not None:
             self._resume(request, event.stamp)
         if aborted:
-            self._abort(event, request)
+            abort(event, request, self._out)
         else:
-            self._complete(event, request)
+            complete(event, request, self._out)
         if request is not None:
             self._leave(request, event.stamp, aborted=aborted)
-
-    def _abort(self, event: Finished, request: Request | None) -> None:
-        """Counted, and in no request histogram, as in the engine."""
-        stats = self._out.iteration
-        stats.finished_requests.append(FinishedRequestStats(finish_reason=ABORT))
-        waited = None if request is None else self._between(request.queued, event.stamp)
-        self._out.aborted.append(
-            AbortedRequest(event.prompt_tokens, event.generation_tokens, waited)
-        )
-
-    def _complete(self, event: Finished, request: Request | None) -> None:
-        stats = self._out.iteration
-        stats.num_corrupted_reqs += event.corrupted
-        finished = FinishedRequestStats(
-            finish_reason=STOP if event.reason == ABORT else event.reason,
-            num_prompt_tokens=event.prompt_tokens,
-            num_preemptions=event.preemptions,
-            num_generation_tokens=event.generation_tokens,
-            max_tokens_param=event.max_tokens,
-            is_corrupted=event.corrupted,
-        )
-        stats.finished_requests.append(finished)
-        if request is None:
-            return
-        if request.first is not None:
-            finished.num_generation_tokens = request.tokens
-        if request.whole or request.first is not None:
-            finished.num_cached_tokens = request.cached
-        if event.cached_tokens is not None and request.first is not None:
-            finished.num_cached_tokens = event.cached_tokens
-        finished.e2e_latency = self._between(request.arrival, event.wall)
-        finished.queued_time = self._between(request.queued, request.scheduled)
-        finished.prefill_time = self._between(request.scheduled, request.first)
-        finished.inference_time = self._between(request.scheduled, request.last)
-        decode = finished.decode_time = self._between(request.first, request.last)
-        if decode is not None:
-            more = request.tokens - 1
-            finished.mean_time_per_output_token = decode / more if more > 0 else 0.0
 
     def _leave(self, request: Request, now: float, *, aborted: bool) -> None:
         """Its question's ``n``, once all samples have ended; a lone request's at once."""
@@ -364,11 +299,3 @@ class Lifecycle:
     def _observe_group(self, samples: int, tokens: int) -> None:
         self._out.iteration.n_params_iter.append(samples)
         self._out.iteration.max_num_generation_tokens_iter.append(tokens)
-
-    def _between(self, start: float | None, end: float | None) -> float | None:
-        if start is None or end is None:
-            return None
-        if end < start:
-            self._out.omitted += 1
-            return None
-        return end - start

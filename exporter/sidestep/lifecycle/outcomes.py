@@ -60,3 +60,12 @@ class Outcomes(msgspec.Struct):
     untracked: dict[str, int] = {}
     omitted: int = 0
     limited: int = 0
+
+    def between(self, start: float | None, end: float | None) -> float | None:
+        """The interval, if both ends are known; one that would be negative is omitted."""
+        if start is None or end is None:
+            return None
+        if end < start:
+            self.omitted += 1
+            return None
+        return end - start
