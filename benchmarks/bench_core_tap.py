@@ -208,6 +208,7 @@ def perform_tap(config: Any, endpoint: str) -> Iterator[Perform]:
     def perform(step: Step) -> None:
         for request in step.queued:
             tap.queued(request)
+        blocks.flush(publisher.kv_sample_rate or RATE)
         for block in step.blocks:
             blocks.on_block_evicted(block)
             blocks.on_block_allocated(block)
@@ -217,7 +218,7 @@ def perform_tap(config: Any, endpoint: str) -> Iterator[Perform]:
             tap.freed(request)
         tap.updated(step.batch, step.outputs)
         stats.record(step.stats, None, None, 0)
-        blocks.flush(RATE)
+        blocks.flush(publisher.kv_sample_rate or RATE)
 
     try:
         yield perform
