@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import ClassVar
 
 from sidestep.histogram import Histogram
@@ -109,9 +109,12 @@ class CoreHooks:
                 self._observe(engine, child, observations)
 
     def _observe(
-        self, engine: Engine, histogram: Histogram, observations: Iterable[Observation]
+        self, engine: Engine, histogram: Histogram, observations: list[Observation]
     ) -> None:
-        refused = sum(histogram.observe_run(value, count) for value, count in observations)
+        if {count for _, count in observations} == {1}:
+            refused = histogram.observe_many([value for value, _ in observations])
+        else:
+            refused = sum(histogram.observe_run(value, count) for value, count in observations)
         if refused:
             _increase(engine, self.omitted, refused)
 
