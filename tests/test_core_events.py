@@ -328,6 +328,25 @@ def test_blocks_that_the_engine_samples_itself_can_be_scaled(scale: bool, counte
     assert bench.value("sidestep_kv_sample_ratio") == 0.25
 
 
+def test_what_an_engine_no_longer_says_is_forgotten() -> None:
+    """With its next hello: a rate at which it sampled before it was started anew, or any name."""
+    bench = Bench()
+    for rate in ("0.25", "0.5"):
+        bench.engine(features=["engine_core"], info={"kv_sampling": {"rate": rate}, rate: {}})
+        bench.engine(
+            features=["engine_core"],
+            info={"core:cache_config": {"size": "2"}, "kv_sampling": {"rate": rate}},
+        )
+    before = bench.value("sidestep_kv_sample_ratio")
+    bench.engine(features=["engine_core"], info={})
+    alone = bench.value("sidestep_kv_sample_ratio")
+    bench.engine(features=["engine_core"], info={"core:cache_config": {"size": "2"}})
+
+    assert (0.5, 0.5) == (before, alone)
+    assert bench.values("sidestep_kv_sample_ratio") == {}
+    assert {"cache_config"} == bench.engines["0"].info.keys()
+
+
 @pytest.mark.parametrize("rate", ["", "x", "nan", "0", "-1", "1e-300", "2"])
 def test_a_rate_that_is_none_scales_nothing(rate: str) -> None:
     """An engine's word is a stranger's."""

@@ -52,8 +52,9 @@ class Engine:
     Attributes:
         labels: What every series carries: engine and model_name, and an origin
             where another engine would show the same.
-        said: Info metrics as all its streams told them.
-        info: Info metrics by short name, as they are shown.
+        core_info: Info metrics by short name, as its core told them last.
+        front_info: As a front end did.
+        info: As they are shown.
         values: Scalars by slot; None is no sample.
         histograms: By slot; None is not shown yet.
         keyed: Scalars with open label values, by slot and own label values.
@@ -73,9 +74,11 @@ class Engine:
         "blocks",
         "bounds",
         "closed",
+        "core_info",
         "external_hits",
         "features",
         "frames",
+        "front_info",
         "gauge_stamp",
         "held_tokens",
         "histograms",
@@ -91,7 +94,6 @@ class Engine:
         "prefix_hits",
         "requests",
         "restarts",
-        "said",
         "seen",
         "series",
         "streams",
@@ -105,7 +107,8 @@ class Engine:
         self.id = info.id
         self.layout = layout
         self.labels: dict[str, str] = dict(info.labels)
-        self.said: Mapping[str, Mapping[str, str]] = {}
+        self.core_info: Mapping[str, Mapping[str, str]] = {}
+        self.front_info: Mapping[str, Mapping[str, str]] = {}
         self.info: Mapping[str, Mapping[str, str]] = {}
         self.features: frozenset[str] = frozenset()
         self.closed: Mapping[str, list[str]] = {}
@@ -134,17 +137,18 @@ class Engine:
 
         A histogram whose bounds changed starts anew: its counts cannot be moved.
         """
-        # In this order: a front end's word replaces the core's, whoever greets last.
-        self.said = {**self.said, **info.info}
-        core = {name: said for name, said in self.said.items() if name.startswith(CORE_INFO)}
-        own = {name: said for name, said in self.said.items() if name not in core}
-        self.info = {**{name.removeprefix(CORE_INFO): core[name] for name in core}, **own}
-        self.text.clear()
-        self.frames.clear()
         features = frozenset(info.features)
         if ENGINE_CORE in self.features - features:
             self._forget_core()
         self.features = features
+        if any(name.startswith(CORE_INFO) for name in info.info):
+            self.core_info = {n.removeprefix(CORE_INFO): said for n, said in info.info.items()}
+        else:
+            self.front_info = info.info
+        # In this order: a front end's word replaces the core's, whoever greets last.
+        self.info = {**self.core_info, **self.front_info}
+        self.text.clear()
+        self.frames.clear()
         self.closed = info.closed
         sent = {name: tuple(bounds) for name, bounds in info.bounds.items()}
         self.bounds = {**DEFAULTS, **sent, **self.overrides}
@@ -170,6 +174,7 @@ class Engine:
             slot = hooks["untracked_requests"].slots[RESTART]
             self.values[slot] = (self.values[slot] or 0) + self.requests.close()
         self.requests = self.blocks = None
+        self.core_info = {}
         for slot in (*hooks["requests_by_state"].slots, *hooks["longest_preemption"].slots):
             self.values[slot] = None
 

@@ -54,6 +54,17 @@ def _histogram(name: str, source: Source, buckets: str, text: str, *, label: str
     return _row(name, "histogram", source, text, buckets=buckets, label=label)
 
 
+def _cached(name: str, text: str) -> Row:
+    return Row(
+        name=f"sidestep_kv_cached_block_{name}_seconds",
+        kind="histogram",
+        source=Sampled(),
+        help=text,
+        labels=tuple(sorted((*ENGINE_LABELS, "medium"))),
+        buckets="kv_cache_residency",
+    )
+
+
 def _process(name: str, kind: Kind, text: str, *labels: str) -> Row:
     return Row(
         name=f"sidestep_engine_process_{name}",
@@ -203,30 +214,11 @@ ROWS: tuple[Row, ...] = (
         Hook("kv_cache_resets"),
         "Times the prefix cache was emptied.",
     ),
-    Row(
-        name="sidestep_kv_cached_block_lifetime_seconds",
-        kind="histogram",
-        source=Sampled(),
-        help="From when a sampled block's hash was stored in a cache until it was removed.",
-        labels=("engine", "medium", "model_name"),
-        buckets="kv_cache_residency",
+    _cached(
+        "lifetime", "From when a sampled block's hash was stored in a cache until it was removed."
     ),
-    Row(
-        name="sidestep_kv_cached_block_idle_seconds",
-        kind="histogram",
-        source=Sampled(),
-        help="From when a sampled block's hash was last stored until it was removed.",
-        labels=("engine", "medium", "model_name"),
-        buckets="kv_cache_residency",
-    ),
-    Row(
-        name="sidestep_kv_cached_block_reuse_gap_seconds",
-        kind="histogram",
-        source=Sampled(),
-        help="Between consecutive reuses of a sampled block's hash in a cache.",
-        labels=("engine", "medium", "model_name"),
-        buckets="kv_cache_residency",
-    ),
+    _cached("idle", "From when a sampled block's hash was last stored until it was removed."),
+    _cached("reuse_gap", "Between consecutive reuses of a sampled block's hash in a cache."),
     _row(
         "kv_sample_ratio",
         "gauge",

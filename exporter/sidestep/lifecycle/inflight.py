@@ -103,8 +103,8 @@ class InFlight:
         """``name`` as a label value: one of a limited number, and printable."""
         if not name:
             return name
-        known = {adapter for adapter, _ in self.adapters}
-        if is_printable(name) and (name in known or len(known) < MAX_OPEN_VALUES):
+        known = {OTHER, name, *(adapter for adapter, _ in self.adapters)}
+        if is_printable(name) and len(known) <= MAX_OPEN_VALUES:
             return name
         self.limited += 1
         return OTHER

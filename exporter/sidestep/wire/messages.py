@@ -42,9 +42,9 @@ class EngineInfo(msgspec.Struct, array_like=True, gc=False):
         id: Identity over restarts and over streams: namespace, model, rank.
         dialect: Which catalogue its items belong to, such as ``vllm``.
         labels: The labels every one of its series carries.
-        info: Info metrics by short name, such as ``cache_config``: their labels. What
-            an engine's core says, under a name that begins with ``core:``, yields to
-            what a front end says under the name itself.
+        info: Info metrics by short name, such as ``cache_config``: their labels. Where
+            a name begins with ``core:`` it is the engine's core that says all of
+            them, which yields to what a front end says.
         bounds: Bucket bounds by bucket family where they differ from the default.
         features: Options that are on; families that need one appear at once.
         closed: Label values known beforehand by label name, so that their
