@@ -377,7 +377,7 @@ async def _serve_client(config: Config) -> None:
     layouts = {"vllm": compile_layout("vllm")}
     metrics = ClientMetrics(layouts["vllm"])
     exporter = Exporter(config, [metrics.registry])
-    exporter.ingest.applier = cast("Applier", metrics)
+    exporter.ingest.intake.applier = cast("Applier", metrics)
     # The engines that ingest registers stay out of the page: the client has their series.
     exporter.registry = Registry(layouts, {})
     stop = asyncio.Event()

@@ -81,6 +81,14 @@ SETTINGS: tuple[Setting, ...] = (
         metavar="ENDPOINT",
     ),
     Setting(
+        "state.dir",
+        "Directory for the snapshot that counters outlive this process with; one exporter each,"
+        " best in memory. Without it this process's end is a counter reset.",
+        parsing.text,
+        "",
+        metavar="DIR",
+    ),
+    Setting(
         "metrics.legacy",
         "Also show names that the engines have given up.",
         parsing.boolean,
@@ -171,6 +179,7 @@ class Config:
     web_listen_address: tuple[tuple[str, int], ...]
     web_telemetry_path: str
     ingest_endpoint: tuple[str, ...]
+    state_dir: str
     metrics_legacy: bool
     kv_sample_rate: float
     kv_scale_samples: bool
