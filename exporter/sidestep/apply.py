@@ -78,9 +78,13 @@ class Applier:
         if totals.cut_off is not None:
             untracked = self.registry.requests_of(engine).skip(totals.cut_off)
             self._core.untracked_requests(engine, untracked)
-        if totals.blocks and engine.blocks is not None:
-            self._core.abandon(engine)
+        if totals.blocks:
+            self.abandon(engine)
         return add_record(self.registry, engine, record)
+
+    def abandon(self, engine: Engine) -> None:
+        """Let go of all lives of the engine's blocks: what comes does not continue them."""
+        self._core.abandon(engine)
 
     def _scale(self, engine: Engine, stats: SchedulerStats) -> None:
         """Blocks that the engine sampled itself count for all they stand for."""

@@ -127,7 +127,7 @@ def taken(name: str, kind: Kind) -> frozenset[str]:
     return frozenset({name, base, f"{base}_created"} if kind == "counter" else {name})
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Layout:
     """One dialect's plan.
 
@@ -196,6 +196,7 @@ class Layout:
         return next(placed for placed in self.placed if placed.row.name == name)
 
 
+@functools.cache
 def compile_layout(dialect: str, *, legacy: bool = False) -> Layout:
     """The plan of ``dialect``.
 

@@ -134,11 +134,21 @@ def restored(registry: Registry, record: Record) -> Engine:
     engine = Engine(layout, head.engine, registry.overrides)
     engine.core_info = head.core_info
     engine.info = {**head.core_info, **head.engine.info}
+    _drop_foreign(engine, record)
     add_record(registry, engine, record)
     engine.restarts = record.totals.restarts
     engine.last_seen = record.totals.last_seen
     engine.live = False
     return engine
+
+
+def _drop_foreign(engine: Engine, record: Record) -> None:
+    """A histogram whose bounds are others now starts anew: its counts cannot be moved."""
+    slots = {row.name: slot for slot, row in enumerate(engine.layout.histograms)}
+    head, histograms = record.head, record.totals.histograms
+    for place, (name, bounds) in enumerate(zip(head.histograms, head.bounds, strict=True)):
+        if name in slots and tuple(bounds) != engine.bounds_of(slots[name]):
+            histograms[place] = None
 
 
 def _head(engine: Engine) -> bytes:

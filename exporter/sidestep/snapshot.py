@@ -53,22 +53,41 @@ class KeptProcess(msgspec.Struct, array_like=True, gc=False, tag="p"):
     counters: list[tuple[str, tuple[str, ...], float]]
 
 
+State = tuple[int, int]
 Piece = KeptStream | KeptEngine | KeptProcess | KeptLifecycle | KeptRequests | KeptGroup
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Piece] = msgspec.msgpack.Decoder(Piece)
 
 
 class Capture:
-    """Makes snapshots of an intake; what did not change since the last one is not made again."""
+    """Makes snapshots of an intake; what did not change since the last one is not made again.
+
+    Attributes:
+        saved: The state that the last snapshot held which is safe.
+    """
 
     def __init__(self, intake: Intake) -> None:
+        self.saved: State = (-1, -1)
         self._intake = intake
+        self._taken: State = (-1, -1)
+        self._marks: list[tuple[Stream, int]] = []
         self._records: dict[str, tuple[int, bytes]] = {}
 
+    @property
+    def state(self) -> State:
+        """Grows with all that a snapshot would hold."""
+        return self._intake.registry.version, self._intake.receiver.changes
+
+    def safe(self) -> None:
+        """The snapshot taken last outlives this process: senders may let go of what it holds."""
+        self.saved = self._taken
+        self._intake.receiver.saved(self._marks)
+
     def pieces(self) -> Iterator[bytes]:
-        """The pieces; nothing may be applied until the last is taken."""
+        """A snapshot of now; nothing may be applied until its last piece is taken."""
         intake = self._intake
         registry = intake.registry
+        self._taken, self._marks = self.state, intake.receiver.marks()
         for stream in intake.receiver.streams.values():
             yield _encoder.encode(_kept(stream))
         known = self._records

@@ -24,8 +24,6 @@ RETRY = 1.0
 SLICE = 0.001
 """Seconds of encoding after which the loop gets a turn."""
 
-State = tuple[int, int]
-
 
 class Snapshots:
     """Keeps the state directory's snapshot close behind what was applied."""
@@ -45,7 +43,6 @@ class Snapshots:
         self._wall = wall
         self._healthy = True
         self._lock = asyncio.Lock()
-        self._saved: State = (-1, -1)
         self._writer = ThreadPoolExecutor(1, "sidestep-snapshot")
         self._lines = Limited(log, clock)
         metrics = self._intake.metrics
@@ -98,22 +95,17 @@ class Snapshots:
         self._writer.shutdown()
         self._directory.release()
 
-    @property
-    def _state(self) -> State:
-        return self._intake.registry.version, self._intake.receiver.changes
-
     async def _save(self) -> None:
         """A snapshot of now, unless one that began after the call is there by then."""
-        wanted = self._state
+        wanted = self._capture.state
         async with self._lock:
-            if self._saved < wanted:
+            if self._capture.saved < wanted:
                 await self._save_now()
 
     async def _save_now(self) -> None:
         started = time.perf_counter()
         metrics = self._intake.metrics
         async with self._ingest.held():
-            state, marks = self._state, self._intake.receiver.marks()
             pieces = await self._pieces()
         loop = asyncio.get_running_loop()
         try:
@@ -131,11 +123,11 @@ class Snapshots:
             return
         if not self._healthy:
             log.info("snapshots can be written again")
-        self._healthy, self._saved = True, state
+        self._healthy = True
         metrics.set("sidestep_snapshot_duration_seconds", time.perf_counter() - started)
         metrics.set("sidestep_snapshot_bytes", size)
         metrics.set("sidestep_snapshot_timestamp_seconds", self._wall())
-        self._intake.receiver.saved(marks)
+        self._capture.safe()
         self._ingest.acknowledge()
 
     async def _pieces(self) -> Sequence[bytes]:

@@ -90,8 +90,9 @@ class Lifecycle:
 
     def _restart(self, source: int) -> None:
         """Another process numbers its requests anew; those of the last one are cut off."""
+        if self.source is not None:
+            self._cut("restart", 0)
         self.source = source
-        self._cut("restart", 0)
 
     def _cut(self, reason: str, more: int) -> None:
         self.steps = Steps()
