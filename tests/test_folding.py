@@ -157,7 +157,8 @@ def test_wherever_it_begins_and_ends_no_token_is_lost(data: st.DataObject) -> No
     assert engine.values[engine.layout.find("vllm:generation_tokens_total").slots[0]] == sum(
         item.iteration.num_generation_tokens for item in made if item.iteration is not None
     )
-    assert (expected.counts, pytest.approx(expected.sum)) == (shown.counts, shown.sum)
+    assert expected.counts == shown.counts
+    assert pytest.approx(expected.sum) == shown.sum
     running = engine.layout.find("vllm:num_requests_running").slots[0]
     assert engine.values[running] == len(made) - 1
 
@@ -242,8 +243,8 @@ def test_what_is_too_large_for_a_frame_is_sent_in_several() -> None:
         assert sum(map(len, frame)) <= MAX_FRAME_BYTES - ENVELOPE
     assert fed.rejected == {}
     for name, count in pushed.items():
-        children = engine.open[name].children.values()
-        assert sum(sum(c.counts) for c in children if isinstance(c, Histogram)) == count
+        shown = engine.open[name].children.values()
+        assert sum(sum(c.counts) for c in shown if isinstance(c, Histogram)) == count
 
 
 def test_what_cannot_be_counted_is_said() -> None:
