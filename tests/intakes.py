@@ -47,12 +47,19 @@ class Fed:
         self.intake = Intake(
             registry, SelfMetrics(), boot=boot, clock=lambda: 0.0, wall=lambda: 1.0
         )
+        self.now = 0.0
+        self.processes: dict[str, int] = {}
         self.seqs: dict[str, int] = {}
         self.engines: dict[str, list[EngineInfo]] = {}
 
     def incarnation(self, stream: str) -> int:
-        """Of the stream's only process."""
-        return 1 + list(self.seqs).index(stream)
+        """Of the stream's process."""
+        return self.processes.setdefault(stream, 1 + len(self.processes))
+
+    def restart(self, stream: str) -> None:
+        """Another process of the stream, which has not greeted."""
+        self.processes[stream] = 1000 + self.incarnation(stream)
+        self.seqs[stream] = 0
 
     def greet(self, stream: str, engines: list[EngineInfo]) -> None:
         """Say hello."""
@@ -62,9 +69,16 @@ class Fed:
 
     def say(self, stream: str, message: FromSender) -> None:
         """Take a frame in, and apply it."""
-        self.intake.take(stream.encode(), [encode(message)], 0.0)
+        self.intake.take(stream.encode(), [encode(message)], self.now)
         while self.intake.busy:
             self.intake.work()
+
+    def pass_time(self, seconds: float) -> None:
+        """Nothing comes for so long, and the intake looks around every second."""
+        until = self.now + seconds
+        while self.now < until:
+            self.now = min(self.now + 1.0, until)
+            self.intake.pass_time(self.now)
 
     def items(self, stream: str, items: Sequence[bytes]) -> None:
         """Send items as they are."""
@@ -101,7 +115,7 @@ class Fed:
         """Another process that goes on where a snapshot ends, and whom the streams greet."""
         other = Fed(rate=rate, boot=2)
         restore(other.intake, pieces, 0.0)
-        other.seqs = dict(self.seqs)
+        other.seqs, other.processes = dict(self.seqs), dict(self.processes)
         for stream, engines in self.engines.items():
             other.greet(stream, engines)
         return other

@@ -144,6 +144,8 @@ class Delivery(RuleBasedStateMachine):
         if last is not None:
             sender = last.sender
             durable = sender._ring[0].first - 1 if sender._ring else sender._seq
+            if sender.state is State.STOPPED:
+                durable = 0
             for engine in last.engines:
                 self.uncertain[engine.id] += last.pushed - durable
         self.incarnations += 1

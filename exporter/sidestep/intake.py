@@ -93,7 +93,7 @@ class Intake:
         if stream is None:
             return received.replies
         if received.greeted:
-            self._greet(stream, received.retired)
+            self._greet(stream, received.retired, now)
         elif stream.silent:
             stream.silent = False
             self._join(stream)
@@ -161,10 +161,10 @@ class Intake:
             self._reject("too_big")
         return kept
 
-    def _greet(self, stream: Stream, retired: int | None) -> None:
+    def _greet(self, stream: Stream, retired: int | None, now: float) -> None:
         """Bind the stream's engine indices to engines."""
         if retired is not None:
-            self._leave(retired)
+            self._leave(retired, now)
         engines = [self.registry.register(info) for info in stream.engines]
         self._engines[stream.incarnation] = engines
         for engine in engines:
@@ -176,7 +176,7 @@ class Intake:
         # A stream that the receiver has forgotten has nothing more to say here either.
         known = {stream.incarnation for stream in self.receiver.streams.values()}
         for gone in self._engines.keys() - known:
-            self._leave(gone)
+            self._leave(gone, now)
 
     def _join(self, stream: Stream) -> None:
         # One that nobody fed for long is not among the registry's any more.
@@ -193,9 +193,10 @@ class Intake:
             engine.streams.discard(stream.incarnation)
             engine.heard = max(engine.heard, heard)
 
-    def _leave(self, incarnation: int) -> None:
+    def _leave(self, incarnation: int, now: float) -> None:
         for engine in self._engines.pop(incarnation, ()):
             engine.streams.discard(incarnation)
+            engine.heard = max(engine.heard, now)
 
     def _refuse(self, reason: str) -> Replies:
         self.refused += 1
