@@ -28,7 +28,7 @@ fix: $(STAMP)
 	$(BIN)/ruff format .
 
 bench: $(STAMP)
-	for bench in engine_cost ingest events scrape residency; do $(BIN)/python -m benchmarks.bench_$$bench || exit 1; done
+	for bench in engine_cost ingest events scrape snapshot residency; do $(BIN)/python -m benchmarks.bench_$$bench || exit 1; done
 
 docs: $(STAMP)
 	$(BIN)/python tools/docs.py

@@ -17,7 +17,7 @@ from sidestep.lifecycle import kept
 from sidestep.lifecycle.kept import KeptGroup, KeptLifecycle, KeptRequests
 from sidestep.lifecycle.siblings import Siblings
 from sidestep.records import decode_record, encode_record, restored, totals_of
-from sidestep.registry import Registry
+from sidestep.registry import Engine, Registry
 from sidestep.session.receiver import Stream
 from sidestep.wire.messages import DECODE_ERRORS, EngineInfo, Heartbeat
 
@@ -71,7 +71,8 @@ class Capture:
         self._intake = intake
         self._taken: State = (-1, -1)
         self._marks: list[tuple[Stream, int]] = []
-        self._records: dict[str, tuple[int, bytes]] = {}
+        self._known: dict[str, tuple[int, list[bytes]]] = {}
+        """By engine: its version, and what was said of it then."""
 
     @property
     def state(self) -> State:
@@ -90,22 +91,29 @@ class Capture:
         self._taken, self._marks = self.state, intake.receiver.marks()
         for stream in intake.receiver.streams.values():
             yield _encoder.encode(_kept(stream))
-        known = self._records
-        self._records = {}
+        known, self._known = self._known, {}
         for engine in (*registry.engines.values(), *registry.kept.values()):
-            version, record = known.get(engine.id, (-1, b""))
+            version, pieces = known.get(engine.id, (-1, []))
             if version != engine.version:
-                record = encode_record(engine, totals_of(engine))
-            self._records[engine.id] = engine.version, record
-            shown = engine.id in registry.engines
-            yield _encoder.encode(KeptEngine(shown, msgspec.Raw(record)))
-            if engine.requests is not None:
-                yield from map(_encoder.encode, kept.keep(engine.id, engine.requests))
+                pieces = []
+                for piece in self._of(engine):
+                    pieces.append(piece)
+                    yield piece
+            else:
+                yield from pieces
+            self._known[engine.id] = engine.version, pieces
         groups = kept.keep_questions(registry.questions, _siblings(registry))
         yield from map(_encoder.encode, groups)
         counters = list(intake.metrics.counters())
         process = KeptProcess(__version__, intake.items, dict(registry.limited), counters)
         yield _encoder.encode(process)
+
+    def _of(self, engine: Engine) -> Iterator[bytes]:
+        shown = engine.id in self._intake.registry.engines
+        record = msgspec.Raw(encode_record(engine, totals_of(engine)))
+        yield _encoder.encode(KeptEngine(shown, record))
+        if engine.requests is not None:
+            yield from map(_encoder.encode, kept.keep(engine.id, engine.requests))
 
 
 def restore(intake: Intake, pieces: Iterable[bytes], now: float) -> None:
