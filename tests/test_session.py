@@ -193,6 +193,20 @@ def test_the_newest_process_of_a_stream_wins() -> None:
     assert receiver.streams["s"].incarnation == 2
 
 
+def test_a_stopped_sender_stays_stopped() -> None:
+    """Whatever its engine has to say of itself: another process has the stream's name."""
+    receiver = Receiver(1)
+    old, new = Link(sender(1), receiver, b"old"), Link(sender(2), receiver, b"new")
+    old.run(0.0)
+    new.run(0.0)
+    old.sender.add([item(1)])
+    old.run(1.0)
+    old.sender.describe([ENGINE])
+
+    assert old.sender.state is State.STOPPED
+    assert frames(old.sender, 9.0) == []
+
+
 def test_a_description_that_comes_while_the_hello_is_out_is_said() -> None:
     """The answer to the Hello before it does not count as one to this."""
     one, receiver = sender(), Receiver(1)

@@ -299,9 +299,9 @@ class Publisher:
         if self._described.is_set():
             self._described.clear()
             self._sender.describe(self._engines)
-        moved = True
-        while moved:
-            moved = False
+        answered = True
+        while answered:
+            answered = False
             now = time.monotonic()
             while (frame := self._sender.next_frame(now)) is not None:
                 try:
@@ -309,10 +309,9 @@ class Publisher:
                 except zmq.Again:
                     break
                 self._sender.sent(now)
-                moved = True
             while (answer := _receive(socket)) is not None:
                 self._sender.receive(answer, now)
-                moved = True
+                answered = True
         self._tell_again()
         if self._sender.complaint and not self.refused:
             self._complain("the exporter at %s refuses: %s", self._endpoint, self._sender.complaint)

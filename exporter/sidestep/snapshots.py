@@ -21,6 +21,8 @@ SHARE = 4
 """Of the time a snapshot takes, so many times must pass until the next that no page waits for."""
 RETRY = 1.0
 """Seconds between two tries while the directory takes nothing."""
+PATIENCE = 4.0
+"""Seconds that a page waits for a snapshot: less than a scrape may take."""
 SLICE = 0.001
 """Seconds of encoding after which the loop gets a turn."""
 
@@ -86,8 +88,20 @@ class Snapshots:
         Where the directory takes nothing it returns at once: to show what might be
         taken back is better than to show nothing.
         """
-        if self._healthy:
-            await self._save()
+        if not self._healthy:
+            return
+        saving = asyncio.create_task(self._save())
+        done, _ = await asyncio.wait({saving}, timeout=PATIENCE)
+        for task in done:
+            task.result()
+        if not done:
+            self._healthy = False
+            self._lines.warning(
+                "slow",
+                "writing the snapshot in %s takes over %g s; pages do not wait for it any more",
+                self._directory.path,
+                PATIENCE,
+            )
 
     async def close(self) -> None:
         """Make the last snapshot; the directory is free afterwards."""

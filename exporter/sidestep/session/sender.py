@@ -161,7 +161,7 @@ class Sender:
         """Say from now on that the stream feeds ``engines``; indices of known ones stay."""
         self.engines = list(engines)
         # A Hello that is on its way told of the engines as they were: its answer is not taken.
-        if self.state is State.STREAMING or self._greeted:
+        if self.state is State.STREAMING or (self.state is State.GREETING and self._greeted):
             self._greet()
 
     def next_frame(self, now: float) -> bytes | None:
