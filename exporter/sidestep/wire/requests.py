@@ -12,7 +12,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from sidestep.wire.limits import Count, Seconds, Text
+from sidestep.wire.limits import Count, Seconds, Text, Tokens
 
 MAX_EVENTS = 512
 """Of one item; an iteration is one event whatever the size of its batch."""
@@ -74,7 +74,7 @@ class Output(msgspec.Struct, array_like=True, gc=False):
 
     stamp: Seconds
     requests: Annotated[list[Count], Meta(max_length=MAX_BATCH)] = []
-    tokens: Annotated[list[Count], Meta(max_length=MAX_BATCH)] = []
+    tokens: Annotated[list[Tokens], Meta(max_length=MAX_BATCH)] = []
 
 
 class Iteration(msgspec.Struct, array_like=True, gc=False, tag=4):
