@@ -36,9 +36,7 @@ Amount = int | float | str
 Total = Annotated[int, Meta(ge=0, le=TOTAL_LIMIT)]
 Names = Annotated[list[Text], Meta(max_length=MAX_PLACES)]
 # All adapters in use are one label value, as the engine has it: longer than any other.
-Values = Annotated[
-    list[Annotated[str, Meta(max_length=1 << 17)]], Meta(max_length=MAX_LABELS)
-]
+Values = Annotated[list[Annotated[str, Meta(max_length=1 << 17)]], Meta(max_length=MAX_LABELS)]
 
 
 class Buckets(msgspec.Struct, array_like=True, gc=False):
