@@ -112,7 +112,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "kv.max-tracked",
-        "Sampled blocks followed at once, per engine; over it the rate halves itself.",
+        "Sampled blocks followed at once, per engine; over it the rate halves itself. Where more than two engines have any, later ones get fewer.",
         parsing.positive,
         100_000,
         metavar="NUMBER",
@@ -135,7 +135,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "requests.max-tracked",
-        "Requests in flight followed at once, per engine.",
+        "Requests in flight followed at once, per engine; all engines together twice as many, of which each has its share.",
         parsing.positive,
         100_000,
         metavar="NUMBER",

@@ -503,9 +503,10 @@ class Registry:
         """The KV blocks of ``engine``, followed from now on."""
         if engine.blocks is None:
             chosen = self.sampling
-            engine.blocks = Residency(
-                rate=chosen.rate, scale=chosen.scale, capacity=chosen.capacity
-            )
+            # Two may have all they want; what many have together grows with their logarithm.
+            before = sum(other.blocks is not None for other in self.engines.values())
+            capacity = min(chosen.capacity, max(2 * chosen.capacity // (before + 1), 1))
+            engine.blocks = Residency(rate=chosen.rate, scale=chosen.scale, capacity=capacity)
         return engine.blocks
 
     def add(self, engine: Engine, placed: Placed, value: str, count: int) -> None:

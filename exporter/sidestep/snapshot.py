@@ -157,9 +157,16 @@ def _restore(intake: Intake, pieces: Sequence[Piece], now: float) -> None:
                 intake.items = piece.items
                 registry.limited.update(piece.limited)
                 intake.metrics.restore(piece.counters)
-    kept.restore_questions(registry.questions, groups, _siblings(registry))
+    _settle(registry, groups)
     # The last: an engine's gauges are hidden until one of its streams greets.
     intake.restore(streams, now)
+
+
+def _settle(registry: Registry, groups: Sequence[KeptGroup]) -> None:
+    for engine in registry.engines.values():
+        if engine.requests is not None:
+            kept.settle(engine.requests)
+    kept.restore_questions(registry.questions, groups, _siblings(registry))
 
 
 def _siblings(registry: Registry) -> dict[str, Siblings]:
