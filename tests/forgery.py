@@ -121,7 +121,8 @@ def struct(kind: type[msgspec.Struct]) -> Values:
 
 def _struct(kind: inspect.StructType, *, wild: bool) -> Values:
     fields = [
-        NAMES[field.name] if _is_named(field) else of(field.type, wild=wild) for field in kind.fields
+        NAMES[field.name] if _is_named(field) else of(field.type, wild=wild)
+        for field in kind.fields
     ]
     required = sum(field.required for field in kind.fields)
     tag = [] if kind.tag is None else [st.just(kind.tag)]
@@ -196,7 +197,9 @@ def encoded(values: Values) -> st.SearchStrategy[bytes]:
 
 def bent(frames: st.SearchStrategy[bytes]) -> st.SearchStrategy[bytes]:
     """Frames with bits flipped, an end cut off, or a part of another in the middle."""
-    changes = st.lists(st.tuples(st.integers(0, 2**16), st.integers(0, 255)), min_size=1, max_size=3)
+    changes = st.lists(
+        st.tuples(st.integers(0, 2**16), st.integers(0, 255)), min_size=1, max_size=3
+    )
     flipped = st.builds(_flip, frames, changes)
     cut = st.builds(lambda data, at: data[: at % max(len(data), 1)], frames, st.integers(0, 2**16))
     spliced = st.builds(_splice, frames, frames, st.integers(0, 2**16), st.integers(0, 2**16))

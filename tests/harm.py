@@ -119,7 +119,7 @@ class World:
         found = self.intake.metrics.counters()
         reasons = {labels[0] for name, labels, _ in found if name == "sidestep_rejected_total"}
 
-        assert reasons <= REASONS
+        assert reasons <= REASONS, reasons - REASONS
 
     def check_honest(self) -> None:
         """Its counts are exactly what it said."""
@@ -197,7 +197,8 @@ class World:
         assert list(other.intake.registry.engines) == list(engines)
         for name, engine in other.intake.registry.engines.items():
             engine.live = engines[name].live
-        assert _lines(render(other.intake.registry)) == _lines(render(self.intake.registry))
+        before, after = (_lines(render(world.intake.registry)) for world in (self, other))
+        assert before == after, sorted(before ^ after)
         other._steps = self._steps
         other.check_bounds()
         other.check_honest()
@@ -252,8 +253,10 @@ def _counters(engine: Engine) -> Iterator[tuple[object, float]]:
 
 
 def _check_grown(before: dict[object, float], now: dict[object, float]) -> None:
-    fallen = {key: (then, now.get(key)) for key, then in before.items() if now.get(key, then) < then}
-    assert not fallen
+    fallen = {
+        key: (then, now.get(key)) for key, then in before.items() if now.get(key, then) < then
+    }
+    assert not fallen, fallen
     assert all(math.isfinite(float(value)) and value >= 0 for value in now.values())
 
 
@@ -287,9 +290,5 @@ def _check_page(families: Iterable[Metric]) -> None:
     assert not {name: n for name, n in names.items() if n > 1}
 
 
-def _lines(page: bytes) -> list[str]:
-    return [
-        line
-        for line in page.decode().split("\n")
-        if not line.startswith(("#", *RETURNING))
-    ]
+def _lines(page: bytes) -> set[str]:
+    return {line for line in page.decode().split("\n") if not line.startswith(("#", *RETURNING))}

@@ -17,7 +17,7 @@ from sidestep.lifecycle import kept
 from sidestep.lifecycle.kept import KeptGroup, KeptLifecycle, KeptRequests
 from sidestep.lifecycle.siblings import Siblings
 from sidestep.records import decode_record, encode_record, restored, totals_of
-from sidestep.registry import Engine, Registry
+from sidestep.registry import ORIGIN, Engine, Registry
 from sidestep.session.receiver import Stream
 from sidestep.wire.messages import DECODE_ERRORS, EngineInfo, Heartbeat
 from sidestep.wire.totals import TOTAL_LIMIT
@@ -39,10 +39,11 @@ class KeptStream(msgspec.Struct, array_like=True, gc=False, tag="s"):
 
 
 class KeptEngine(msgspec.Struct, array_like=True, gc=False, tag="e"):
-    """An engine; ``shown``: it was on the page."""
+    """An engine; ``shown``: it was on the page; ``origin``: with that label."""
 
     shown: bool
     record: msgspec.Raw
+    origin: bool = False
 
 
 class KeptProcess(msgspec.Struct, array_like=True, gc=False, tag="p"):
@@ -113,7 +114,7 @@ class Capture:
     def _of(self, engine: Engine) -> Iterator[bytes]:
         shown = engine.id in self._intake.registry.engines
         record = msgspec.Raw(encode_record(engine, totals_of(engine)))
-        yield _encoder.encode(KeptEngine(shown, record))
+        yield _encoder.encode(KeptEngine(shown, record, ORIGIN in engine.labels))
         if engine.requests is not None:
             yield from map(_encoder.encode, kept.keep(engine.id, engine.requests))
 
@@ -140,6 +141,9 @@ def _restore(intake: Intake, pieces: Sequence[Piece], now: float) -> None:
             case KeptEngine():
                 engine = restored(registry, decode_record(piece.record))
                 engine.heard = now
+                if piece.origin:
+                    # Whom it looked like may have gone: its series stay the same all the same.
+                    engine.labels[ORIGIN] = engine.id
                 if piece.shown:
                     registry.enter(engine)
                 else:

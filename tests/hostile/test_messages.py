@@ -24,11 +24,13 @@ infos = st.builds(
     EngineInfo,
     st.sampled_from(["one", "two", "three"]),
     st.just("vllm"),
-    st.dictionaries(st.sampled_from(["pod", "zone"]), st.sampled_from(["", "a", "b"]), max_size=2).map(
-        lambda more: {"engine": "0", "model_name": "m", **more}
-    ),
+    st.dictionaries(
+        st.sampled_from(["pod", "zone"]), st.sampled_from(["", "a", "b"]), max_size=2
+    ).map(lambda more: {"engine": "0", "model_name": "m", **more}),
     features=st.lists(st.sampled_from(["engine_core", "spec_decode", "lora"]), max_size=2),
-    closed=st.dictionaries(st.just("position"), st.lists(st.text(max_size=2), max_size=3), max_size=1),
+    closed=st.dictionaries(
+        st.just("position"), st.lists(st.text(max_size=2), max_size=3), max_size=1
+    ),
     bounds=st.dictionaries(
         st.sampled_from(["request_tokens", "inter_token_latency"]),
         st.sampled_from([[0.5, 1.0], [0.0], [1.0, 2.0, 3.0]]),
@@ -51,7 +53,15 @@ class Attacker:
 
     def greet(self, stream: str, engines: list[EngineInfo], first: int = 1) -> None:
         """A Hello that is as it should be."""
-        said = ("H", VERSION, stream, self.incarnations[stream], 1, self.seqs[stream] + first, engines)
+        said = (
+            "H",
+            VERSION,
+            stream,
+            self.incarnations[stream],
+            1,
+            self.seqs[stream] + first,
+            engines,
+        )
         self.send(stream, *said)
         self.seqs[stream] += first - 1
 
@@ -63,7 +73,9 @@ class Attacker:
     def batch(self, stream: str, found: list[bytes], skip: int = 0) -> None:
         """Items, in their turn or not."""
         first = self.seqs[stream] + 1 + skip
-        self.send(stream, "B", self.incarnations[stream], first, [msgspec.Raw(item) for item in found])
+        self.send(
+            stream, "B", self.incarnations[stream], first, [msgspec.Raw(item) for item in found]
+        )
         self.seqs[stream] += 0 if skip else len(found)
 
     def aggregate(self, stream: str, found: list[bytes], count: int) -> None:
@@ -107,9 +119,15 @@ def attack(attacker: Attacker, data: st.DataObject) -> None:
             found = data.draw(st.lists(items, min_size=1, max_size=9))
             attacker.batch(stream, found, data.draw(st.sampled_from([0] * 8 + [1, -1])))
         case "a":
-            attacker.aggregate(stream, attacker.records(stream, data), data.draw(st.sampled_from([1, 1, 1, 9])))
+            attacker.aggregate(
+                stream, attacker.records(stream, data), data.draw(st.sampled_from([1, 1, 1, 9]))
+            )
         case "h":
-            attacker.greet(stream, data.draw(st.lists(infos, max_size=3)), data.draw(st.sampled_from([1, 1, 5])))
+            attacker.greet(
+                stream,
+                data.draw(st.lists(infos, max_size=3)),
+                data.draw(st.sampled_from([1, 1, 5])),
+            )
         case "H":
             world.take(stream.encode(), data.draw(forgery.encoded(forgery.struct(Hello))))
         case "r":
@@ -129,11 +147,17 @@ def attack(attacker: Attacker, data: st.DataObject) -> None:
             # Items of one kind, damaged: those of another are refused at their first byte.
             attacker.batch(stream, data.draw(st.lists(forgery.bent(items), max_size=3)))
         case _:
-            frame = forgery.encode(["B", attacker.incarnations[stream], attacker.seqs[stream] + 1, []])
+            frame = forgery.encode(
+                ["B", attacker.incarnations[stream], attacker.seqs[stream] + 1, []]
+            )
             world.take(stream.encode(), data.draw(forgery.bent(st.just(frame))))
 
 
-@settings(max_examples=int(__import__("os").environ.get("N","150")), phases=[__import__("hypothesis").Phase.generate], suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=int(__import__("os").environ.get("N", "150")),
+    phases=[__import__("hypothesis").Phase.reuse, __import__("hypothesis").Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
 @given(st.data())
 def test_whatever_is_sent_does_no_harm(data: st.DataObject) -> None:
     """Nothing raises, nothing goes back, the page and the snapshot stay whole, others stay exact."""
