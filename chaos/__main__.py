@@ -46,6 +46,7 @@ def main() -> None:
     state = knows("state.dir") and not args.without_state
     results: list[Result] = []
     skipped: list[str] = []
+    failed: list[str] = []
     for transport in args.transport:
         if transport == "curve" and not knows("ingest.curve-key"):
             skipped.append("curve: this release has none")
@@ -59,15 +60,18 @@ def main() -> None:
             except Skip as reason:
                 skipped.append(f"{name}, {transport}: {reason}")
                 continue
+            except RuntimeError as error:
+                failed.append(f"{name}, {transport}: FAILED: {error}")
+                continue
             results.append(result)
             print(f"{name} over {transport}: {' '.join(table.row(result)[2:])}", file=sys.stderr)
     if not results:
-        raise SystemExit("nothing was run: " + "; ".join(skipped))
-    shown = table.text(results, skipped, options)
+        raise SystemExit("nothing was run: " + "; ".join([*skipped, *failed]))
+    shown = table.text(results, skipped, options) + "".join(f"- {line}\n" for line in failed)
     print(shown)
     if args.out:
         table.write(args.out, results, shown)
-    raise SystemExit(any(result.broken for result in results))
+    raise SystemExit(bool(failed) or any(result.broken for result in results))
 
 
 if __name__ == "__main__":

@@ -44,6 +44,7 @@ def run(name: str, options: Options) -> Result:
 def _finish(name: str, stage: Stage, seconds: float) -> Result:
     """Stop pushing, wait for the last item, and hold the page against the books."""
     stage.engine.ask("pause")
+    stage.revive()
     if not stage.wait_for(stage.drained):
         stage.broken.append(f"not all had arrived {PATIENCE:.0f} s after the last push")
     report = stage.engine.report()

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, final
 
 from chaos.engine import COUNT
 from chaos.exporter import ExporterProcess, free_port, keys
@@ -23,6 +23,7 @@ from chaos.watch import Watch
 PATIENCE = 60.0
 """Seconds for anything that must happen in the end."""
 LOOK = 0.02
+ROOT = Path(__file__).parents[1]
 SETTLED = 0.5
 """Seconds for which a page must stay the same to be the last one."""
 
@@ -74,6 +75,7 @@ class EngineProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            cwd=ROOT,
             env={**os.environ, **environ},
         )
         self.report()
@@ -134,6 +136,7 @@ class EngineProcess:
                     pipe.close()
 
 
+@final
 class Stage:
     """All processes of one run of one fault; use it as a context.
 
@@ -222,6 +225,14 @@ class Stage:
             self.exporter.kill()
         else:
             self.exporter.terminate()
+
+    def revive(self) -> None:
+        """Start an exporter in place of one that nobody ended, as an orchestrator would."""
+        if not self.exporter.running:
+            last = " ".join(self.exporter.said().splitlines()[-1:])
+            self.broken.append(f"the exporter died: {last}")
+            self.reset = self.reset or not self.options.state
+            self.restore_exporter()
 
     def restore_exporter(self) -> None:
         """Another one starts; note how long it takes until every series is back."""

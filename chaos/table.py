@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.table import machine
+
 from chaos.faults import FAULTS
 from chaos.stage import Options
 from chaos.verdict import Result

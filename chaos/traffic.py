@@ -10,7 +10,7 @@ import dataclasses
 from random import Random
 
 from chaos import requests, steps
-from chaos.tally import Tally
+from chaos.tally import BOUNDS, Tally
 from sidestep.wire.items import Item
 from sidestep.wire.messages import EngineInfo
 
@@ -78,9 +78,8 @@ class Traffic:
     def tallies(self, items: int, *, died: bool = False) -> tuple[Tally, Tally]:
         """What the first ``items`` add to either engine.
 
-        Args:
-            died: The process was killed behind them and another went on: what was
-                under way then has no end.
+        ``died``: the process was killed behind them and another went on, so that what
+        was under way then has no end.
         """
         counts = self.counts(items)
         front, core = Tally(), Tally()
@@ -113,8 +112,8 @@ class Traffic:
 def infos() -> list[EngineInfo]:
     """Both engines, as the stream announces them."""
     bounds = {
-        "request_tokens": list(steps.BOUNDS["request_tokens"]),
-        "held_tokens": list(steps.BOUNDS["held_tokens"]),
+        "request_tokens": list(BOUNDS["request_tokens"]),
+        "held_tokens": list(BOUNDS["held_tokens"]),
     }
     features = (["spec_decode"], ["engine_core"])
     return [

@@ -40,7 +40,7 @@ class Comparison:
     """The differences, and what they come to in items.
 
     Attributes:
-        lost: Items missing by the markers, or by the worst series if that says more.
+        lost: Items missing by the markers; where they miss none, by the worst series.
         doubled: Likewise, items too many.
         derived: Series apart that differ, of values that need the whole history of a
             request: intervals, and what a batch consisted of.
@@ -64,9 +64,8 @@ def compare(
 ) -> Comparison:
     """Every series of either side.
 
-    Args:
-        derived_apart: Items are known to be missing, which shifts intervals rather than
-            removing them: they cannot tell lost from doubled then.
+    ``derived_apart``: items are known to be missing, which shifts intervals rather than
+    removing them, so that they cannot tell lost from doubled.
     """
     differences = list(_differences(pushed, shown))
     apart = [d for d in differences if derived_apart and is_derived(d.series)]
@@ -78,14 +77,16 @@ def compare(
         missing = (pushed.get(series, 0.0) - shown.get(series, 0.0)) / each
         lost += max(missing, 0.0)
         doubled += max(-missing, 0.0)
+    lost_by_markers, doubled_by_markers = lost, doubled
     for difference in rest:
         kind = "requests" if CORE in difference.series else "step"
         kind = "samples" if "chaos_" in difference.series else kind
         estimate = abs(difference.share) * items[kind]
-        if difference.share > 0:
+        if difference.share < 0:
+            doubled = doubled if doubled_by_markers else max(doubled, estimate)
+        elif not lost_by_markers:
+            # Of lost items a rare value may miss more than its share.
             lost = max(lost, estimate)
-        else:
-            doubled = max(doubled, estimate, 1.0)
     worst = sorted(rest, key=lambda d: abs(d.share), reverse=True)[:3]
     return Comparison(math.ceil(lost), math.ceil(doubled), len(apart), tuple(worst))
 
@@ -144,9 +145,9 @@ def broken_promises(
 ) -> Iterator[str]:
     """What must hold whatever the fault.
 
-    Args:
-        reset: The exporter ended, and its state with it: an ordinary counter reset.
-        folds: This release merges items while the ring is full, instead of dropping them.
+    ``reset``: the exporter ended, and its state with it, which is an ordinary counter
+    reset. ``folds``: this release merges items while the ring is full, instead of
+    dropping them.
     """
     if comparison.doubled:
         yield f"{comparison.doubled} items were counted twice"
