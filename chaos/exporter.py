@@ -129,26 +129,15 @@ def free_port() -> int:
 
 def keys(folder: Path) -> tuple[list[str], Mapping[str, str]]:
     """Key pairs for both ends: the exporter's flags, and the engine's environment."""
-    authorized = folder / "authorized"
     for name in ("exporter", "engine"):
         command = [sys.executable, "-m", "sidestep", "keygen", "--out", str(folder), name]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    public, secret = (
-        {
-            name: next(
-                path
-                for path in sorted(folder.glob(f"{name}*"))
-                if (path.suffix == ".pub") == (kind == "public")
-            )
-            for name in ("exporter", "engine")
-        }
-        for kind in ("public", "secret")
-    )
+    authorized = folder / "authorized"
     authorized.mkdir()
-    (authorized / "engine.pub").write_bytes(public["engine"].read_bytes())
-    flags = ["--ingest.curve-key", str(secret["exporter"])]
+    (folder / "engine.pub").rename(authorized / "engine.pub")
+    flags = ["--ingest.curve-key", str(folder / "exporter.key")]
     flags += ["--ingest.authorized-keys", str(authorized)]
     return flags, {
-        "SIDESTEP_SERVER_KEY": public["exporter"].read_text(encoding="ascii").strip(),
-        "SIDESTEP_CLIENT_KEY": str(secret["engine"]),
+        "SIDESTEP_SERVER_KEY": str(folder / "exporter.pub"),
+        "SIDESTEP_CLIENT_KEY": str(folder / "engine.key"),
     }

@@ -119,6 +119,7 @@ def engine_kill(stage: Stage) -> None:
         stage.replace_engine()
         stage.engine.ask("phase engine killed")
         stage.rounds += 1
+    _calm(stage)
 
 
 def ipc_stolen(stage: Stage) -> None:
@@ -191,9 +192,11 @@ def torn(stage: Stage) -> None:
         logged = len(stage.exporter.said())
         before = stage.engine.pushed
         what = disk.tear(stage.state, stage.random, cut=turn % 2 == 0)
+        if not what:
+            stage.broken.append("the state directory was empty")
         stage.reset = True
         stage.restore_exporter()
-        stage.notes.append(what)
+        stage.notes.append(f"snapshot {what}")
         if "WARNING" not in (said := stage.exporter.said(logged).upper()) and "ERROR" not in said:
             stage.broken.append(f"an exporter whose snapshot was {what} did not say so")
         if _arrived(stage, stage.watch.page) > stage.engine.pushed - before + held:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -49,3 +51,16 @@ def test_a_killed_engine_leaves_a_beginning_of_its_stream() -> None:
     assert (result.comparison.lost, result.comparison.doubled, result.decreases) == (0, 0, 0)
     assert "died with an engine" in " ".join(result.notes)
     assert result.comparison.derived == 0
+
+
+def test_an_exporter_that_dies_by_itself_breaks_the_promise(tmp_path: Path) -> None:
+    """Its last words are told, and another takes its place, as an orchestrator would see to."""
+    with Stage(tmp_path, QUICK) as stage:
+        os.kill(stage.exporter.pid, signal.SIGABRT)
+        assert stage.wait_for(lambda: not stage.exporter.running)
+        stage.revive()
+
+        assert stage.broken == [f"the exporter died: {stage.broken[0].partition(': ')[2]}"]
+        assert "engines connect to" in stage.broken[0]
+        assert stage.exporter.running
+        assert len(stage.recoveries) == 1
