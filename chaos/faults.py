@@ -16,12 +16,15 @@ from chaos import disk
 from chaos.stage import Stage
 from chaos.traffic import Traffic
 from chaos.verdict import MARKERS, compare
+from chaos.watch import RATE
 from sidestep_adapters.push import FLUSH
 
 CALM = 3.0
 """Seconds between two faults in which all is well; with ``quick`` a third of it."""
 DEAD_MARGIN = 2 * FLUSH
 """Seconds of items that may die with an engine: a flush, and as long again to encode and send."""
+SELDOM = 1.0
+"""Seconds between two scrapes of a quiet time."""
 FEW_FILES = 64
 CONNECTIONS = 150
 
@@ -51,10 +54,16 @@ def none(stage: Stage) -> None:
 
 
 def kill(stage: Stage) -> None:
-    """``kill -9`` of the exporter at random times, and a new one after a while."""
-    for _ in range(stage.options.rounds):
+    """``kill -9`` of the exporter at random times, and a new one after a while.
+
+    Before every other time hardly anybody scrapes: a scrape makes the exporter keep its
+    state, and so hides an acknowledgement of what is not kept yet.
+    """
+    for turn in range(stage.options.rounds):
+        stage.watch.interval = SELDOM if turn % 2 else 1 / RATE
         stage.wait(stage.between(0.2, 1.0) * _long(stage, 5.0, 2.0))
         stage.lose_exporter()
+        stage.watch.interval = 1 / RATE
         stage.wait(stage.between(0.0, 1.0))
         stage.restore_exporter()
         stage.rounds += 1

@@ -16,6 +16,8 @@ from sidestep.catalogue.self_metrics import BY_NAME
 
 Page = Mapping[str, float]
 EXAMPLES = 5
+RATE = 30.0
+"""Scrapes a second."""
 
 
 def parse(text: str, model: str) -> dict[str, float]:
@@ -88,6 +90,7 @@ class Watch:
     """Scrapes in a thread until closed.
 
     Attributes:
+        interval: Seconds between two scrapes; set it at any time.
         page: The last one, parsed; empty before the first.
         text: Likewise, as it came.
         at: When its answer came, by the monotonic clock.
@@ -95,14 +98,14 @@ class Watch:
         errors: Scrapes that failed: no exporter, or one that does not answer.
     """
 
-    def __init__(self, port: int, model: str, rate: float = 30.0, timeout: float = 1.0) -> None:
+    def __init__(self, port: int, model: str, rate: float = RATE, timeout: float = 1.0) -> None:
         self.monotony = Monotony()
         self.page: Page = {}
         self.text = ""
         self.at = 0.0
         self.scrapes = self.errors = 0
         self._model = model
-        self._interval = 1.0 / rate
+        self.interval = 1.0 / rate
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="chaos-watch", daemon=True)
@@ -114,8 +117,12 @@ class Watch:
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._stop.wait(self._interval):
-            self._scrape()
+        looked = 0.0
+        # Seldom scrapes are waited for in short steps: the interval may end at any time.
+        while not self._stop.wait(min(self.interval, 1 / RATE)):
+            if time.monotonic() - looked >= self.interval * 0.9:
+                looked = time.monotonic()
+                self._scrape()
         self._connection.close()
 
     def _scrape(self) -> None:
