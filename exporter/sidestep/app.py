@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from importlib.metadata import entry_points
 from typing import Any
 
-from aiohttp import web
 from prometheus_client.registry import Collector
 
 from sidestep import __version__, logs
@@ -26,6 +25,7 @@ from sidestep.plan import compile_layout
 from sidestep.registry import Registry, Sampling
 from sidestep.selfmetrics import SelfMetrics, own_registry
 from sidestep.statslog import StatsLog
+from sidestep.web.front import Front
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +60,7 @@ class Exporter:
         self._set_sample_rate()
         self.collectors = own_registry(self.metrics, [*installed_collectors(), *collectors])
         self.addresses: list[tuple[str, int]] = []
+        self.front = Front(config.web_config_file, self.metrics)
 
     @property
     def endpoints(self) -> list[str]:
@@ -72,7 +73,7 @@ class Exporter:
         host, port = self.addresses[0]
         shown = "127.0.0.1" if host in ("", "0.0.0.0", "::") else host  # noqa: S104
         shown = f"[{shown}]" if ":" in shown else shown
-        return f"http://{shown}:{port}{self.config.web_telemetry_path}"
+        return f"{self.front.scheme}://{shown}:{port}{self.config.web_telemetry_path}"
 
     def adjust(self, config: Config) -> None:
         """Take over what of ``config`` can change while running; say what has and what cannot."""
@@ -108,18 +109,14 @@ class Exporter:
             raise
         pages = Pages(self.registry, self.collectors, self.metrics, self.ingest.endpoints)
         app = application(pages, self.config.web_telemetry_path, lambda: bool(self.endpoints))
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=5.0)
-        await runner.setup()
-        for bound in sockets:
-            await web.SockSite(runner, bound).start()
-        lines = asyncio.create_task(StatsLog(self.registry).run(self.config.log_stats_interval))
-        lines.add_done_callback(lambda task: None if task.cancelled() else task.result())
-        try:
-            yield self
-        finally:
-            lines.cancel()
-            self.ingest.close()
-            await runner.cleanup()
+        async with self.front.serving(app, sockets):
+            lines = asyncio.create_task(StatsLog(self.registry).run(self.config.log_stats_interval))
+            lines.add_done_callback(lambda task: None if task.cancelled() else task.result())
+            try:
+                yield self
+            finally:
+                lines.cancel()
+                self.ingest.close()
 
 
 def installed_collectors() -> list[Collector]:
