@@ -55,17 +55,15 @@ class Connection(asyncio.Protocol):
         context.run(self._inner.connection_made, transport)
 
     def data_received(self, data: bytes) -> None:
-        """The peer began a request, or sends what nobody reads."""
+        """The peer began a request, or sends what nobody reads: that has a bound."""
         if self._inner is None or self.transport is None:
             return
-        if self._answering:
-            self._received += len(data)
-            if self._received > self._limits.body:
-                self.transport.abort()
-                return
-        elif not self._received:
-            self._received = len(data)
+        if not self._received and not self._answering:
             self.deadline = min(self.deadline, self._loop.time() + self._limits.asking)
+        self._received += len(data)
+        if self._received > self._limits.body:
+            self.transport.abort()
+            return
         self._inner.data_received(data)
 
     def began(self) -> None:

@@ -19,7 +19,7 @@ class Limits:
         answering: Seconds from a request's head to the last byte of its answer.
         idle: Seconds a connection is kept between requests; more than the 5 minutes of
             Prometheus, which so is the one that closes.
-        body: Bytes of a request's body that are read, to be thrown away.
+        body: Bytes a client may send from one request to the next; nobody reads more.
         making: Pages made at once.
         waiting: Requests that may wait for that.
         unsent: Bytes of pages that clients have not taken yet, all together.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import logging
 import socket
@@ -44,6 +43,7 @@ class Listener:
         self._metrics = metrics
         self._limits = limits
         self._limited = Limited(log)
+        self._sockets: list[socket.socket] = []
         self._tasks: list[asyncio.Task[None]] = []
         # In the order of their coming, which is that of their age.
         self._open: dict[Connection, asyncio.Task[None]] = {}
@@ -56,7 +56,8 @@ class Listener:
     def start(self, sockets: Iterable[socket.socket]) -> None:
         """Accept from now on; the sockets are closed at the end."""
         loop = asyncio.get_running_loop()
-        for bound in sockets:
+        self._sockets = list(sockets)
+        for bound in self._sockets:
             bound.setblocking(False)
             self._tasks.append(loop.create_task(self._accept(bound)))
         self._tasks.append(loop.create_task(self._watch()))
@@ -72,6 +73,8 @@ class Listener:
             if connection.transport is None:
                 task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        for bound in self._sockets:
+            bound.close()
 
     async def abort(self) -> None:
         """End every connection."""
@@ -86,21 +89,20 @@ class Listener:
 
     async def _accept(self, bound: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        with contextlib.closing(bound):
-            while True:
-                try:
-                    accepted, address = await loop.sock_accept(bound)
-                except OSError as error:
-                    if error.errno in _EXHAUSTED:
-                        # The kernel keeps the peer waiting; asking again at once would spin.
-                        self._limited.error("exhausted", "cannot accept: %s", error.strerror)
-                        await asyncio.sleep(self._limits.tick)
-                    continue
-                if self._room():
-                    self._welcome(accepted, address)
-                else:
-                    accepted.close()
-                await asyncio.sleep(0)  # a flood must not keep the loop here
+        while True:
+            try:
+                accepted, address = await loop.sock_accept(bound)
+            except OSError as error:
+                if error.errno in _EXHAUSTED:
+                    # The kernel keeps the peer waiting; asking again at once would spin.
+                    self._limited.error("exhausted", "cannot accept: %s", error.strerror)
+                    await asyncio.sleep(self._limits.tick)
+                continue
+            if self._room():
+                self._welcome(accepted, address)
+            else:
+                accepted.close()
+            await asyncio.sleep(0)  # a flood must not keep the loop here
 
     def _room(self) -> bool:
         """Whether there is a place; one that never asked anything gives its own up."""
