@@ -218,19 +218,37 @@ async def test_pages_that_nobody_takes_are_bounded(tmp_path: Path) -> None:
         assert (await site.get("/long")).body == PAGE
 
 
+async def kept(site: Site) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection that has had an answer."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
+    writer.write(REQUEST)
+    await reader.readuntil(b"short\n")
+    return reader, writer
+
+
+async def test_the_deadline_of_a_new_connection_is_not_put_off(tmp_path: Path) -> None:
+    """Not by its first byte either: it counts from the start."""
+    async with front(tmp_path) as site:
+        _, writer = await asyncio.open_connection("127.0.0.1", site.port)
+        await until(lambda: site.front.connections == 1)
+        (connection,) = site.front._listener._open  # type: ignore[union-attr]
+        before = connection.deadline
+        writer.write(b"GET")
+        await until(lambda: connection._received == 3)
+        assert connection.deadline == before
+        writer.close()
+
+
 async def test_connections_are_bounded(tmp_path: Path) -> None:
     """Over the bound a new one is closed; who never asked anything gives its place up first."""
-    limits = Limits(connections=10, asking=5, tick=0.05)
+    limits = Limits(connections=10, asking=60, tick=0.05)
     async with front(tmp_path, limits=limits) as site:
-        kept = []
-        for _ in range(9):
-            reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
-            writer.write(REQUEST)
-            await reader.readuntil(b"short\n")
-            kept.append((reader, writer))
+        clients = [await kept(site) for _ in range(9)]
+        # Half of the next request; older than the silent one, but known.
+        clients[0][1].write(REQUEST[:10])
         silent, silent_writer = await asyncio.open_connection("127.0.0.1", site.port)
         await until(lambda: site.front.connections == 10)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             while await site.status() != 200:
                 await asyncio.sleep(0.05)
             with contextlib.suppress(ConnectionError):
@@ -238,36 +256,47 @@ async def test_connections_are_bounded(tmp_path: Path) -> None:
         silent_writer.close()
         assert site.refused("connections") >= 1
 
-        reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
-        writer.write(REQUEST)
-        await reader.readuntil(b"short\n")
-        kept.append((reader, writer))
+        clients.append(await kept(site))
         before = site.refused("connections")
         assert await site.status() == 0
         assert site.refused("connections") > before
         assert site.front.connections == 10
-        for reader, writer in kept:
+        clients[0][1].write(REQUEST[10:])
+        await clients[0][0].readuntil(b"short\n")
+        for reader, writer in clients[1:]:
             writer.write(REQUEST)
             await reader.readuntil(b"short\n")
+        for _, writer in clients:
             writer.close()
 
 
 async def test_a_flood_of_connections(tmp_path: Path) -> None:
-    """Never more than the bound, and afterwards all is as before."""
-    limits = Limits(connections=20, asking=0.3, tick=0.05)
+    """Never more than the bound, not for a moment; afterwards all is as before."""
+    limits = Limits(connections=20, asking=60, tick=0.05)
     async with front(tmp_path, limits=limits) as site:
-        clients = []
-        for _ in range(300):
-            client = socket.socket()
-            client.setblocking(False)
-            with contextlib.suppress(BlockingIOError):
-                client.connect(("127.0.0.1", site.port))
-            clients.append(client)
-            await asyncio.sleep(0)
-            assert site.front.connections <= 20
-        await until(lambda: site.front.connections == 0)
+
+        def knock(number: int) -> list[socket.socket]:
+            found = []
+            for _ in range(number):
+                client = socket.socket()
+                client.setblocking(False)
+                with contextlib.suppress(BlockingIOError):
+                    client.connect(("127.0.0.1", site.port))
+                found.append(client)
+            return found
+
+        clients = knock(20)
+        await until(lambda: site.front.connections == 20)
+        rested = asyncio.get_running_loop().time() + 0.2
+        await until(lambda: asyncio.get_running_loop().time() > rested)
+        clients += knock(60)
+        async with asyncio.timeout(20):
+            while site.refused("connections") < 60:
+                await asyncio.sleep(0)
+                assert site.front.connections <= 20
         for client in clients:
             client.close()
+        await until(lambda: site.front.connections == 0)
 
         assert await site.status() == 200
 

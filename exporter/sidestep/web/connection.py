@@ -22,7 +22,7 @@ class Connection(asyncio.Protocol):
 
     Attributes:
         deadline: On the loop's clock.
-        asked: Whether it has ever had a whole request's answer.
+        asked: Whether it has ever sent a whole request.
         transport: None before the handshake is done and after the end.
     """
 
@@ -68,14 +68,13 @@ class Connection(asyncio.Protocol):
 
     def began(self) -> None:
         """The head of a request is whole; it is being answered from now on."""
-        self._answering = True
+        self._answering = self.asked = True
         self._received = 0
         self.deadline = self._loop.time() + self._limits.answering
 
     def ended(self) -> None:
         """The answer is with the transport; idle, unless more of the peer has come meanwhile."""
         self._answering = False
-        self.asked = True
         late = self._limits.asking if self._received else self._limits.idle + self._limits.asking
         self.deadline = self._loop.time() + late
 

@@ -93,10 +93,12 @@ class Listener:
             try:
                 accepted, address = await loop.sock_accept(bound)
             except OSError as error:
-                if error.errno in _EXHAUSTED:
-                    # The kernel keeps the peer waiting; asking again at once would spin.
+                # Most often a peer that has gone again; where descriptors have run out, the
+                # kernel keeps it waiting, and asking again at once would spin.
+                exhausted = error.errno in _EXHAUSTED
+                if exhausted:
                     self._limited.error("exhausted", "cannot accept: %s", error.strerror)
-                    await asyncio.sleep(self._limits.tick)
+                await asyncio.sleep(self._limits.tick if exhausted else 0)
                 continue
             if self._room():
                 self._welcome(accepted, address)
