@@ -182,7 +182,9 @@ async def slow_reader(site: Site, path: str = "/long") -> socket.socket:
     return client
 
 
-async def test_who_takes_no_page_is_closed(tmp_path: Path) -> None:
+async def test_who_takes_no_page_is_closed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """And holds less than the page while there: it is sent as it is taken."""
     async with front(tmp_path, limits=QUICK) as site:
         clients = [await slow_reader(site) for _ in range(5)]
@@ -199,6 +201,22 @@ async def test_who_takes_no_page_is_closed(tmp_path: Path) -> None:
 
         assert site.refused("slow") == 5
         await until(lambda: site.front._guard._answers.unsent == 0)
+    (line,) = caplog.records
+    assert line.getMessage() == "closed a connection: 127.0.0.1 took too long"
+
+
+async def test_who_hangs_up_in_the_middle_of_a_page(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Costs nothing any more, and is nobody's fault."""
+    async with front(tmp_path) as site:
+        client = await slow_reader(site)
+        await until(lambda: site.front._guard._answers.unsent == len(PAGE))
+        client.close()
+        await until(lambda: site.front._guard._answers.unsent == 0)
+        await until(lambda: site.front.connections == 0)
+
+    assert caplog.records == []
 
 
 async def test_pages_that_nobody_takes_are_bounded(tmp_path: Path) -> None:

@@ -70,6 +70,8 @@ class Answers:
             for start in range(0, len(body), PIECE):
                 await sent.write(view[start : start + PIECE])
             await sent.write_eof()
+        except ConnectionError:
+            pass  # the client is gone: aiohttp meets the same, and ends without a word
         finally:
             self.unsent -= len(body)
         return sent
