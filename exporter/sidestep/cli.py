@@ -21,6 +21,7 @@ from sidestep.errors import ConfigError, SidestepError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 RECORDING = "vllm-0.32.jsonl.gz"
+BCRYPT_BYTES = 72
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -122,6 +123,18 @@ def record(file: Path, listen: str | None, connect: str) -> None:
     click.echo(f"recording what engines send to {endpoint}; Ctrl-C ends", err=True)
     tee.run(stop)
     click.echo(f"recorded {tee.items} items to {file}", err=True)
+
+
+@cli.command("hash-password")
+def hash_password() -> None:
+    """Ask for a password, print its bcrypt hash for basic_auth_users."""
+    import bcrypt
+
+    # No option for it: what stands in a command line is everybody's to see.
+    given = click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True).encode()
+    if len(given) > BCRYPT_BYTES:
+        raise ConfigError(f"a password has at most {BCRYPT_BYTES} bytes: bcrypt looks at no more")
+    click.echo(bcrypt.hashpw(given, bcrypt.gensalt(10)).decode())
 
 
 def _endpoint(text: str) -> str:

@@ -140,6 +140,27 @@ ROWS: tuple[SelfRow, ...] = (
         " damaged (it could not be read, and was set aside).",
         ("from",),
     ),
+    SelfRow(
+        "sidestep_auth_denied_total",
+        "counter",
+        "Clients and requests that were not let in, by reason; overload is a password that could"
+        " not be verified because too many others waited.",
+        ("reason",),
+    ),
+    SelfRow(
+        "sidestep_http_refused_total",
+        "counter",
+        "Connections and requests of the HTTP side closed or answered with an error for what they"
+        " would cost, by reason.",
+        ("reason",),
+    ),
+    SelfRow("sidestep_http_connections", "gauge", "Connections to the HTTP side."),
+    SelfRow(
+        "sidestep_web_config_current",
+        "gauge",
+        "1 while the web configuration on disk is the one in force, 0 while it is wrong and the"
+        " last good one stays.",
+    ),
     SelfRow("sidestep_scrape_duration_seconds", "gauge", "Time to render the last page."),
     SelfRow(
         "sidestep_collector_errors_total",
