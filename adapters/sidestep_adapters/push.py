@@ -156,6 +156,11 @@ class Publisher:
         """Items given up so far."""
         return self._sender.dropped + self._overflowed
 
+    @property
+    def folded(self) -> int:
+        """Items added up so far, because the ring was full."""
+        return self._sender.folded
+
     def close(self, timeout: float = DRAIN) -> None:
         """Send what is queued, say goodbye, stop; at most ``timeout`` seconds, at most once."""
         if self._closed or self._thread is None:
