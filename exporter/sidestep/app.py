@@ -16,6 +16,7 @@ from aiohttp import web
 from prometheus_client.registry import Collector
 
 from sidestep import __version__, logs
+from sidestep.access import Access
 from sidestep.catalogue import DIALECTS
 from sidestep.config import Config
 from sidestep.errors import ConfigError, RunError
@@ -23,9 +24,11 @@ from sidestep.http import Pages, application
 from sidestep.ingest import Ingest
 from sidestep.lifecycle.rules import Rules
 from sidestep.plan import compile_layout
+from sidestep.process import raise_open_files, resident
 from sidestep.registry import Registry, Sampling
 from sidestep.selfmetrics import SelfMetrics, own_registry
 from sidestep.statslog import StatsLog
+from sidestep.watchdog import MIB, Watchdog
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +59,15 @@ class Exporter:
         sampling = Sampling(config.kv_sample_rate, config.kv_scale_samples, config.kv_max_tracked)
         self.registry = Registry(layouts, config.buckets, rules, sampling)
         self.metrics = SelfMetrics()
-        self.ingest = Ingest(self.registry, self.metrics, boot=secrets.randbits(63))
+        self.ingest = Ingest(
+            self.registry,
+            self.metrics,
+            boot=secrets.randbits(63),
+            access=access(config),
+            watchdog=Watchdog(
+                config.limits_memory_soft * MIB, config.limits_memory_hard * MIB, resident
+            ),
+        )
         self._set_sample_rate()
         self.collectors = own_registry(self.metrics, [*installed_collectors(), *collectors])
         self.addresses: list[tuple[str, int]] = []
@@ -120,6 +131,20 @@ class Exporter:
             lines.cancel()
             self.ingest.close()
             await runner.cleanup()
+
+
+def access(config: Config) -> Access:
+    """Who may connect by ``config``.
+
+    Raises:
+        ConfigError: A key, directory or group cannot be had, or one key is missing.
+    """
+    return Access.of(
+        config.ingest_curve_key,
+        config.ingest_authorized_keys,
+        config.ingest_ipc_group,
+        plain_tcp=config.ingest_allow_plain_tcp,
+    )
 
 
 def installed_collectors() -> list[Collector]:
@@ -198,6 +223,7 @@ async def serve(config: Config, reload: Callable[[], Config] | None = None) -> N
     loop.set_exception_handler(on_error)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    raise_open_files()
     exporter = Exporter(config)
     if reload is not None:
         loop.add_signal_handler(signal.SIGHUP, on_hangup, exporter, reload)

@@ -9,15 +9,19 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
-import zmq
 
+from sidestep.access import Access
 from sidestep.apply import Applier
 from sidestep.catalogue.self_metrics import PER_ENGINE
-from sidestep.endpoint import Claim, claim, router
 from sidestep.errors import WireError
+from sidestep.guard import Guard
+from sidestep.listener import SKIPPING, Listener
+from sidestep.process import resident
 from sidestep.registry import Engine, Registry
 from sidestep.selfmetrics import LagMeter, SelfMetrics
 from sidestep.session.receiver import Receiver, Stream
+from sidestep.upkeep import Upkeep
+from sidestep.watchdog import Watchdog
 from sidestep.wire.items import decode_item
 from sidestep.wire.limits import MAX_ITEM_BYTES
 from sidestep.wire.messages import FromExporter, Heartbeat, Hello, decode_from_sender, encode
@@ -41,6 +45,8 @@ class Ingest:
         metrics: SelfMetrics,
         *,
         boot: int,
+        access: Access = Access(),  # noqa: B008 - frozen
+        watchdog: Watchdog | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -51,9 +57,11 @@ class Ingest:
         self.lag = LagMeter(clock)
         self._clock = clock
         self._wall = wall
-        self._context = zmq.Context()
-        self._socket: zmq.Socket[bytes] | None = None
-        self._claims: list[Claim] = []
+        self._access = access
+        self._watchdog = watchdog or Watchdog(0, 0, resident)
+        self._guard = Guard(access, self._watchdog, metrics)
+        self._listener: Listener | None = None
+        self._upkeep: Upkeep | None = None
         self._engines: dict[int, list[Engine]] = {}
         """By incarnation: what a stream's engine indices mean."""
         self._backlog: deque[tuple[list[Engine], msgspec.Raw]] = deque()
@@ -68,7 +76,7 @@ class Ingest:
     @property
     def endpoints(self) -> list[str]:
         """Where engines connect; a port 0 shows as the one that was found."""
-        return [claimed.endpoint for claimed in self._claims]
+        return [] if self._listener is None else self._listener.endpoints
 
     def open(self, endpoints: Iterable[str]) -> None:
         """Bind and start to drain in the running event loop.
@@ -76,30 +84,37 @@ class Ingest:
         Raises:
             ConfigError: An endpoint is malformed, taken, or may not be bound.
         """
-        self._socket = socket = router(self._context)
-        for endpoint in endpoints:
-            self._claims.append(claim(socket, endpoint))
+        self._listener = Listener(
+            list(endpoints),
+            self._access,
+            lambda: self.metrics.add("sidestep_auth_denied_total", 1, "curve"),
+        )
+        self._upkeep = Upkeep(self._listener, self._watchdog, self.metrics)
+        self._watch(self._listener)
         loop = asyncio.get_running_loop()
-        loop.add_reader(socket.fileno(), self._drain)
         self._tick = loop.call_later(TICK, self._on_tick, loop.time() + TICK)
 
     def close(self) -> None:
         """Apply what has arrived, acknowledge it, and unbind."""
-        if self._socket is None:
+        if self._listener is None:
             return
-        loop = asyncio.get_running_loop()
-        loop.remove_reader(self._socket.fileno())
+        self._unwatch(self._listener)
         if self._tick is not None:
             self._tick.cancel()
         # What has arrived, but not for as long as a flood lasts.
         self._turn(CLOSING)
         self._reply(self.receiver.acks(float("inf")))
         # The final acknowledgements still sit in libzmq: give them a moment to leave.
-        self._socket.close(linger=200)
-        self._context.term()
-        self._socket = None
-        for claimed in self._claims:
-            claimed.release()
+        self._listener.close(linger=200)
+        self._listener = None
+
+    def _watch(self, listener: Listener) -> None:
+        for descriptor in listener.descriptors:
+            asyncio.get_running_loop().add_reader(descriptor, self._drain)
+
+    def _unwatch(self, listener: Listener) -> None:
+        for descriptor in listener.descriptors:
+            asyncio.get_running_loop().remove_reader(descriptor)
 
     # Two sources that re-arm each other would take the loop hostage: one flag
     # says that a turn is coming, and whoever finds it set leaves.
@@ -117,16 +132,27 @@ class Ingest:
         self.lag.note(loop.time() - expected)
         self._ack_due = True
         self.applier.drain()
+        self._keep_up()
         self._drain()
         due = loop.time() + TICK
         self._tick = loop.call_at(due, self._on_tick, due)
 
+    def _keep_up(self) -> None:
+        """What the transport needs now and then."""
+        now = self._clock()
+        self._guard.refresh(now)
+        if self._listener is not None and self._upkeep is not None and self._upkeep.due(now):
+            self._unwatch(self._listener)
+            self._upkeep.act(now)
+            self._watch(self._listener)
+
     def _turn(self, budget: float) -> bool:
         """Work for ``budget`` seconds at most; whether there is more to do."""
-        socket = self._socket
-        if socket is None:
+        listener = self._listener
+        if listener is None:
             return False
         deadline = time.perf_counter() + budget
+        more = listener.authenticate()
         while True:
             while self._backlog:
                 self._apply(*self._backlog.popleft())
@@ -137,23 +163,27 @@ class Ingest:
                 # finds nothing to do would starve the senders of a busy exporter.
                 self._ack_due = False
                 self._reply(self.receiver.acks(self._clock()))
-            try:
-                peer, *frames = socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return False
-            self._take(peer, frames)
+            arrival = listener.receive()
+            if arrival is None:
+                return more
+            peer, key, frames = arrival
+            if arrival is not SKIPPING and self._guard.hears(peer, key, self._clock()):
+                self._take(peer, frames, key)
             # Most frames bring items, whose time is counted above; a flood of others would not.
             if not self._backlog and time.perf_counter() > deadline:
                 return True
 
-    def _take(self, peer: bytes, frames: list[bytes]) -> None:
+    def _take(self, peer: bytes, frames: list[bytes], key: str) -> None:
         if len(frames) != 1:
             self._reject("multipart")
+            self._guard.bad(peer, key, self._clock())
             return
         try:
+            self._guard.check(key)
             message = decode_from_sender(frames[0])
         except WireError as error:
             self._reject(error.reason)
+            self._guard.bad(peer, key, self._clock())
             self._reply(self.receiver.refuse_frame(peer, error))
             return
         self.metrics.add("sidestep_messages_total", 1, type(message).__name__.lower())
@@ -161,8 +191,10 @@ class Ingest:
             try:
                 for info in message.engines:
                     self.registry.check(info)
+                self._guard.admit(key, message, self.receiver.streams.get)
             except WireError as error:
                 self._reject(error.reason)
+                self._guard.bad(peer, key, self._clock())
                 self._reply(self.receiver.refuse_hello(peer, message, error).replies)
                 return
         received = self.receiver.receive(peer, message, self._clock())
@@ -235,14 +267,9 @@ class Ingest:
         log.debug("refused: %s", reason)
 
     def _reply(self, replies: Iterable[tuple[bytes, FromExporter]]) -> None:
-        if self._socket is None:
-            return
-        for peer, message in replies:
-            try:
-                self._socket.send_multipart([peer, encode(message)], zmq.NOBLOCK)
-            except zmq.ZMQError:
-                # The peer is gone or does not read; it will ask again.
-                continue
+        if self._listener is not None:
+            for peer, message in replies:
+                self._listener.send(peer, encode(message))
 
     def _read_metrics(self) -> None:
         """Self-metrics that are somebody's present state."""

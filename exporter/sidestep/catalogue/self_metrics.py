@@ -36,6 +36,29 @@ ROWS: tuple[SelfRow, ...] = (
         ("reason",),
     ),
     SelfRow(
+        "sidestep_auth_denied_total",
+        "counter",
+        "Connections and requests refused, by reason.",
+        ("reason",),
+    ),
+    SelfRow(
+        "sidestep_authorized_keys",
+        "gauge",
+        "Keys that may connect; no sample where none is needed.",
+    ),
+    SelfRow(
+        "sidestep_zap_up",
+        "gauge",
+        "1 while keys are checked as they should be, 0 from one that could not be.",
+    ),
+    SelfRow(
+        "sidestep_rebinds_total",
+        "counter",
+        "Times the ingest socket was closed and bound anew, by reason: its memory, or a path that"
+        " somebody else had taken. Senders reconnect; nothing is lost.",
+        ("reason",),
+    ),
+    SelfRow(
         "sidestep_duplicates_total",
         "counter",
         "Items received again and not applied again.",
