@@ -45,6 +45,8 @@ GREETING = 0.5
 COMPLAIN = 60.0
 RETRY = 1.0
 """Seconds between two looks at key files that cannot be used."""
+PATIENCE = 30.0
+"""Seconds without any answer after which a new socket may have more luck."""
 
 Socket = zmq.Socket[bytes]
 Later = Callable[[], Iterable[Item]]
@@ -94,6 +96,7 @@ class Publisher:
         self._boot: int | None = None
         self._thread: threading.Thread | None = None
         self._complained_at = -COMPLAIN
+        self._opened_at = 0.0
         self._closed = False
         self._start()
         _publishers.add(self)
@@ -227,6 +230,10 @@ class Publisher:
 
     def _work(self, socket: Socket) -> None:
         """One flush."""
+        if not self.connected and time.monotonic() - self._opened_at > PATIENCE:
+            # After some errors, such as at a port that wants a key, libzmq does not try again.
+            self._sender.reopen = True
+            return
         if self._extra is not None and time.monotonic() >= self._extra_at:
             self._extra_at = time.monotonic() + 1.0
             self._queue.append(self._extra)
@@ -252,6 +259,7 @@ class Publisher:
         )
 
     def _connect(self, context: zmq.Context[Socket]) -> Socket:
+        self._opened_at = time.monotonic()
         # Without IMMEDIATE, frames would queue for, and die with, a connection never made.
         return connect(
             context,

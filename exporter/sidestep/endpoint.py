@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import fcntl
 import os
+import socket as unix
 import stat
 from pathlib import Path
 
@@ -18,6 +20,8 @@ from sidestep.zap import DOMAIN
 
 IPC_PATH_CHARS = 107
 """Of a Unix socket's address, less its closing NUL."""
+BACKLOG = 100
+"""Connections that wait to be accepted, as many as libzmq lets wait by itself."""
 SILENCE = 15_000
 """Milliseconds after which a peer that says nothing, not even that it lives, is gone."""
 
@@ -61,7 +65,7 @@ class Claim:
         return _bind(socket, dataclasses.replace(self, lock=lock))
 
     def release(self) -> None:
-        """Give the path free, once the socket is closed."""
+        """Give the path free, if it is ours, once the socket is closed."""
         if self.lock is not None:
             if not self.lost():
                 self.path.unlink(missing_ok=True)
@@ -133,22 +137,40 @@ def _bind(socket: zmq.Socket[bytes], claim: Claim) -> Claim:
             socket.bind(claim.endpoint)
             bound = socket.getsockopt_string(zmq.LAST_ENDPOINT)
             return dataclasses.replace(claim, endpoint=bound)
-        # libzmq binds within this call: there is no moment in which the mode is wider.
-        before = os.umask(0o177)
+        _listen(socket, claim)
+    except (OSError, zmq.ZMQError) as error:
+        raise ConfigError(
+            f"cannot bind ingest endpoint {claim.endpoint}: {error.strerror}"
+        ) from None
+    return dataclasses.replace(claim, place=_place(claim.path))
+
+
+def _listen(socket: zmq.Socket[bytes], claim: Claim) -> None:
+    """Make the path's socket, and give it to libzmq.
+
+    libzmq's own way asks the umask for the mode, and removes whatever has the path's name,
+    when it binds and when it closes: somebody else's socket as well.
+    """
+    path = claim.path
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise FileExistsError(errno.EEXIST, "there is a file of that name, and no socket")
+        path.unlink()
+    with unix.socket(unix.AF_UNIX) as listening:
+        listening.bind(str(path))
+        # Nobody can connect before it listens: no moment in which the mode is another.
+        if claim.group is not None:
+            os.chown(path, -1, claim.group)
+        path.chmod(0o600 if claim.group is None else 0o660)
+        listening.listen(BACKLOG)
+        listening.setblocking(False)
+        socket.setsockopt(zmq.USE_FD, listening.fileno())
         try:
             socket.bind(claim.endpoint)
         finally:
-            os.umask(before)
-        if claim.group is not None:
-            os.chown(claim.path, -1, claim.group)
-            claim.path.chmod(0o660)
-    except OSError as error:  # a ZMQError is none, and has the same attribute
-        reason = error.strerror
-    except zmq.ZMQError as error:
-        reason = error.strerror
-    else:
-        return dataclasses.replace(claim, place=_place(claim.path))
-    raise ConfigError(f"cannot bind ingest endpoint {claim.endpoint}: {reason}") from None
+            socket.setsockopt(zmq.USE_FD, -1)
+        # libzmq closes it now.
+        listening.detach()
 
 
 def _lock(path: Path, endpoint: str, group: int | None) -> int:

@@ -125,9 +125,10 @@ def _write(path: Path, key: bytes, mode: int) -> None:
 
 def _read(path: Path) -> tuple[list[str], int]:
     try:
-        with path.open("rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            # A device or a pipe would be read for ever.
+        # A pipe would be waited for, and a device read, for ever.
+        opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(opened, "rb") as file:
+            mode = os.fstat(opened).st_mode
             data = file.read(MAX_FILE_BYTES) if stat.S_ISREG(mode) else b""
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error

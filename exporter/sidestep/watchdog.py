@@ -50,6 +50,7 @@ class Watchdog:
         resident = self._read()
         self._note(resident)
         if resident < self._hard:
+            self._limit = self._hard
             log.warning("memory had reached its limit; %d MiB are in use now", resident // MIB)
             return
         # Closing the socket again would free as little, so not before there is more.
