@@ -6,6 +6,8 @@ import asyncio
 import os
 import socket
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -237,3 +239,29 @@ async def test_a_path_that_another_exporter_has_by_now_is_left_to_it(
 
             assert not other.lost()
             assert rebinds(exporter) == 1
+
+
+NUMBERED = """
+import sys, zmq
+from sidestep.listener import Listener
+listener = Listener([sys.argv[1]])
+with zmq.Context() as context, context.socket(zmq.DEALER) as peer:
+    peer.linger = 0
+    peer.connect(sys.argv[1])
+    peer.send(b"x")
+    listener.socket.poll(10000)
+    print(listener.receive().peer.hex())
+listener.close(0)
+"""
+
+
+def test_nobody_knows_the_number_that_a_peer_gets(tmp_path: Path) -> None:
+    """A peer that has chosen the next one's routing id for itself would end the process."""
+    command = [sys.executable, "-c", NUMBERED, f"ipc://{tmp_path}/own/i"]
+    first, second = (
+        subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+        for _ in range(2)
+    )
+
+    assert first.startswith("00")
+    assert first != second

@@ -13,6 +13,7 @@ import zmq
 from sidestep.access import TCP, Access
 from sidestep.endpoint import Claim, claim, require_keys, router
 from sidestep.errors import ConfigError
+from sidestep.process import seed_library
 from sidestep.zap import Authenticator
 
 log = logging.getLogger(__name__)
@@ -194,6 +195,7 @@ class Listener:
         keys = self._access.keys
         if keys is not None:
             self.zap = Authenticator(self._context, keys.__contains__, self._denied)
+        seed_library()
         self.socket = router(self._context)
         return self.socket
 

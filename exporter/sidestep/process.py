@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import resource
+import secrets
 from pathlib import Path
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -23,6 +24,16 @@ def trim() -> None:
     """Give the allocator's free pages back, which it would keep for the next time."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def seed_library() -> None:
+    """Let the C library's random numbers begin where nobody knows.
+
+    A ROUTER numbers its peers from one of them, which unseeded is 1804289383 in every
+    process, and libzmq 4.3.5 aborts the process when a peer has chosen the number that is next.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).srand(secrets.randbits(32))
 
 
 def raise_open_files() -> int:
