@@ -26,6 +26,7 @@ from sidestep.access import Access
 from sidestep.app import Exporter
 from sidestep.authorized import INTERVAL, AuthorizedKeys
 from sidestep.bindings import LOCAL, MAX_NAMES, Bindings
+from sidestep.endpoint import require_keys, router
 from sidestep.errors import ConfigError, WireError
 from sidestep.wire.limits import VERSION
 from sidestep.wire.messages import EngineInfo, FromExporter, Hello, Nack
@@ -486,6 +487,25 @@ def test_a_check_that_fails_lets_nobody_in_and_ends_nothing(
     assert authenticator.up
     assert not denied
     for socket in (server, authenticator.socket):
+        socket.close(linger=0)
+    context.term()
+
+
+def test_without_a_handler_nobody_gets_in() -> None:
+    """Libzmq's own default lets in every key then."""
+    context = zmq.Context()
+    server, client = router(context), context.socket(zmq.DEALER)
+    public, secret = zmq.curve_keypair()
+    require_keys(server, secret)
+    port = server.bind_to_random_port("tcp://127.0.0.1")
+    client.linger = 0
+    client.curve_publickey, client.curve_secretkey = zmq.curve_keypair()
+    client.curve_serverkey = public
+    client.connect(f"tcp://127.0.0.1:{port}")
+    client.send(b"x")
+
+    assert not server.poll(500)
+    for socket in (server, client):
         socket.close(linger=0)
     context.term()
 

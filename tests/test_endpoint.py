@@ -70,6 +70,17 @@ def test_a_group_gets_in_where_one_is_named(tmp_path: Path) -> None:
         """A directory that is there and fits is taken as it is."""
 
 
+@pytest.mark.skipif(not ROOT, reason="only root may give files to any group")
+def test_the_socket_is_the_groups_in_any_directory_it_may_enter(tmp_path: Path) -> None:
+    """Also in one that does not hand its group on."""
+    directory = tmp_path / "there"
+    directory.mkdir()
+    os.chown(directory, -1, 4711)
+    directory.chmod(0o750)
+    with bound(directory / "i", group=4711) as claimed:
+        assert claimed.path.stat().st_gid == 4711
+
+
 @pytest.mark.parametrize(
     ("bits", "owner", "what"),
     [
