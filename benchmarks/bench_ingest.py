@@ -38,6 +38,7 @@ from sidestep.apply import Applier
 from sidestep.config import Config, read
 from sidestep.plan import compile_layout
 from sidestep.registry import Registry
+from sidestep.session.folding import Folder
 from sidestep.session.sender import Sender, State
 from sidestep.wire.items import VllmStep, encode_item
 from sidestep.wire.vllm import run_of
@@ -266,7 +267,7 @@ class Senders:
 
     def __init__(self, endpoint: str, count: int) -> None:
         self.all = [
-            Sender(f"bench/{number}", number + 1, [engine_info(number)], Random(number))
+            Sender(f"bench/{number}", number + 1, [engine_info(number)], Random(number), Folder())
             for number in range(count)
         ]
         self.added = [0] * count
@@ -377,7 +378,7 @@ async def _serve_client(config: Config) -> None:
     layouts = {"vllm": compile_layout("vllm")}
     metrics = ClientMetrics(layouts["vllm"])
     exporter = Exporter(config, [metrics.registry])
-    exporter.ingest.applier = cast("Applier", metrics)
+    exporter.ingest.intake.applier = cast("Applier", metrics)
     # The engines that ingest registers stay out of the page: the client has their series.
     exporter.registry = Registry(layouts, {})
     stop = asyncio.Event()

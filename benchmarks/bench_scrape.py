@@ -115,14 +115,15 @@ def fleet(samples: int) -> Registry:
     """Engines that have all seen steps, as many as make about ``samples`` samples."""
     registry = Registry({"vllm": compile_layout("vllm")}, {})
     applier, steps = Applier(registry), Steps()
-    _add_engine(registry, applier, steps)
+    add_engine(registry, applier, steps)
     one = len(_samples_of(render(registry)))
     while len(registry.engines) < max(samples // one, 1):
-        _add_engine(registry, applier, steps)
+        add_engine(registry, applier, steps)
     return registry
 
 
-def _add_engine(registry: Registry, applier: Applier, steps: Steps) -> None:
+def add_engine(registry: Registry, applier: Applier, steps: Steps) -> None:
+    """One more engine, which has seen steps."""
     number = len(registry.engines)
     info: EngineInfo = engine_info(number)
     info.info = {"cache_config": CACHE_CONFIG}

@@ -68,7 +68,7 @@ ITEMS = "sidestep_items_total"
 REJECTED = "sidestep_rejected_total"
 LOST = "sidestep_lost_items_total"
 DROPPED = "sidestep_stream_push_dropped_total"
-LAG = "sidestep_ingest_lag_seconds"
+LAG = "sidestep_loop_lag_seconds"
 MEMORY = "process_resident_memory_bytes"
 
 Held = TypeVar("Held")

@@ -282,7 +282,7 @@ def test_open_label_values_are_capped(bench: Bench) -> None:
 
     assert len(values) == MAX_OPEN_VALUES + 1
     assert values[(OTHER,)] == 5
-    assert bench.registry.limited == 10
+    assert bench.registry.limited["label_values"] == 10
 
 
 @pytest.mark.parametrize(

@@ -121,26 +121,32 @@ async def refused(peer: Peer, message: Hello) -> str:
 # Files
 
 
-def test_keygen_writes_a_pair_and_never_again(tmp_path: Path) -> None:
-    """The secret for its owner alone, whatever the umask; a second one would be a loss."""
-    before = os.umask(0)
+@pytest.mark.parametrize("umask", [0o000, 0o777])
+def test_a_secret_is_its_owners_alone(umask: int, tmp_path: Path) -> None:
+    """Whatever the umask leaves of, or adds to, the modes of files."""
+    before = os.umask(umask)
     try:
-        done = sidestep("keygen", "engine-0", "--out", tmp_path)
+        secret, public = keys.generate(tmp_path, "x")
     finally:
         os.umask(before)
-    secret, public = tmp_path / "engine-0.key", tmp_path / "engine-0.pub"
 
-    assert done.returncode == 0, done.stderr
     assert stat.S_IMODE(secret.stat().st_mode) == 0o600
     assert stat.S_IMODE(public.stat().st_mode) == 0o644
+
+
+def test_keygen_writes_a_pair_and_never_again(tmp_path: Path) -> None:
+    """A second one of the name would lock out whoever uses the first."""
+    done = sidestep("keygen", "engine-0", "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    secret, public = tmp_path / "engine-0.key", tmp_path / "engine-0.pub"
     assert keys.public_of(keys.read_secret(secret)).decode() == keys.read_public(public).text
 
     kept = secret.read_text()
     one_line(sidestep("keygen", "engine-0", "--out", tmp_path), 2, "keys are never overwritten")
+    assert secret.read_text() == kept
     secret.unlink()
     one_line(sidestep("keygen", "engine-0", "--out", tmp_path), 2, "keys are never overwritten")
     assert not secret.exists()
-    assert kept
 
 
 @given(st.binary(min_size=32, max_size=32))
@@ -326,7 +332,7 @@ async def test_a_strangers_key_is_turned_away(
         await until(lambda: exporter.metrics.value(DENIED, "curve") >= 1)
 
         assert ring.text("stranger") in caplog.text
-        assert not exporter.ingest.receiver.streams
+        assert not exporter.intake.receiver.streams
 
 
 async def test_a_peer_without_a_key_is_not_heard(ring: Ring, start: Start) -> None:
@@ -338,7 +344,7 @@ async def test_a_peer_without_a_key_is_not_heard(ring: Ring, start: Start) -> No
             for number in range(20):
                 await peer.greet(f"s{number}", incarnation=number + 1)
 
-        assert "plain" not in exporter.ingest.receiver.streams
+        assert "plain" not in exporter.intake.receiver.streams
         assert exporter.metrics.value("sidestep_messages_total", "hello") == 20
 
 
@@ -352,7 +358,7 @@ async def test_nobody_is_let_in_while_the_directory_is_empty(
         await peer.say(hello("s", "s0"))
         await until(lambda: exporter.metrics.value(DENIED, "curve") >= 1)
         (ring.authorized / "late.pub").write_text((ring.directory / "late.pub").read_text())
-        await until(lambda: "s" in exporter.ingest.receiver.streams)
+        await until(lambda: "s" in exporter.intake.receiver.streams)
 
 
 async def test_a_removed_key_is_cut_off_while_it_is_connected(ring: Ring, start: Start) -> None:
@@ -363,7 +369,7 @@ async def test_a_removed_key_is_cut_off_while_it_is_connected(ring: Ring, start:
         await peer.say(batch(1, step()))
         await until(lambda: tokens(exporter) == 1)
         ring.remove("bad")
-        await until(lambda: len(exporter.ingest._guard._keys or ()) == 1)
+        await until(lambda: len(exporter.intake.guard._keys or ()) == 1)
         await peer.say(batch(2, step()))
         async with ring.connect(exporter, bad) as again:
             await again.say(batch(2, step()))
@@ -382,7 +388,7 @@ async def test_a_removed_keys_sender_hears_why(ring: Ring, start: Start) -> None
     async with start(**ring.flags) as exporter, ring.connect(exporter, secret) as peer:
         await peer.greet()
         ring.remove("a")
-        await until(lambda: not len(exporter.ingest._guard._keys or ()))
+        await until(lambda: not len(exporter.intake.guard._keys or ()))
         codes = []
         for frame in (hello("s", "s0"), b"\xc1"):
             await peer.say(frame)
@@ -410,9 +416,9 @@ async def test_a_key_does_not_speak_for_another(ring: Ring, start: Start) -> Non
         await until(lambda: tokens(exporter) == 1)
 
         assert exporter.metrics.value("sidestep_rejected_total", "unauthorised") == 3
-        assert list(exporter.ingest.receiver.streams) == ["s"]
+        assert list(exporter.intake.receiver.streams) == ["s"]
         ring.remove("a")
-        await until(lambda: len(exporter.ingest._guard._keys or ()) == 1)
+        await until(lambda: len(exporter.intake.guard._keys or ()) == 1)
         await second.greet("s", incarnation=2)
 
 
@@ -518,6 +524,7 @@ def test_without_a_handler_nobody_gets_in() -> None:
         [b"", b"1.0", b"1", b"sidestep", b"127.0.0.1", b"", b"NULL"],
         [b"", b"1.0", b"1", b"sidestep", b"127.0.0.1", b"", b"PLAIN", b"k" * 32],
         [b"", b"1.0", b"1", b"sidestep", b"127.0.0.1", b"", b"CURVE", b"k" * 31],
+        [b"", b"1.0", b"1", b"sidestep", b"127.0.0.1", b"", b"CURVE", b"k" * 28],
     ],
 )
 def test_odd_questions_are_never_answered_with_yes(frames: list[bytes]) -> None:
@@ -637,9 +644,9 @@ async def test_a_bad_key_never_reaches_the_engine(
         one = publisher(plain.endpoints[0])
         one.push(count())
         await until(lambda: what in caplog.text)
-        assert not plain.ingest.receiver.streams
+        assert not plain.intake.receiver.streams
         await asyncio.to_thread(one.close)
-        assert not plain.ingest.receiver.streams
+        assert not plain.intake.receiver.streams
     (record,) = (record for record in caplog.records if record.name == push.__name__)
     assert not record.exc_info
     assert one.errors == 0

@@ -22,6 +22,9 @@ from sidestep.app import Exporter
 from sidestep.endpoint import Claim, claim, router
 from sidestep.errors import ConfigError
 from sidestep.listener import Listener
+from sidestep.selfmetrics import SelfMetrics
+from sidestep.upkeep import PAUSE, RETRY, Upkeep
+from sidestep.watchdog import Watchdog
 from test_ingest import connect
 
 ROOT = os.getuid() == 0
@@ -252,9 +255,31 @@ async def test_a_path_that_another_exporter_has_by_now_is_left_to_it(
             assert rebinds(exporter) == 1
 
 
+def test_what_another_has_by_now_is_tried_again_seldom(tmp_path: Path) -> None:
+    """Every try cuts all connections; until it succeeds, which is looked at every second again."""
+    path = tmp_path / "own" / "i.ipc"
+    listener = Listener([f"ipc://{path}", "tcp://127.0.0.1:*"])
+    upkeep = Upkeep(listener, Watchdog(0, 0, int), SelfMetrics())
+    assert not upkeep.due(0.0)
+    wipe(path)
+    with bound(path):
+        assert upkeep.due(PAUSE)
+        upkeep.act(PAUSE)
+        assert not any(upkeep.due(PAUSE + second) for second in range(1, int(RETRY)))
+    assert upkeep.due(PAUSE + RETRY)
+    upkeep.act(PAUSE + RETRY)
+    assert not listener.lost
+    path.unlink()
+    assert upkeep.due(PAUSE + RETRY + PAUSE)
+    listener.close(0)
+
+
 NUMBERED = """
 import sys, zmq
 from sidestep.listener import Listener
+from sidestep.selfmetrics import SelfMetrics
+from sidestep.upkeep import PAUSE, RETRY, Upkeep
+from sidestep.watchdog import Watchdog
 listener = Listener([sys.argv[1]])
 with zmq.Context() as context, context.socket(zmq.DEALER) as peer:
     peer.linger = 0

@@ -17,7 +17,7 @@ from conftest import Start, until
 from sidestep.app import Exporter, serve
 from sidestep.config import read
 from sidestep.errors import RunError
-from sidestep.ingest import Ingest
+from sidestep.intake import Intake
 from sidestep.readings import scalar
 from sidestep.wire.items import Item, VllmStep, encode_item
 from sidestep.wire.limits import MAX_FRAME_BYTES, MAX_ITEM_BYTES, VERSION
@@ -132,14 +132,14 @@ async def test_a_bug_of_ours_costs_its_item(
     """It is counted as one and logged with its traceback, once; the process lives on."""
     async with start() as exporter, connect(exporter) as peer:
         await peer.greet()
-        apply = exporter.ingest.applier.apply
+        apply = exporter.ingest.intake.applier.apply
 
         def broken(engine: Any, item: Any) -> None:
             if item.iteration.num_generation_tokens == 13:
                 raise ZeroDivisionError
             apply(engine, item)
 
-        monkeypatch.setattr(exporter.ingest.applier, "apply", broken)
+        monkeypatch.setattr(exporter.ingest.intake.applier, "apply", broken)
         await peer.say(batch(1, step(tokens=13), step(tokens=13), step()))
         await until(lambda: tokens(exporter) == 1)
 
@@ -157,7 +157,7 @@ async def test_a_bug_outside_of_an_item_ends_the_process(
 
     endpoint = f"ipc://{tmp_path}/i.ipc"
     flags = {"web_listen_address": ("127.0.0.1:0",), "ingest_endpoint": (endpoint,)}
-    monkeypatch.setattr(Ingest, "_take", broken)
+    monkeypatch.setattr(Intake, "take", broken)
     serving = asyncio.create_task(serve(read(flags, {})))
     await until((tmp_path / "i.ipc").exists)
     async with connect(endpoint) as peer:
@@ -246,9 +246,9 @@ async def test_what_is_kept_of_streams_is_bounded(start: Start) -> None:
         info = EngineInfo("s0", "vllm", LABELS)
         for incarnation in range(1, 300):
             await peer.say(Hello(VERSION, "s", incarnation, 1, 1, [info]))
-        await until(lambda: 299 in exporter.ingest._engines)
+        await until(lambda: 299 in exporter.ingest.intake._engines)
 
-        assert len(exporter.ingest._engines) == 1
+        assert len(exporter.ingest.intake._engines) == 1
         assert exporter.registry.engines["s0"].streams == {299}
 
 

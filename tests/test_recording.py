@@ -59,7 +59,7 @@ async def test_front_ends_and_engines_are_told_apart(start: Start, tmp_path: Pat
         player = Replay(file, exporter.endpoints[0], realtime=False, namespace="ns")
         await asyncio.to_thread(player.run)
         page = parse(await get(exporter.url))
-        streams = sorted(exporter.ingest.receiver.streams)
+        streams = sorted(exporter.ingest.intake.receiver.streams)
 
     def of(family: str, engine: str, sample: str = "") -> float:
         labels = (("engine", engine), ("model_name", "tiny"))

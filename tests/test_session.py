@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from sidestep.errors import WireError
+from sidestep.session.folding import Folder
 from sidestep.session.receiver import ACK_INTERVAL, MAX_STREAMS, Receiver
 from sidestep.session.sender import ACK_TIMEOUT, BATCH_BYTES, Sender, State
 from sidestep.wire.limits import VERSION
@@ -34,7 +35,7 @@ ENGINE = EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"})
 
 def sender(incarnation: int = 7, **options: int) -> Sender:
     """A sender of stream ``s``."""
-    return Sender("s", incarnation, [ENGINE], Random(1), **options)
+    return Sender("s", incarnation, [ENGINE], Random(1), Folder(), **options)
 
 
 def item(number: int) -> bytes:
@@ -148,15 +149,6 @@ def test_another_boot_number_means_another_exporter() -> None:
     assert link.sender.reopen
 
 
-def test_a_full_ring_drops_its_oldest_unsent_items_and_counts_them() -> None:
-    """What was sent stays; of the rest the newest stay; the ring never grows over its size."""
-    one = sender(ring_bytes=1000)
-    one.add([b"\xc4\x62" + bytes(98) for _ in range(25)])
-
-    assert one.held_bytes <= 1000
-    assert one.dropped == 15
-
-
 def test_the_window_is_half_the_ring() -> None:
     """Unacknowledged frames never fill more than half of the ring, by one frame at most."""
     size = 8 * BATCH_BYTES
@@ -167,17 +159,6 @@ def test_the_window_is_half_the_ring() -> None:
     sent = frames(link.sender, 1.0)
 
     assert size // 2 <= sum(map(len, sent)) < size // 2 + 2 * BATCH_BYTES
-
-
-def test_dropped_items_leave_no_gap() -> None:
-    """Items get their seq when they are sent, so that what was dropped is never waited for."""
-    one = sender(ring_bytes=1 << 12)
-    link = Link(one, Receiver(1))
-    one.add([item(n) for n in range(10_000)])
-    link.run(0.0)
-
-    assert len(link.applied) + one.dropped == 10_000
-    assert link.applied == list(range(one.dropped, 10_000))
 
 
 def test_a_frame_that_the_exporter_cannot_read_is_given_up() -> None:
@@ -210,6 +191,20 @@ def test_the_newest_process_of_a_stream_wins() -> None:
     assert old.sender.state is State.STOPPED
     assert old.sender.dropped == 2
     assert receiver.streams["s"].incarnation == 2
+
+
+def test_a_stopped_sender_stays_stopped() -> None:
+    """Whatever its engine has to say of itself: another process has the stream's name."""
+    receiver = Receiver(1)
+    old, new = Link(sender(1), receiver, b"old"), Link(sender(2), receiver, b"new")
+    old.run(0.0)
+    new.run(0.0)
+    old.sender.add([item(1)])
+    old.run(1.0)
+    old.sender.describe([ENGINE])
+
+    assert old.sender.state is State.STOPPED
+    assert frames(old.sender, 9.0) == []
 
 
 def test_a_description_that_comes_while_the_hello_is_out_is_said() -> None:
@@ -389,7 +384,7 @@ def test_every_acknowledgement_carries_the_sample_rate() -> None:
 def test_another_sample_rate_is_told_at_once_to_open_streams() -> None:
     """Though nothing new was applied and an acknowledgement went out just now; but only once."""
     receiver = Receiver(1)
-    links = [Link(Sender(name, number, [ENGINE], Random(1)), receiver, name.encode())
+    links = [Link(Sender(name, number, [ENGINE], Random(1), Folder()), receiver, name.encode())
              for number, name in enumerate(["a", "b", "left"], 1)]  # fmt: skip
     for link in links:
         link.run(0.0)

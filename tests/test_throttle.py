@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -59,12 +60,14 @@ def test_no_number_of_peers_grows_the_table(events: list[tuple[int, float]]) -> 
         assert len(throttle) <= 8
 
 
-def test_a_flood_of_strangers_does_not_free_the_busiest() -> None:
+@pytest.mark.parametrize("strangers", [1, 2, 3])
+def test_a_flood_of_strangers_does_not_free_the_busiest(strangers: int) -> None:
     """Counting goes on for who keeps sending: others are forgotten first."""
     throttle = Throttle(capacity=8)
     ignored = False
     for number in range(LIMIT + 1):
-        throttle.bad(f"stranger{number}", 0.0)
+        for stranger in range(strangers):
+            throttle.bad(f"stranger {number} {stranger}", 0.0)
         ignored = throttle.bad(b"p", 0.0)
 
     assert ignored

@@ -23,6 +23,7 @@ from random import Random
 import zmq
 
 from sidestep.errors import ConfigError
+from sidestep.session.folding import Folder
 from sidestep.session.sender import Sender, State
 from sidestep.wire.items import Item, encode_item
 from sidestep.wire.limits import MAX_ITEM_BYTES
@@ -36,6 +37,8 @@ FLUSH = 0.05
 SLICE = 1e-4
 """Seconds of encoding after which the publisher lets the engine have the interpreter."""
 REST = 5e-4
+FOLDING_REST = 1e-3
+"""Likewise while items are folded, which takes tens of microseconds each."""
 BACKLOG = 64
 """Queued items for which a slice grows by its length."""
 DRAIN = 2.0
@@ -93,7 +96,7 @@ class Publisher:
         self._encoding = False
         self._room = QUEUE_ITEMS
         self._extra_at = 0.0
-        self._boot: int | None = None
+        self._told: tuple[int | None, int] = (None, 0)
         self._thread: threading.Thread | None = None
         self._complained_at = -COMPLAIN
         self._opened_at = 0.0
@@ -128,12 +131,12 @@ class Publisher:
 
     @property
     def held(self) -> int:
-        """Bytes that are encoded and not known to be applied."""
+        """Bytes that are encoded and not known to outlive the exporter."""
         return self._sender.held_bytes
 
     @property
     def drained(self) -> bool:
-        """Whether the exporter has applied all that was pushed before the last flush."""
+        """Whether all that was pushed before the last flush has arrived, and is safe there."""
         # In this order: what has left the queue is being encoded, or is the sender's.
         return not self._queue and not self._encoding and self._sender.drained
 
@@ -177,7 +180,9 @@ class Publisher:
 
     def _start(self) -> None:
         incarnation = secrets.randbits(63)
-        self._sender = Sender(self._stream, incarnation, self._engines, Random(incarnation))  # noqa: S311 - for the jitter of reconnects
+        jitter = Random(incarnation)  # noqa: S311 - of reconnects
+        self._folder = Folder()
+        self._sender = Sender(self._stream, incarnation, self._engines, jitter, self._folder)
         self._stop = threading.Event()
         self._described = threading.Event()
         self._deadline = 0.0
@@ -193,13 +198,14 @@ class Publisher:
         self._stream = f"{self._stream}/{os.getpid()}"
         self._overflowed = self.errors = 0
         self._room = QUEUE_ITEMS
-        self._boot = None
+        self._told = (None, 0)
         self._closed = False
         self._start()
 
     def _run(self) -> None:
         context = zmq.Context()
         socket: Socket | None = None
+        self._prepare()
         while not self._stop.wait(self._flush) and not self.refused:
             try:
                 if socket is None:
@@ -227,6 +233,12 @@ class Publisher:
         if socket is not None:
             socket.close(linger=0)
         context.term()
+
+    def _prepare(self) -> None:
+        try:
+            self._folder.prepare()
+        except Exception:  # noqa: BLE001 - what cannot be folded will be counted as dropped
+            self.fail("nothing can be folded")
 
     def _work(self, socket: Socket) -> None:
         """One flush."""
@@ -267,7 +279,7 @@ class Publisher:
             (zmq.IMMEDIATE, 1),
             (zmq.SNDHWM, 64),
             (zmq.RECONNECT_IVL, 50),
-            (zmq.RECONNECT_IVL_MAX, 5000),
+            (zmq.RECONNECT_IVL_MAX, 1000),
             (zmq.HEARTBEAT_IVL, 5000),
             (zmq.HEARTBEAT_TIMEOUT, 15000),
         )
@@ -275,25 +287,26 @@ class Publisher:
     def _encode(self) -> None:
         """Encode what is queued, in slices: the interpreter belongs to the engine."""
         self._encoding = True
+        sender = self._sender
         started = time.perf_counter()
-        encoded: list[bytes] = []
         for _ in range(len(self._queue)):
             entry = self._queue.popleft()
+            encoded: list[bytes] = []
             try:
                 items = entry() if callable(entry) else (entry,)
                 encoded += map(encode_item, items)
             except Exception:  # noqa: BLE001 - an odd value costs its own record
                 self.fail("an item could not be encoded")
+            fitting = [item for item in encoded if len(item) <= MAX_ITEM_BYTES]
+            sender.dropped += len(encoded) - len(fitting)
+            sender.add(fitting)
             # Behind a thread that never rests each rest costs it 5 ms: a backlog takes longer slices.
             if time.perf_counter() - started > SLICE * (1 + len(self._queue) // BACKLOG):
-                time.sleep(REST)
+                time.sleep(FOLDING_REST if sender.folding else REST)
                 started = time.perf_counter()
-        self._sender.dropped += self._overflowed
+        sender.dropped += self._overflowed
         self._overflowed = 0
-        self._sender.errors = self.errors
-        fitting = [item for item in encoded if len(item) <= MAX_ITEM_BYTES]
-        self._sender.dropped += len(encoded) - len(fitting)
-        self._sender.add(fitting)
+        sender.errors = self.errors
         self._encoding = False
 
     def _pump(self, socket: Socket) -> None:
@@ -301,9 +314,9 @@ class Publisher:
         if self._described.is_set():
             self._described.clear()
             self._sender.describe(self._engines)
-        moved = True
-        while moved:
-            moved = False
+        answered = True
+        while answered:
+            answered = False
             now = time.monotonic()
             while (frame := self._sender.next_frame(now)) is not None:
                 try:
@@ -311,21 +324,24 @@ class Publisher:
                 except zmq.Again:
                     break
                 self._sender.sent(now)
-                moved = True
             while (answer := _receive(socket)) is not None:
                 self._sender.receive(answer, now)
-                moved = True
+                answered = True
         self._tell_again()
         if self._sender.complaint and not self.refused:
             self._complain("the exporter at %s refuses: %s", self._endpoint, self._sender.complaint)
 
     def _tell_again(self) -> None:
-        """Another exporter than before has answered: it has not heard what is said but once."""
-        boot = self._sender.boot
-        if boot != self._boot:
-            if self._boot is not None and self._again is not None:
+        """Say anew what is said but once.
+
+        Another exporter than before may not have heard it; and what was folded has no
+        requests in flight, which the exporter goes on with from here.
+        """
+        told = self._sender.boot, self._sender.seals
+        if told != self._told:
+            if self._told[0] is not None and self._again is not None:
                 self._queue.append(self._again)
-            self._boot = boot
+            self._told = told
 
     def _finish(self, socket: Socket) -> None:
         """Drain until the deadline while the exporter answers, then say goodbye."""

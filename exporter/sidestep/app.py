@@ -8,8 +8,10 @@ import logging
 import secrets
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Iterable
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -19,22 +21,33 @@ from sidestep import __version__, logs
 from sidestep.access import Access
 from sidestep.catalogue import DIALECTS
 from sidestep.config import Config
+from sidestep.durable import StateDirectory
 from sidestep.errors import ConfigError, RunError
+from sidestep.guard import Guard
 from sidestep.http import Pages, application
 from sidestep.ingest import Ingest
+from sidestep.intake import Intake
 from sidestep.lifecycle.rules import Rules
 from sidestep.plan import compile_layout
 from sidestep.process import raise_open_files, resident
 from sidestep.registry import Registry, Sampling
 from sidestep.selfmetrics import SelfMetrics, own_registry
+from sidestep.snapshots import Snapshots
 from sidestep.statslog import StatsLog
 from sidestep.watchdog import MIB, Watchdog
+from sidestep.wire.messages import Settings
 
 log = logging.getLogger(__name__)
 
 COLLECTORS_GROUP = "sidestep.collectors"
 """Entry points of a user's own prometheus_client collectors: classes or functions without
 arguments that return one."""
+
+
+NO_PROMISE = (
+    "counters start anew with this process, its own end is a counter reset"
+    " (--state.dir lets them outlive it)"
+)
 
 
 class Exporter:
@@ -45,6 +58,7 @@ class Exporter:
         metrics: The exporter's own numbers.
         addresses: Host and port of every listener, once running.
         endpoints: Where engines connect, once running.
+        promise: What the end of this process does to counters, and what it went on with.
     """
 
     def __init__(self, config: Config, collectors: Iterable[Collector] = ()) -> None:
@@ -59,15 +73,21 @@ class Exporter:
         sampling = Sampling(config.kv_sample_rate, config.kv_scale_samples, config.kv_max_tracked)
         self.registry = Registry(layouts, config.buckets, rules, sampling)
         self.metrics = SelfMetrics()
-        self.ingest = Ingest(
+        allowed = access(config)
+        watchdog = Watchdog(
+            config.limits_memory_soft * MIB, config.limits_memory_hard * MIB, resident
+        )
+        self.intake = Intake(
             self.registry,
             self.metrics,
             boot=secrets.randbits(63),
-            access=access(config),
-            watchdog=Watchdog(
-                config.limits_memory_soft * MIB, config.limits_memory_hard * MIB, resident
-            ),
+            clock=time.monotonic,
+            wall=time.time,
+            guard=Guard(self.metrics, time.monotonic, allowed.keys, lambda: watchdog.full),
         )
+        self.intake.receiver.settings = _settings(config)
+        self.ingest = Ingest(self.intake, allowed, watchdog)
+        self.promise = NO_PROMISE
         self._set_sample_rate()
         self.collectors = own_registry(self.metrics, [*installed_collectors(), *collectors])
         self.addresses: list[tuple[str, int]] = []
@@ -98,7 +118,7 @@ class Exporter:
             log.warning("differs from what is running, needs a restart: %s", ", ".join(left))
 
     def _set_sample_rate(self) -> None:
-        self.ingest.receiver.kv_sample_rate = self.config.kv_sample_rate
+        self.intake.receiver.kv_sample_rate = self.config.kv_sample_rate
         self.registry.sample_blocks(self.config.kv_sample_rate)
 
     @contextlib.asynccontextmanager
@@ -106,31 +126,61 @@ class Exporter:
         """Listen, ingest and log until the block ends; then apply what has arrived.
 
         Raises:
-            ConfigError: An address or endpoint cannot be had.
+            ConfigError: An address, an endpoint or the state directory cannot be had.
         """
-        sockets = [listen(host, port) for host, port in self.config.web_listen_address]
-        self.addresses = [s.getsockname()[:2] for s in sockets]
-        try:
+        async with contextlib.AsyncExitStack() as stack:
+            sockets = [
+                stack.enter_context(listen(host, port))
+                for host, port in self.config.web_listen_address
+            ]
+            self.addresses = [s.getsockname()[:2] for s in sockets]
+            stack.callback(self.ingest.leave)
+            snapshots = self._recover()
+            if snapshots is not None:
+                stack.push_async_callback(snapshots.close)
+            # Runs before what was pushed before it: the last snapshot holds what it applies.
+            stack.callback(self.ingest.drain)
             self.ingest.open(self.config.ingest_endpoint)
-        except ConfigError:
+            pages = Pages(self.registry, self.collectors, self.metrics, self.endpoints, snapshots)
+            app = application(pages, self.config.web_telemetry_path, lambda: bool(self.endpoints))
+            runner = web.AppRunner(app, access_log=None, shutdown_timeout=5.0)
+            await runner.setup()
+            stack.push_async_callback(runner.cleanup)
             for bound in sockets:
-                bound.close()
-            self.ingest.close()
-            raise
-        pages = Pages(self.registry, self.collectors, self.metrics, self.ingest.endpoints)
-        app = application(pages, self.config.web_telemetry_path, lambda: bool(self.endpoints))
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=5.0)
-        await runner.setup()
-        for bound in sockets:
-            await web.SockSite(runner, bound).start()
-        lines = asyncio.create_task(StatsLog(self.registry).run(self.config.log_stats_interval))
-        lines.add_done_callback(lambda task: None if task.cancelled() else task.result())
-        try:
+                await web.SockSite(runner, bound).start()
+            lines = StatsLog(self.registry).run(self.config.log_stats_interval)
+            stack.callback(_background(lines).cancel)
+            if snapshots is not None:
+                stack.callback(_background(snapshots.run()).cancel)
             yield self
-        finally:
-            lines.cancel()
-            self.ingest.close()
-            await runner.cleanup()
+
+    def _recover(self) -> Snapshots | None:
+        if not self.config.state_dir:
+            return None
+        directory = StateDirectory(Path(self.config.state_dir))
+        snapshots = Snapshots(directory, self.ingest)
+        found = snapshots.recover()
+        self.promise = f"counters outlive this process, in {self.config.state_dir}; {found}"
+        return snapshots
+
+
+def _background(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    """A task whose failure is the process's."""
+    task = asyncio.create_task(work)
+    task.add_done_callback(lambda task: None if task.cancelled() else task.result())
+    return task
+
+
+def _settings(config: Config) -> Settings:
+    return Settings(
+        {family: list(bounds) for family, bounds in config.buckets.items()},
+        config.intervals_scheduled,
+        config.intervals_inter_token,
+        config.requests_max_tracked,
+        config.requests_max_age,
+        config.kv_scale_samples,
+        config.kv_max_tracked,
+    )
 
 
 def access(config: Config) -> Access:
@@ -229,11 +279,11 @@ async def serve(config: Config, reload: Callable[[], Config] | None = None) -> N
         loop.add_signal_handler(signal.SIGHUP, on_hangup, exporter, reload)
     async with exporter.running():
         log.info(
-            "sidestep %s: metrics on %s, engines connect to %s; counters start anew with"
-            " this process, its own end is a counter reset",
+            "sidestep %s: metrics on %s, engines connect to %s; %s",
             __version__,
             exporter.url,
             ", ".join(exporter.endpoints),
+            exporter.promise,
         )
         await stop.wait()
     if bugs:

@@ -6,12 +6,14 @@ from sidestep.core_hooks import CoreHooks
 from sidestep.errors import CatalogueError
 from sidestep.lifecycle.outcomes import Outcomes
 from sidestep.reads import compile_reads
+from sidestep.records import add_record
 from sidestep.registry import Engine, Registry
 from sidestep.samples import add_samples
 from sidestep.vllm_hooks import VllmHooks
 from sidestep.wire.blocks import BlockEvents, CacheEvents
 from sidestep.wire.items import Item, Samples, VllmRejection, VllmSleep, VllmStep
 from sidestep.wire.requests import RequestEvents
+from sidestep.wire.totals import Record
 from sidestep.wire.vllm import SchedulerStats
 
 
@@ -39,7 +41,7 @@ class Applier:
         Raises:
             WireError: The item contradicts the catalogue or itself; nothing was changed.
         """
-        self.registry.version += 1
+        self.registry.touch(engine)
         match item:
             case VllmStep():
                 self._step(engine, item)
@@ -63,8 +65,26 @@ class Applier:
         for engine in self.registry.engines.values():
             if engine.blocks is not None and engine.blocks.waiting:
                 self._core.blocks(engine, engine.blocks.tell())
-                self.registry.version += 1
+                self.registry.touch(engine)
                 break
+
+    def add(self, engine: Engine, record: Record) -> int:
+        """Add what a sender folded; how many observations had foreign bounds.
+
+        Raises:
+            WireError: See ``records.add_record``.
+        """
+        totals = record.totals
+        if totals.cut_off is not None:
+            untracked = self.registry.requests_of(engine).skip(totals.cut_off)
+            self._core.untracked_requests(engine, untracked)
+        if totals.blocks:
+            self.abandon(engine)
+        return add_record(self.registry, engine, record)
+
+    def abandon(self, engine: Engine) -> None:
+        """Let go of all lives of the engine's blocks: what comes does not continue them."""
+        self._core.abandon(engine)
 
     def _scale(self, engine: Engine, stats: SchedulerStats) -> None:
         """Blocks that the engine sampled itself count for all they stand for."""

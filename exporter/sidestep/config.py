@@ -123,6 +123,14 @@ SETTINGS: tuple[Setting, ...] = (
         metavar="MIB",
     ),
     Setting(
+        "state.dir",
+        "Directory for the snapshot that counters outlive this process with; one exporter each,"
+        " best in memory. Without it this process's end is a counter reset.",
+        parsing.text,
+        "",
+        metavar="DIR",
+    ),
+    Setting(
         "metrics.legacy",
         "Also show names that the engines have given up.",
         parsing.boolean,
@@ -219,6 +227,7 @@ class Config:
     ingest_ipc_group: str
     limits_memory_soft: int
     limits_memory_hard: int
+    state_dir: str
     metrics_legacy: bool
     kv_sample_rate: float
     kv_scale_samples: bool

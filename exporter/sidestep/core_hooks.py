@@ -52,11 +52,21 @@ class CoreHooks:
             engine.histogram(self.iteration_tokens).observe(tokens)
         for reason, count in outcomes.refused.items():
             self.registry.add(engine, self.refused, reason, count)
-        for reason, count in outcomes.untracked.items():
-            self.registry.add(engine, self.untracked, reason, count)
-        self.registry.limited += outcomes.limited
+        self.untracked_requests(engine, outcomes.untracked)
+        self.registry.limited["label_values"] += outcomes.limited
         if outcomes.omitted:
             _increase(engine, self.omitted, outcomes.omitted)
+
+    def untracked_requests(self, engine: Engine, found: Mapping[str, int]) -> None:
+        """Requests whose intervals cannot all be known, by reason."""
+        for reason, count in found.items():
+            self.registry.add(engine, self.untracked, reason, count)
+
+    def abandon(self, engine: Engine) -> None:
+        """Let go of all lives of blocks: events of them were folded, or nobody tells any more."""
+        if engine.blocks is not None:
+            _increase(engine, self.abandoned, engine.blocks.tracked)
+            engine.blocks = None
 
     def states_of(self, engine: Engine, running: int, waiting: int, deferred: int) -> None:
         """The scheduler's requests by state; its own counts take preempted ones for waiting."""

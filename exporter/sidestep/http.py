@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import html
+import math
 import time
 import zlib
 from collections.abc import Callable, Iterable
@@ -19,27 +21,66 @@ from sidestep.histogram import Histogram
 from sidestep.registry import Engine, Registry
 from sidestep.render.text import render
 from sidestep.selfmetrics import SelfMetrics
+from sidestep.snapshots import Snapshots
 from sidestep.view import children, combined, families, is_shared, labels_of
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+CHEAP = 0.005
+"""Seconds that a page may take to be made anew for each who asks."""
+REUSED = 0.1
+"""Seconds for which a page may answer more than those who asked for it."""
 _GZIP_BITS = 16 + zlib.MAX_WBITS
 
 
 class Pages:
-    """Renders pages, each state of the registry once."""
+    """Renders pages, each state of the registry once, for all who ask at one time.
+
+    Args:
+        snapshots: Where given, nobody sees a page before what it shows is safe: a counter
+            that was seen never goes back when this process dies.
+    """
 
     def __init__(
-        self, registry: Registry, own: CollectorRegistry, metrics: SelfMetrics, endpoints: list[str]
+        self,
+        registry: Registry,
+        own: CollectorRegistry,
+        metrics: SelfMetrics,
+        endpoints: list[str],
+        snapshots: Snapshots | None = None,
     ) -> None:
         self.registry = registry
         self.own = own
         self.metrics = metrics
         self.endpoints = endpoints
+        self._snapshots = snapshots
         self._cache: dict[bool, tuple[int, bytes]] = {}
+        self._answers: dict[bool, tuple[float, asyncio.Task[bytes]]] = {}
 
-    def page(self, *, openmetrics: bool, names: frozenset[str]) -> bytes:
-        """The whole page: the engines' families, then the exporter's own."""
+    async def page(self, *, openmetrics: bool, names: frozenset[str]) -> bytes:
+        """The whole page: the engines' families, then the exporter's own.
+
+        One page is in the making at a time and answers all who ask meanwhile, and for
+        a little longer where it was dear: however many ask, there is time for engines.
+        """
+        if names:
+            return await self._made(openmetrics=openmetrics, names=names)
+        until, task = self._answers.get(openmetrics, (0.0, None))
+        if task is None or time.monotonic() >= until:
+            making = self._made(openmetrics=openmetrics, names=names)
+            task = asyncio.create_task(making)
+            self._answers[openmetrics] = math.inf, task
+            task.add_done_callback(functools.partial(self._expire, openmetrics, time.monotonic()))
+        # One who hangs up must not take the others' page along.
+        return await asyncio.shield(task)
+
+    def _expire(self, openmetrics: bool, started: float, task: asyncio.Task[bytes]) -> None:
+        now = time.monotonic()
+        took = now - started
+        kept = min(9 * took, REUSED) if took > CHEAP else 0.0
+        self._answers[openmetrics] = now + kept, task
+
+    async def _made(self, *, openmetrics: bool, names: frozenset[str]) -> bytes:
         started = time.perf_counter()
         if names:
             body = render(self.registry, openmetrics=openmetrics, names=names)
@@ -47,9 +88,15 @@ class Pages:
             body = self._engines(openmetrics=openmetrics)
         own = self.own.restricted_registry(names) if names else self.own
         write: Callable[[Any], bytes] = generate_openmetrics if openmetrics else generate_latest
-        tail = write(own)
+        page = body + write(own)
+        await self.settled()
         self.metrics.set("sidestep_scrape_duration_seconds", time.perf_counter() - started)
-        return body + tail
+        return page
+
+    async def settled(self) -> None:
+        """Return when what was rendered before the call may be seen."""
+        if self._snapshots is not None:
+            await self._snapshots.settled()
 
     def _engines(self, *, openmetrics: bool) -> bytes:
         version, body = self._cache.get(openmetrics, (-1, b""))
@@ -66,7 +113,7 @@ def application(pages: Pages, path: str, ready: Callable[[], bool]) -> web.Appli
     async def metrics(request: web.Request) -> web.StreamResponse:
         openmetrics = wants_openmetrics(request.headers.get("Accept", ""))
         names = frozenset(request.query.getall("name[]", []))
-        body = pages.page(openmetrics=openmetrics, names=names)
+        body = await pages.page(openmetrics=openmetrics, names=names)
         response = web.Response(body=body)
         response.headers["Content-Type"] = OPENMETRICS if openmetrics else TEXT
         return await _compressed(request, response)
@@ -87,7 +134,9 @@ def application(pages: Pages, path: str, ready: Callable[[], bool]) -> web.Appli
 
     async def typed(request: web.Request) -> web.StreamResponse:
         names = frozenset(request.query.getall("name[]", []))
-        return await _compressed(request, _json(list(typed_families(pages.registry, names))))
+        response = _json(list(typed_families(pages.registry, names)))
+        await pages.settled()
+        return await _compressed(request, response)
 
     app = web.Application()
     app.add_routes(

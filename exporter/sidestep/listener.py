@@ -13,6 +13,7 @@ import zmq
 from sidestep.access import TCP, Access
 from sidestep.endpoint import Claim, claim, require_keys, router
 from sidestep.errors import ConfigError
+from sidestep.logs import Limited
 from sidestep.process import seed_library
 from sidestep.zap import Authenticator
 
@@ -21,7 +22,6 @@ log = logging.getLogger(__name__)
 USER = "User-Id"
 SKIPPED = 1000
 """Parts of an overlong message that are read in one go."""
-SAY_AGAIN = 60.0
 
 Socket = zmq.Socket[bytes]
 
@@ -71,7 +71,7 @@ class Listener:
         self._access = access
         self._denied = denied
         self._skipping = self.unbound = False
-        self._said_at = -SAY_AGAIN
+        self._said = Limited(log, time.monotonic)
         self._claims: dict[int, Claim] = {}
         self.socket: Socket | None = None
         self.zap: Authenticator | None = None
@@ -177,9 +177,7 @@ class Listener:
                 self._claims[place] = claimed.rebind(socket)
             except ConfigError as error:
                 self.unbound = True
-                if time.monotonic() - self._said_at >= SAY_AGAIN:
-                    self._said_at = time.monotonic()
-                    log.error("%s; trying again", error)  # noqa: TRY400 - nobody's bug
+                self._said.warning(claimed.endpoint, "%s; trying again", error)
 
     def close(self, linger: int) -> None:
         """Send what is on its way for ``linger`` milliseconds, then give all endpoints free."""

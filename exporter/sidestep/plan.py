@@ -127,7 +127,7 @@ def taken(name: str, kind: Kind) -> frozenset[str]:
     return frozenset({name, base, f"{base}_created"} if kind == "counter" else {name})
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Layout:
     """One dialect's plan.
 
@@ -160,11 +160,43 @@ class Layout:
         """Every name that a family of the catalogue takes on a page, as family or as sample."""
         return frozenset().union(*(taken(p.row.name, p.row.kind) for p in self.placed))
 
+    @functools.cached_property
+    def own(self) -> tuple[Placed, ...]:
+        """The rows that have slots of their own."""
+        return tuple(placed for placed in self.placed if not isinstance(placed.row.source, Same))
+
+    @functools.cached_property
+    def scalar_names(self) -> tuple[tuple[str, str], ...]:
+        """By slot: the family and, where it has a label, the label's value."""
+        found = [("", "")] * self.scalars
+        for placed in self.own:
+            if placed.where == "scalars":
+                for slot, key in zip(placed.slots, placed.values_of_label, strict=True):
+                    found[slot] = placed.row.name, "".join(key)
+        return tuple(found)
+
+    @functools.cached_property
+    def scalar_gauges(self) -> frozenset[int]:
+        """Slots of gauges."""
+        return frozenset(
+            slot
+            for placed in self.own
+            if placed.where == "scalars" and placed.row.kind == "gauge"
+            for slot in placed.slots
+        )
+
+    @functools.cached_property
+    def timeless(self) -> frozenset[int]:
+        """Those of gauges that no step tells: they are true until told anew."""
+        hook = self.hooks.get("sleep_state")
+        return frozenset() if hook is None else frozenset(hook.slots)
+
     def find(self, name: str) -> Placed:
         """The row named ``name``."""
         return next(placed for placed in self.placed if placed.row.name == name)
 
 
+@functools.cache
 def compile_layout(dialect: str, *, legacy: bool = False) -> Layout:
     """The plan of ``dialect``.
 

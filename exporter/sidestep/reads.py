@@ -9,7 +9,9 @@ Its text is in ``source``, and in tracebacks.
 
 from __future__ import annotations
 
+import functools
 import linecache
+import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -27,9 +29,6 @@ FEW = 12
 
 def compile_reads(layout: Layout, registry: Registry, struct: type[msgspec.Struct]) -> Read:
     """The function that reads ``struct``, one of the dialect's ``STEPS``."""
-    text = source(layout, struct)
-    name = f"<plan of {layout.dialect}: {struct.__name__}>"
-    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
     helpers = _Helpers(layout, registry)
     scope: dict[str, Any] = {
         "refuse": helpers.refuse,
@@ -38,9 +37,17 @@ def compile_reads(layout: Layout, registry: Registry, struct: type[msgspec.Struc
         "count_codes": helpers.count_codes,
         "placed": {placed.row.name: placed for placed in layout.placed},
     }
-    exec(compile(text, name, "exec"), scope)  # noqa: S102 - our own text, from our own tables
+    exec(_code(layout, struct), scope)  # noqa: S102 - our own text, from our own tables
     read: Read = scope["read"]
     return read
+
+
+@functools.cache
+def _code(layout: Layout, struct: type[msgspec.Struct]) -> types.CodeType:
+    text = source(layout, struct)
+    name = f"<plan of {layout.dialect}: {struct.__name__}>"
+    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    return compile(text, name, "exec")
 
 
 def source(layout: Layout, struct: type[msgspec.Struct]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping
 
 from sidestep.buckets import DEFAULTS, Bounds
@@ -28,10 +29,18 @@ ORIGIN = "origin"
 LEAST_RATE = 1e-9
 RESTART = UNTRACKED.index("restart")
 MAX_ENGINES = 1024
+"""Shown, and as many that are kept."""
+SILENT = 30.0
+"""Seconds after which nobody knows any more whether a gauge is true."""
+GONE = 300.0
+"""After which an engine is not shown any more."""
+KEPT = 86_400.0
+"""After which its totals are forgotten: should it come back, they begin at 0."""
 MAX_OPEN_FAMILIES = 512
 MAX_ENGINE_SERIES = 2000
 MAX_SERIES = 50_000
 """Children of self-described families, of one engine and of all."""
+LIMITS = ("label_values", "engine_series", "series", "families", "engines")
 
 
 @dataclasses.dataclass(slots=True)
@@ -61,10 +70,15 @@ class Engine:
         gauge_stamp: Host-monotonic stamp of the newest gauges applied.
         last_seen: Unix time here when its last item came.
         streams: Incarnations that feed it now.
+        heard: Monotonic time here when the last of them was heard.
+        live: Whether its gauges are shown: what they say goes soon after the last stream.
+        sent_bounds: Bucket bounds as the engine has them.
+        version: The registry's, when this engine last changed.
         seen: Paths of the plan whose families are shown.
         series: Children of its self-described families.
         text: The renderer's own: what stands before a value, by family and key.
         frames: The renderer's own: a histogram's lines without their values.
+        head: The records' own: what changes with a hello only, encoded.
         throughput: Prompt and generated tokens per second of the last interval.
         requests: Its requests in flight, where it sends request events.
         blocks: Its KV blocks, where it sends events of them.
@@ -80,6 +94,8 @@ class Engine:
         "frames",
         "front_info",
         "gauge_stamp",
+        "head",
+        "heard",
         "held_tokens",
         "histograms",
         "id",
@@ -88,6 +104,7 @@ class Engine:
         "labels",
         "last_seen",
         "layout",
+        "live",
         "mm_hits",
         "open",
         "overrides",
@@ -95,11 +112,13 @@ class Engine:
         "requests",
         "restarts",
         "seen",
+        "sent_bounds",
         "series",
         "streams",
         "text",
         "throughput",
         "values",
+        "version",
 
     )  # fmt: skip
 
@@ -107,8 +126,8 @@ class Engine:
         self.id = info.id
         self.layout = layout
         self.labels: dict[str, str] = dict(info.labels)
-        self.core_info: Mapping[str, Mapping[str, str]] = {}
-        self.front_info: Mapping[str, Mapping[str, str]] = {}
+        self.core_info: Mapping[str, dict[str, str]] = {}
+        self.front_info: Mapping[str, dict[str, str]] = {}
         self.info: Mapping[str, Mapping[str, str]] = {}
         self.features: frozenset[str] = frozenset()
         self.closed: Mapping[str, list[str]] = {}
@@ -118,8 +137,11 @@ class Engine:
         self.histograms: list[Histogram | None] = [None] * len(layout.histograms)
         self.keyed: list[dict[Key, Number]] = [{} for _ in layout.keyed]
         self.open: dict[str, OpenFamily] = {}
-        self.gauge_stamp = self.last_seen = 0.0
-        self.held_tokens = 0
+        self.sent_bounds: Mapping[str, list[float]] = {}
+        self.gauge_stamp = self.last_seen = self.heard = 0.0
+        self.held_tokens = self.version = 0
+        self.live = True
+        self.head = b""
         self.prefix_hits, self.external_hits, self.mm_hits = HitWindow(), HitWindow(), HitWindow()
         self.throughput: tuple[float, float] | None = None
         self.requests: Lifecycle | None = None
@@ -139,7 +161,7 @@ class Engine:
         """
         features = frozenset(info.features)
         if ENGINE_CORE in self.features - features:
-            self._forget_core()
+            self.forget_core()
         self.features = features
         if any(name.startswith(CORE_INFO) for name in info.info):
             self.core_info = {n.removeprefix(CORE_INFO): said for n, said in info.info.items()}
@@ -149,9 +171,14 @@ class Engine:
         self.info = {**self.core_info, **self.front_info}
         self.text.clear()
         self.frames.clear()
+        self.head = b""
         self.closed = info.closed
+        self.sent_bounds = info.bounds
         sent = {name: tuple(bounds) for name, bounds in info.bounds.items()}
         self.bounds = {**DEFAULTS, **sent, **self.overrides}
+        for slot, known in enumerate(self.histograms):
+            if known is not None and known.bounds != self.bounds_of(slot):
+                self.histograms[slot] = Histogram(self.bounds_of(slot))
         for placed in self.layout.placed:
             row = placed.row
             # What describes itself is shown at 0 for an option only: most of it nobody ever has.
@@ -167,8 +194,8 @@ class Engine:
             return None
         return rate if LEAST_RATE <= rate <= 1.0 else None
 
-    def _forget_core(self) -> None:
-        """The engine came back without a tap: nobody tells of its requests and blocks."""
+    def forget_core(self) -> None:
+        """Nobody tells of its requests and blocks any more."""
         hooks = self.layout.hooks
         if self.requests is not None:
             slot = hooks["untracked_requests"].slots[RESTART]
@@ -182,11 +209,7 @@ class Engine:
         """Start ``placed``'s counters and histograms at 0 where the engine does; gauges wait."""
         row = placed.row
         if placed.where == "histogram":
-            slot = placed.slots[0]
-            bounds = row.bounds or self.bounds[row.buckets]
-            known = self.histograms[slot]
-            if known is None or known.bounds != bounds:
-                self.histograms[slot] = Histogram(bounds)
+            self.histogram(placed.slots[0])
         elif placed.where == "sampled":
             self.open.setdefault(row.name, self.sampled(row))
         elif row.kind != "counter":
@@ -214,9 +237,13 @@ class Engine:
         """The histogram in ``slot``, shown from now on."""
         found = self.histograms[slot]
         if found is None:
-            row = self.layout.histograms[slot]
-            found = self.histograms[slot] = Histogram(row.bounds or self.bounds[row.buckets])
+            found = self.histograms[slot] = Histogram(self.bounds_of(slot))
         return found
+
+    def bounds_of(self, slot: int) -> Bounds:
+        """What the histogram in ``slot`` has as bounds."""
+        row = self.layout.histograms[slot]
+        return row.bounds or self.bounds[row.buckets]
 
 
 @dataclasses.dataclass(slots=True)
@@ -241,8 +268,10 @@ class Registry:
         rules: How request events are read.
         sampling: How KV blocks are followed; see ``sample_blocks``.
         questions: Parallel samples, which may be spread over engines.
+        kept: Engines of which nothing was heard for long: not shown, but when one
+            comes back its counters go on.
         version: Changes with every applied item, so that a page can be reused.
-        limited: Updates that went to ``__other__``.
+        limited: What went to ``__other__`` or was refused since there were too many, by limit.
         open_series: Children of self-described families, of all engines.
         open_families: Kind and own labels of those that no catalogue has: one form a name.
     """
@@ -260,8 +289,9 @@ class Registry:
         self.sampling = sampling or Sampling()
         self.questions = Questions()
         self.engines: dict[str, Engine] = {}
+        self.kept: dict[str, Engine] = {}
         self.version = 0
-        self.limited = 0
+        self.limited: Counter[str] = Counter(dict.fromkeys(LIMITS, 0))
         self.open_series = 0
         self.open_families: dict[str, tuple[Kind, Key]] = {}
 
@@ -278,6 +308,7 @@ class Registry:
         if not set(ENGINE_LABELS) <= names or (layout.own_labels | {ORIGIN}) & names:
             raise WireError("bad_label", f"an engine cannot have the labels {sorted(names)}")
         if info.id not in self.engines and len(self.engines) >= MAX_ENGINES:
+            self.limited["engines"] += 1
             raise WireError("over_limit", f"more than {MAX_ENGINES} engines")
 
     def register(self, info: EngineInfo) -> Engine:
@@ -287,18 +318,100 @@ class Registry:
             WireError: See ``check``.
         """
         self.check(info)
-        self.version += 1
         layout = self.layouts[info.dialect]
-        engine = self.engines.get(info.id)
-        if engine is not None and engine.layout is layout:
+        engine = self.engines.get(info.id) or self.kept.pop(info.id, None)
+        if engine is not None and (engine.layout is not layout or self._is_renamed(engine, info)):
+            self.engines.pop(info.id, None)
+            self.open_series -= engine.series
+            engine = None
+        if engine is None:
+            engine = Engine(layout, info, self.overrides)
+        else:
             engine.update(info)
-            return engine
-        engine = Engine(layout, info, self.overrides)
-        if any(other.labels == engine.labels for other in self.engines.values()):
-            # Never two samples of one name and labels: the later engine says where it is from.
-            engine.labels[ORIGIN] = engine.id
-        self.engines[info.id] = engine
+        if info.id not in self.engines:
+            self.enter(engine)
+        self.touch(engine)
         return engine
+
+    def enter(self, engine: Engine) -> None:
+        """Show ``engine``; never two samples of one name and labels."""
+        if any(other.labels == engine.labels for other in self.engines.values()):
+            # The later engine says where it is from.
+            engine.labels[ORIGIN] = engine.id
+        self.engines[engine.id] = engine
+
+    def _is_renamed(self, engine: Engine, info: EngineInfo) -> bool:
+        """Whether it comes back under other labels; while one stream says others, the first stand."""
+        before = {name: value for name, value in engine.labels.items() if name != ORIGIN}
+        return not engine.streams and before != info.labels
+
+    def revived(self, engine: Engine) -> Engine:
+        """``engine``, or the one that has its place now, shown again."""
+        there = self.engines.get(engine.id)
+        if there is not None:
+            return there
+        back = self.kept.pop(engine.id, engine)
+        self.enter(back)
+        return back
+
+    @property
+    def series(self) -> int:
+        """Children of all families shown; a histogram is one."""
+        return sum(
+            sum(value is not None for value in engine.values)
+            + sum(histogram is not None for histogram in engine.histograms)
+            + sum(map(len, engine.keyed))
+            + sum(len(family.children) for family in engine.open.values())
+            for engine in self.engines.values()
+        )
+
+    def clear(self) -> None:
+        """Forget all there is."""
+        self.engines.clear()
+        self.kept.clear()
+        self.open_families.clear()
+        self.open_series = 0
+        self.limited = Counter(dict.fromkeys(LIMITS, 0))
+        self.questions = Questions()
+        self.version += 1
+
+    def touch(self, engine: Engine) -> None:
+        """Note that ``engine`` changed."""
+        self.version += 1
+        engine.version = self.version
+
+    def renew(self, engine: Engine) -> None:
+        """Another process has the engine: what the last one said of its state is over."""
+        # Its host may have been started anew, and the monotonic clock with it.
+        engine.gauge_stamp = 0.0
+        if engine.streams:
+            return
+        for slot in engine.layout.scalar_gauges:
+            engine.values[slot] = None
+        for children, row in zip(engine.keyed, engine.layout.keyed, strict=True):
+            if row.kind == "gauge":
+                children.clear()
+        for family in engine.open.values():
+            if family.kind == "gauge":
+                engine.series -= len(family.children)
+                self.open_series -= len(family.children)
+                family.children.clear()
+
+    def pass_time(self, now: float) -> None:
+        """Hide what nobody tells of any more: first gauges, then all of an engine."""
+        for engine in list(self.engines.values()):
+            silence = 0.0 if engine.streams else now - engine.heard
+            if engine.live != (silence < SILENT):
+                engine.live = not engine.live
+                self.touch(engine)
+            if silence >= GONE:
+                engine.forget_core()
+                self.kept[engine.id] = self.engines.pop(engine.id)
+                self.touch(engine)
+        for engine in list(self.kept.values()):
+            if now - engine.heard >= KEPT or len(self.kept) > MAX_ENGINES:
+                del self.kept[engine.id]
+                self.open_series -= engine.series
 
     def sample_blocks(self, rate: float) -> None:
         """Follow this share of KV blocks from now on."""
@@ -339,5 +452,5 @@ class Registry:
         """``key``, or the one for all others where ``children`` is full."""
         if key in children or len(children) < MAX_OPEN_VALUES:
             return key
-        self.limited += 1
+        self.limited["label_values"] += 1
         return (OTHER,) * len(key)

@@ -35,9 +35,12 @@ def add_samples(registry: Registry, engine: Engine, item: Samples) -> None:
             made[family.name] = _family(registry, engine, family, made)
         _check_samples(made.get(family.name) or engine.open[family.name], family)
     more = sum(len(family.samples) for family in item.families)
-    if engine.series + more > MAX_ENGINE_SERIES or registry.open_series + more > MAX_SERIES:
-        more = sum(_new_children(made, engine, family) for family in item.families)
-        if engine.series + more > MAX_ENGINE_SERIES or registry.open_series + more > MAX_SERIES:
+    if _limit(registry, engine, more):
+        limit = _limit(
+            registry, engine, sum(_new_children(made, engine, family) for family in item.families)
+        )
+        if limit:
+            registry.limited[limit] += 1
             raise WireError("over_limit", "too many self-described series")
     engine.open.update(made)
     for name, target in made.items():
@@ -45,6 +48,13 @@ def add_samples(registry: Registry, engine: Engine, item: Samples) -> None:
             registry.open_families[name] = (target.kind, target.labels)
     for family in item.families:
         _add(registry, engine, engine.open[family.name], family)
+
+
+def _limit(registry: Registry, engine: Engine, more: int) -> str:
+    """Which limit so many more children would pass; empty where none."""
+    if engine.series + more > MAX_ENGINE_SERIES:
+        return "engine_series"
+    return "series" if registry.open_series + more > MAX_SERIES else ""
 
 
 def _new_children(made: dict[str, OpenFamily], engine: Engine, family: Family) -> int:
@@ -79,6 +89,7 @@ def _family(
     if family.name not in others and _is_owned(registry, others, family):
         raise WireError("owned_family", family.name)
     if len(others) >= MAX_OPEN_FAMILIES:
+        registry.limited["families"] += 1
         raise WireError("over_limit", "too many self-described families")
     labels = tuple(family.labels)
     if len({*labels, *engine.labels, "le", "quantile"}) < len(labels) + len(engine.labels) + 2:

@@ -57,6 +57,19 @@ class SelfMetrics(Collector):
         """The present value, 0 where nothing happened yet."""
         return self._values[name].get(labels, 0)
 
+    def counters(self) -> Iterator[tuple[str, Labels, float]]:
+        """What a snapshot holds of them."""
+        for name, row in BY_NAME.items():
+            if row.kind == "counter":
+                yield from ((name, labels, n) for labels, n in self._values[name].items() if n)
+
+    def restore(self, counters: Iterable[tuple[str, Labels, float]]) -> None:
+        """Go on with counters of a snapshot; what this release does not have is left out."""
+        for name, labels, value in counters:
+            row = BY_NAME.get(name)
+            if row is not None and len(row.labels) == len(labels):
+                self._values[name][labels] = value
+
     def describe(self) -> Iterator[Metric]:
         """The families without samples: a page of some names is made from these."""
         for row in BY_NAME.values():

@@ -100,7 +100,9 @@ class StatsLog:
         """
         found: list[tuple[int, Line]] = []
         self.registry.version += 1  # the throughputs of old are gauges on the page
-        engines = [e for e in self.registry.engines.values() if e.layout.dialect == "vllm"]
+        engines = [
+            e for e in self.registry.engines.values() if e.live and e.layout.dialect == "vllm"
+        ]
         differences: list[_Totals] = []
         for engine in engines:
             totals = _Totals.of(engine)

@@ -74,6 +74,7 @@ def showing(registry: Registry, family: Family, placed: Placed) -> list[Engine]:
         engine
         for engine in registry.engines.values()
         if engine.layout.dialect == family.dialect
+        and (engine.live or family.kind != "gauge")
         and (
             not row.feature or row.name not in engine.layout.gated or row.feature in engine.features
         )
@@ -83,6 +84,8 @@ def showing(registry: Registry, family: Family, placed: Placed) -> list[Engine]:
 def children(engine: Engine, family: Family) -> Iterable[Child]:  # noqa: PLR0911
     """The series of ``engine`` in ``family``; none where it has no sample yet."""
     placed = family.placed
+    if family.kind == "gauge" and not engine.live:
+        return ()
     if placed is None or placed.where == "sampled":
         found = engine.open.get(family.name)
         # Two engines may describe one name differently; the first one's form stands.

@@ -110,7 +110,7 @@ class VllmHooks:
         named = set(list(dict.fromkeys(adapter for adapter, _ in now))[:MAX_OPEN_VALUES])
         for (adapter, state), count in now.items():
             if adapter not in named:
-                self.registry.limited += 1
+                self.registry.limited["label_values"] += 1
             key = (adapter if adapter in named else OTHER, state)
             requests[key] = requests.get(key, 0) + count
         max_lora = engine.info.get("lora", {}).get("max_lora", "")

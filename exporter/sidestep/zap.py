@@ -14,13 +14,14 @@ from collections.abc import Callable
 import zmq
 from zmq.utils import z85
 
+from sidestep.logs import Limited
+
 log = logging.getLogger(__name__)
 
 ENDPOINT = "inproc://zeromq.zap.01"
 DOMAIN = "sidestep"
 REQUESTS = 64
 """Handshakes that are answered in one turn: a flood of them is not to hold the loop."""
-SAY_AGAIN = 10.0
 _CREDENTIALS = 6
 _KEY_BYTES = 32
 
@@ -49,7 +50,7 @@ class Authenticator:
         self.socket.bind(ENDPOINT)
         self._allows = allows
         self._denied = denied
-        self._said_at = -SAY_AGAIN
+        self._said = Limited(log, time.monotonic)
 
     def serve(self) -> bool:
         """Answer what is asked; whether there may be more."""
@@ -64,7 +65,7 @@ class Authenticator:
             except Exception:  # noqa: BLE001 - logged, and shown as not being up
                 # Whatever it was, it was answered with no, or its time runs out.
                 self.up = False
-                self._say(logging.ERROR, "a key could not be checked", exc_info=True)
+                self._said.exception("failed", "a key could not be checked")
         return True
 
     def _answer(self, frames: list[bytes]) -> None:
@@ -86,15 +87,9 @@ class Authenticator:
             self.socket.send_multipart([*envelope, version, request, *status, user, b""])
         if not allowed:
             self._denied()
-            self._say(
-                logging.WARNING,
+            self._said.warning(
+                "denied",
                 "turned away %s: key %s is not among the authorized ones",
                 address.decode("ascii", "replace"),
                 key or "-",
             )
-
-    def _say(self, level: int, text: str, *args: object, exc_info: bool = False) -> None:
-        now = time.monotonic()
-        if now - self._said_at >= SAY_AGAIN:
-            self._said_at = now
-            log.log(level, text, *args, exc_info=exc_info)

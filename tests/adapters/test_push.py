@@ -192,7 +192,7 @@ async def test_an_item_that_cannot_be_encoded_costs_itself(start: Start) -> None
         one.push(bad)
         one.push(step())
         await until(lambda: generated(exporter) == 1)
-        await until(lambda: exporter.ingest.receiver.streams["s"].errors == 1)
+        await until(lambda: exporter.ingest.intake.receiver.streams["s"].errors == 1)
         await asyncio.to_thread(one.close)
 
         assert one.errors == 1
@@ -263,7 +263,7 @@ async def test_a_forked_child_is_a_stream_of_its_own(start: Start) -> None:
         assert await process.wait() == 0
         await until(lambda: generated(exporter) == 111)
 
-        assert len(exporter.ingest.receiver.streams) == 2
+        assert len(exporter.ingest.intake.receiver.streams) == 2
 
 
 def test_leaving_without_an_exporter_takes_no_time(tmp_path: Path) -> None:

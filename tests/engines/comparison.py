@@ -121,7 +121,7 @@ def assert_nothing_refused(ours: Page) -> None:
         "sidestep_lost_items",
         "sidestep_stream_push_dropped",
         "sidestep_stream_errors",
-        "sidestep_label_values_limited",
+        "sidestep_series_limited",
         "sidestep_refused_observations",
     ):
         assert value(ours, family) == 0, family

@@ -21,7 +21,7 @@ from sidestep.catalogue.vllm import ADMISSION_REASONS
 FEATURE = "engine_core"
 STATES = ("waiting", "deferred", "preempted", "running", "swapped")
 REFUSALS = ("prompt_too_long", *ADMISSION_REASONS)
-UNTRACKED = ("capacity", "age", "restart", "unknown")
+UNTRACKED = ("capacity", "age", "restart", "unknown", "folded")
 
 
 def _row(
@@ -103,7 +103,8 @@ ROWS: tuple[Row, ...] = (
         Hook("untracked_requests"),
         "Requests some of whose intervals are in no histogram: over the limit of requests in"
         " flight, unfinished for too long, cut off by the engine's restart or because events"
-        " were dropped, or begun before this exporter.",
+        " were dropped, begun before this exporter, or under way while events were folded"
+        " for want of an exporter.",
         label="reason",
         closed=UNTRACKED,
     ),

@@ -69,14 +69,24 @@ ROWS: tuple[SelfRow, ...] = (
         "Items that no sender holds any more: missing when asked for, or at its goodbye.",
     ),
     SelfRow(
-        "sidestep_label_values_limited_total",
+        "sidestep_rebucketed_observations_total",
         "counter",
-        "Updates counted under the label value __other__ because a label had too many values.",
+        "Observations that a sender folded into other buckets than the exporter's; each counts"
+        " in the bucket of its old upper bound.",
+    ),
+    SelfRow("sidestep_series", "gauge", "Series shown; a histogram is one."),
+    SelfRow(
+        "sidestep_series_limited_total",
+        "counter",
+        "Updates counted under the label value __other__ (label_values) or refused because"
+        " there were too many, by limit.",
+        ("limit",),
     ),
     SelfRow(
         "sidestep_engine_up",
         "gauge",
-        "1 while a stream feeds the engine, 0 once all of them have said goodbye.",
+        "1 while a stream feeds the engine, 0 once all of them have said goodbye or have been"
+        " silent for 30 s.",
         PER_ENGINE,
     ),
     SelfRow(
@@ -91,7 +101,7 @@ ROWS: tuple[SelfRow, ...] = (
         "Times a stream of the engine came back as a new process; its counters went on.",
         PER_ENGINE,
     ),
-    SelfRow("sidestep_streams", "gauge", "Streams connected."),
+    SelfRow("sidestep_streams", "gauge", "Streams connected: open, and heard in the last 30 s."),
     SelfRow("sidestep_engines", "gauge", "Engines known."),
     SelfRow(
         "sidestep_stream_ring_bytes",
@@ -100,9 +110,27 @@ ROWS: tuple[SelfRow, ...] = (
         ("stream",),
     ),
     SelfRow(
+        "sidestep_stream_lag_items",
+        "gauge",
+        "Items the sender had numbered at its last heartbeat and that are not applied.",
+        ("stream",),
+    ),
+    SelfRow(
+        "sidestep_stream_durable_lag_items",
+        "gauge",
+        "Items applied that no snapshot holds yet; the sender keeps them until one does.",
+        ("stream",),
+    ),
+    SelfRow(
+        "sidestep_folded_items_total",
+        "counter",
+        "Items the sender folded because its ring was full: all are counted, none by itself.",
+        ("stream",),
+    ),
+    SelfRow(
         "sidestep_stream_push_dropped_total",
         "counter",
-        "Items the sender dropped because its queue or ring was full.",
+        "Items the sender dropped: its queue was full, or the exporter refused them.",
         ("stream",),
     ),
     SelfRow(
@@ -112,9 +140,28 @@ ROWS: tuple[SelfRow, ...] = (
         ("stream",),
     ),
     SelfRow(
-        "sidestep_ingest_lag_seconds",
+        "sidestep_loop_lag_seconds",
         "gauge",
         "Longest the event loop was late for its own timer in the last second.",
+    ),
+    SelfRow(
+        "sidestep_snapshot_healthy",
+        "gauge",
+        "1 while what is shown outlives this process, 0 while it cannot be written or --state.dir"
+        " is not set.",
+    ),
+    SelfRow("sidestep_snapshot_duration_seconds", "gauge", "Time to make the last snapshot."),
+    SelfRow("sidestep_snapshot_bytes", "gauge", "Size of the last snapshot."),
+    SelfRow(
+        "sidestep_snapshot_timestamp_seconds", "gauge", "Unix time of the last snapshot written."
+    ),
+    SelfRow("sidestep_snapshot_errors_total", "counter", "Snapshots that could not be written."),
+    SelfRow(
+        "sidestep_recovered_total",
+        "counter",
+        "Starts of this exporter, by what they went on from: snapshot, none (there was none), or"
+        " damaged (it could not be read, and was set aside).",
+        ("from",),
     ),
     SelfRow("sidestep_scrape_duration_seconds", "gauge", "Time to render the last page."),
     SelfRow(

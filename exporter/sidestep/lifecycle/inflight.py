@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from sidestep.lifecycle.siblings import Group
+import msgspec
+
 from sidestep.wire.limits import MAX_OPEN_VALUES, OTHER, is_printable
 from sidestep.wire.requests import PREEMPTED, RUNNING, WAITING
 
@@ -15,8 +16,10 @@ AGE_CHECK = 1.0
 """Seconds between two looks for requests that are too old."""
 
 
-class Request:
+class Request(msgspec.Struct, array_like=True, gc=False):
     """One request; None is not known. Seconds are the sender's monotonic clock.
+
+    A struct, since a snapshot holds it: 65,000 of them are encoded in a moment.
 
     Attributes:
         since: When it was first heard of.
@@ -29,26 +32,26 @@ class Request:
         cached: Prompt tokens whose KV came from a cache.
         tokens: Generated so far, as far as heard of.
         waits: Its share of the tokens that wait.
+        group: Number of its question, where that has several samples; 0 is none.
     """
 
-    __slots__ = (
-        "adapter", "arrival", "cached", "first", "fresh", "group", "last", "lone", "preempted",
-        "prompt_tokens", "queued", "scheduled", "since", "state", "tokens", "waits", "whole",
-    )  # fmt: skip
-
-    def __init__(self, since: float) -> None:
-        self.since = since
-        self.state = UNKNOWN
-        self.adapter = ""
-        self.arrival: float | None = None
-        self.cached = self.prompt_tokens = self.tokens = self.waits = 0
-        self.queued: float | None = None
-        self.scheduled: float | None = None
-        self.first: float | None = None
-        self.last: float | None = None
-        self.preempted: float | None = None
-        self.group: Group | None = None
-        self.fresh = self.lone = self.whole = False
+    since: float
+    state: int = UNKNOWN
+    adapter: str = ""
+    arrival: float | None = None
+    cached: int = 0
+    prompt_tokens: int = 0
+    tokens: int = 0
+    waits: int = 0
+    queued: float | None = None
+    scheduled: float | None = None
+    first: float | None = None
+    last: float | None = None
+    preempted: float | None = None
+    group: int = 0
+    fresh: bool = False
+    lone: bool = False
+    whole: bool = False
 
 
 class InFlight:
@@ -63,6 +66,8 @@ class InFlight:
         limited: Requests whose adapter is ``__other__``, since this was last set to 0.
         untracked: Requests whose intervals cannot all be known, by reason, since
             this was last emptied; each once.
+        given_up: Numbers of requests that are not followed though they may go on.
+        cut_off: Requests that were counted as untracked, and may be heard of again.
     """
 
     def __init__(self, capacity: int, max_age: float) -> None:
@@ -75,8 +80,8 @@ class InFlight:
         self.adapters: dict[tuple[str, str], int] = {}
         self.limited = 0
         self.untracked: Counter[str] = Counter()
-        self._given_up: set[int] = set()
-        self._cut_off = 0
+        self.given_up: set[int] = set()
+        self.cut_off = 0
         self._check_at = 0.0
 
     def adopt(self, number: int, now: float) -> Request | None:
@@ -90,14 +95,17 @@ class InFlight:
     def known(self, number: int, now: float) -> Request | None:
         """The request of that number, adopted in its middle if need be; None if given up."""
         request = self.live.get(number)
-        if request is not None or number in self._given_up or len(self.live) >= self.capacity:
+        if request is not None or number in self.given_up or len(self.live) >= self.capacity:
             return request
-        if self._cut_off:
-            # One of those that were counted when their sender began anew.
-            self._cut_off -= 1
-        else:
-            self.untracked["unknown"] += 1
+        self._count_unknown()
         return self.adopt(number, now)
+
+    def readopt(self, number: int, request: Request) -> None:
+        """Follow a request that was followed before, as it was then."""
+        self.live[number] = request
+        self.waiting_tokens += request.waits
+        if request.adapter and request.state != UNKNOWN:
+            self._count_adapter(request, 1)
 
     def adapter(self, name: str) -> str:
         """``name`` as a label value: one of a limited number, and printable."""
@@ -126,10 +134,10 @@ class InFlight:
         request = self.live.pop(number, None)
         if request is not None:
             self._uncount(number, request)
-        elif number in self._given_up:
-            self._given_up.discard(number)
+        elif number in self.given_up:
+            self.given_up.discard(number)
         else:
-            self.untracked["unknown"] += 1
+            self._count_unknown()
         return request
 
     def too_old(self, now: float) -> Iterator[Request]:
@@ -145,23 +153,40 @@ class InFlight:
             self._give_up(number, "age")
             yield request
 
-    def clear(self) -> None:
-        """The numbers mean nothing any more: another process gives them."""
-        self._cut_off = len(self.live)
-        self.untracked["restart"] += self._cut_off
+    @property
+    def whole(self) -> int:
+        """How many were heard of from their start."""
+        return sum(request.whole for request in self.live.values())
+
+    def clear(self, reason: str = "restart", more: int = 0) -> None:
+        """What is heard of the requests from now on does not belong to what was heard before.
+
+        Args:
+            reason: Why their intervals cannot all be known.
+            more: Others of whom the same is true, and who were never here.
+        """
+        self.cut_off = len(self.live) + more
+        self.untracked[reason] += self.cut_off
         self.live.clear()
         self.prefilling.clear()
         self.adapters.clear()
-        self._given_up.clear()
+        self.given_up.clear()
         self.preempted.clear()
         self.waiting_tokens = 0
         self._check_at = 0.0
 
+    def _count_unknown(self) -> None:
+        if self.cut_off:
+            # One of those that were counted when what was heard of them broke off.
+            self.cut_off -= 1
+        else:
+            self.untracked["unknown"] += 1
+
     def _give_up(self, number: int, reason: str) -> None:
         """Count a request once, whatever is heard of it later."""
         self.untracked[reason] += 1
-        if len(self._given_up) < self.capacity:
-            self._given_up.add(number)
+        if len(self.given_up) < self.capacity:
+            self.given_up.add(number)
 
     def _uncount(self, number: int, request: Request) -> None:
         self.waiting_tokens -= request.waits

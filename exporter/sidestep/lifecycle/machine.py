@@ -47,6 +47,9 @@ class Lifecycle:
 
     Attributes:
         requests: Those in flight.
+        siblings: The questions of which they are samples.
+        source: Tells the process that numbers them.
+        steps: The engine's.
 
     Args:
         questions: Shared by all engines whose requests may be samples of one question.
@@ -55,9 +58,9 @@ class Lifecycle:
     def __init__(self, rules: Rules | None = None, questions: Questions | None = None) -> None:
         self.rules = rules or Rules()
         self.requests = InFlight(self.rules.capacity, self.rules.max_age)
-        self._siblings = Siblings(questions or Questions())
-        self._source: int | None = None
-        self._steps = Steps()
+        self.siblings = Siblings(questions or Questions())
+        self.source: int | None = None
+        self.steps = Steps()
         self._now = 0.0
         self._out = Outcomes(IterationStats())
 
@@ -71,7 +74,7 @@ class Lifecycle:
             if isinstance(event, Iteration) and not event.even:
                 raise WireError("bad_item", "an iteration's columns differ in length")
         self._out = out = Outcomes(IterationStats(prompt_token_stats=PromptTokenStats()))
-        if item.source != self._source:
+        if item.source != self.source:
             self._restart(item.source)
         for event in item.events:
             self._take(event)
@@ -80,19 +83,37 @@ class Lifecycle:
         out.limited, self.requests.limited = self.requests.limited, 0
         out.untracked = {why: n for why, n in self.requests.untracked.items() if n}
         self.requests.untracked.clear()
-        for samples, tokens in self._siblings.observed:
+        for samples, tokens in self.siblings.observed:
             self._observe_group(samples, tokens)
-        self._siblings.observed.clear()
+        self.siblings.observed.clear()
         return out
 
     def _restart(self, source: int) -> None:
         """Another process numbers its requests anew; those of the last one are cut off."""
-        self._source = source
-        self._steps = Steps()
+        if self.source is not None:
+            self._cut("restart", 0)
+        self.source = source
+
+    def _cut(self, reason: str, more: int) -> None:
+        self.steps = Steps()
         for request in self.requests.live.values():
             self._leave(request, 0.0, aborted=True)
-        self.requests.clear()
-        self._siblings.clear()
+        self.requests.clear(reason, more)
+        self.siblings.clear()
+
+    def skip(self, others: int) -> dict[str, int]:
+        """Events were folded instead of sent: what went on then is not known of any request.
+
+        Args:
+            others: Requests that began meanwhile and did not end.
+
+        Returns:
+            Requests whose intervals cannot all be known, by reason.
+        """
+        self._cut("folded", others)
+        found = dict(self.requests.untracked)
+        self.requests.untracked.clear()
+        return found
 
     @property
     def longest_preemption(self) -> float:
@@ -104,12 +125,12 @@ class Lifecycle:
         """Nobody tells of these requests any more; how many there were."""
         live = len(self.requests.live)
         self._restart(-1)
-        self._siblings.close()
+        self.siblings.close()
         return live
 
     def _pass_time(self, now: float) -> None:
         self._now = now
-        self._siblings.pass_time(now)
+        self.siblings.pass_time(now)
         for request in self.requests.too_old(now):
             self._leave(request, now, aborted=True)
 
@@ -141,7 +162,8 @@ class Lifecycle:
             request.adapter = self.requests.adapter(event.adapter)
             request.lone = not event.group
             if event.group:
-                request.group = self._siblings.join(event.group, event.sample)
+                request.group = event.group
+                self.siblings.join(event.group, event.sample)
         request.fresh = True
         request.queued = event.stamp
         request.arrival = event.arrival or None
@@ -185,7 +207,7 @@ class Lifecycle:
         self.requests.move(event.request, request, min(event.state, RUNNING))
 
     def _iteration(self, event: Iteration) -> None:
-        self._steps.take(event, self.requests, self._out)
+        self.steps.take(event, self.requests, self._out)
         prompted = sum(self._prompt(prompt, event.stamp) for prompt in event.prompts)
         generated = 0
         for output in event.outputs:
@@ -290,9 +312,9 @@ class Lifecycle:
 
     def _leave(self, request: Request, now: float, *, aborted: bool) -> None:
         """Its question's ``n``, once all samples have ended; a lone request's at once."""
-        if request.group is not None:
+        if request.group:
             again = request.last != request.first
-            self._siblings.leave(request.group, now, request.tokens, aborted=aborted, outputs=again)
+            self.siblings.leave(request.group, now, request.tokens, aborted=aborted, outputs=again)
         elif request.lone and not aborted:
             self._observe_group(1, request.tokens)
 

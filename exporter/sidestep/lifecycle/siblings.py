@@ -58,8 +58,8 @@ class Siblings:
         self._open: dict[int, Group] = {}
         questions.engines += 1
 
-    def join(self, number: int, sample: int) -> Group:
-        """The group of a sample that was queued here."""
+    def join(self, number: int, sample: int) -> None:
+        """A sample of that question was queued here."""
         group = self._questions.groups.get(number)
         if group is None:
             group = self._questions.groups[number] = Group(number)
@@ -69,10 +69,15 @@ class Siblings:
         group.live += 1
         group.samples += 1
         group.highest = max(group.highest, sample)
-        return group
 
-    def leave(self, group: Group, now: float, tokens: int, *, aborted: bool, outputs: bool) -> None:
+    def wait(self, group: Group) -> None:
+        """Wait, until its deadline, for samples of ``group`` that might still come."""
+        self._open[group.number] = group
+        group.waits = self
+
+    def leave(self, number: int, now: float, tokens: int, *, aborted: bool, outputs: bool) -> None:
         """A sample ended here after ``tokens``; ``outputs``: it had more than one output."""
+        group = self._questions.groups[number]
         group.live -= 1
         group.aborted = group.aborted or aborted
         group.longest = max(group.longest, tokens)
@@ -85,8 +90,7 @@ class Siblings:
         if group.closed or group.aborted:
             self._end(group)
             return
-        self._open[group.number] = group
-        group.waits = self
+        self.wait(group)
         # By this engine's clock: another host's may be any other.
         group.deadline = now + TOGETHER
         if len(self._open) > MAX_OPEN:

@@ -8,18 +8,22 @@ from sidestep.wire.requests import Iteration
 
 
 class Steps:
-    """One step after the other; those without a batch are passed over."""
+    """One step after the other; those without a batch are passed over.
 
-    def __init__(self) -> None:
-        self._last: float | None = None
+    Attributes:
+        last: The stamp of the latest.
+    """
+
+    def __init__(self, last: float | None = None) -> None:
+        self.last = last
 
     def take(self, event: Iteration, requests: InFlight, out: Outcomes) -> None:
         """Tell of a step, as its requests were before its output."""
         batch, tokens = event.batch
         if not batch:
             return
-        interval = out.between(self._last, event.stamp)
-        self._last = event.stamp
+        interval = out.between(self.last, event.stamp)
+        self.last = event.stamp
         prefilling = requests.prefilling
         prefill = prefilling.intersection(batch) if prefilling else ()
         total = sum(tokens) if tokens else len(batch)

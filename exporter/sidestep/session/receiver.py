@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -11,6 +11,7 @@ from sidestep.errors import WireError
 from sidestep.wire.limits import VERSION
 from sidestep.wire.messages import (
     Ack,
+    Aggregate,
     Batch,
     Bye,
     EngineInfo,
@@ -19,10 +20,13 @@ from sidestep.wire.messages import (
     Heartbeat,
     Hello,
     Nack,
+    Settings,
 )
 
 ACK_INTERVAL = 0.25
 MAX_STREAMS = 256
+FORGOTTEN = 300.0
+"""Seconds of silence after which a stream makes room for another, where there is no room."""
 MAX_RETIRED = 16
 """Incarnations of one stream that are remembered as superseded."""
 
@@ -32,14 +36,18 @@ class Stream:
     """One sending process, as the exporter knows it.
 
     Attributes:
-        peer: The connection of its last Hello.
+        peer: The connection of its last Hello; empty while this process has heard none.
         engines: What its items' engine indices mean.
         seq: Highest seq applied.
+        durable: Highest seq that outlives this process.
+        heard: When its last message came.
+        silent: Nothing came for so long that it is taken for gone.
         beat: Its last Heartbeat.
         open: False after its Bye.
         dropped: Items that it, over all its incarnations, reported dropped.
         errors: Likewise, records that it could not translate or encode.
-        told: The sample rate that its last acknowledgement carried.
+        folded: Likewise, items that it folded.
+        acked: What its last acknowledgement said: applied, durable, and the sample rate.
     """
 
     id: str
@@ -47,13 +55,16 @@ class Stream:
     peer: bytes
     engines: list[EngineInfo]
     seq: int
+    durable: int = 0
+    heard: float = 0.0
+    silent: bool = False
     beat: Heartbeat | None = None
     open: bool = True
     dropped: int = 0
     errors: int = 0
-    acked: int = -1
+    folded: int = 0
+    acked: tuple[int, int, float | None] | None = None
     ack_at: float = 0.0
-    told: float | None = None
     retired: list[int] = dataclasses.field(default_factory=list)
 
 
@@ -64,6 +75,7 @@ class Received:
     Attributes:
         stream: Whose it is, where that is known.
         items: To be applied now, in order; their seqs are consumed whatever comes of it.
+        records: Likewise, of items that were folded.
         replies: To be sent to connections.
         greeted: The Hello opened the stream or changed what it feeds.
         retired: The incarnation that the stream's new process has replaced.
@@ -73,6 +85,7 @@ class Received:
 
     stream: Stream | None = None
     items: Sequence[msgspec.Raw] = ()
+    records: Sequence[msgspec.Raw] = ()
     replies: list[tuple[bytes, FromExporter]] = dataclasses.field(default_factory=list)
     greeted: bool = False
     retired: int | None = None
@@ -86,6 +99,10 @@ class Receiver:
     Attributes:
         boot: Tells this process from the one before it.
         streams: By stream id; the newest incarnation of each.
+        durable: Whether ``saved`` says what outlives this process; else nothing does, and what
+            is applied is as durable as it gets.
+        changes: Grows with all that a snapshot of the streams would hold.
+        settings: What senders fold by; said with the answer to a Hello.
         kv_sample_rate: Share of KV blocks that senders are to follow. May be set at any
             time: open streams hear of it with the next ``acks``.
     """
@@ -94,9 +111,12 @@ class Receiver:
         self.boot = boot
         self.streams: dict[str, Stream] = {}
         self.kv_sample_rate: float | None = None
+        self.durable = False
+        self.changes = 0
+        self.settings: Settings | None = None
         self._by_incarnation: dict[int, Stream] = {}
 
-    def receive(self, peer: bytes, message: FromSender, now: float) -> Received:
+    def receive(self, peer: bytes, message: FromSender, now: float) -> Received:  # noqa: PLR0911
         """Decide about ``message``, which came from the connection ``peer``."""
         if isinstance(message, Hello):
             return self._hello(peer, message, now)
@@ -105,13 +125,19 @@ class Receiver:
             return self._refuse(peer, message.incarnation, "need_hello")
         if self.streams.get(stream.id) is not stream:
             return self._refuse(peer, message.incarnation, "id_conflict", _CONFLICT)
+        stream.heard = now
         match message:
             case Batch():
-                return self._batch(stream, message)
+                last = message.first + len(message.items) - 1
+                return self._items(stream, message.first, last, Received(stream, message.items))
+            case Aggregate():
+                received = Received(stream, records=message.records)
+                return self._items(stream, message.first, message.last, received)
             case Heartbeat():
                 return self._heartbeat(stream, message)
             case Bye():
                 stream.open = False
+                self.changes += 1
                 lost = max(message.last - stream.seq, 0)
                 return Received(stream, replies=[self._ack(stream, now)], lost=lost)
 
@@ -122,6 +148,20 @@ class Receiver:
             for stream in self.streams.values()
             if stream.open and self._is_ack_due(stream, now)
         ]
+
+    def marks(self) -> list[tuple[Stream, int]]:
+        """What a snapshot of this moment holds, to be told to ``saved`` once it is safe."""
+        return [(stream, stream.seq) for stream in self.streams.values()]
+
+    def saved(self, marks: Iterable[tuple[Stream, int]]) -> None:
+        """A snapshot outlives this process."""
+        for stream, seq in marks:
+            stream.durable = max(stream.durable, seq)
+
+    def restore(self, stream: Stream) -> None:
+        """Know a stream from a snapshot: it has to greet, and goes on where it was."""
+        stream.durable = stream.seq
+        self._adopt(stream)
 
     def refuse_frame(self, peer: bytes, error: WireError) -> list[tuple[bytes, FromExporter]]:
         """The answer to a frame that could not be read."""
@@ -141,9 +181,10 @@ class Receiver:
         if owner is not None and owner.id != hello.stream:
             return self._refuse(peer, hello.incarnation, "id_conflict", "incarnation is taken")
         received = Received(greeted=True)
+        self.changes += 1
         before = max(hello.first - 1, 0)
         if stream is None:
-            if len(self.streams) >= MAX_STREAMS and not self._forget_closed():
+            if len(self.streams) >= MAX_STREAMS and not self._forget_one(now):
                 return self._refuse(peer, hello.incarnation, "over_limit", "too many streams")
             stream = self._adopt(Stream(hello.stream, hello.incarnation, peer, [], before))
         elif stream.incarnation != hello.incarnation:
@@ -155,6 +196,7 @@ class Receiver:
             new = Stream(hello.stream, hello.incarnation, peer, [], before)
             new.retired = retired
             new.dropped, new.errors = stream.dropped, stream.errors
+            new.folded = stream.folded
             for old in set(stream.retired) - set(retired):
                 self._by_incarnation.pop(old, None)
             stream = self._adopt(new)
@@ -162,6 +204,7 @@ class Receiver:
             received.lost = before - stream.seq
             stream.seq = before
         stream.peer, stream.engines, stream.open = peer, hello.engines, True
+        stream.heard = now
         received.stream = stream
         received.replies.append(self._ack(stream, now, hello.nonce))
         return received
@@ -171,25 +214,27 @@ class Receiver:
         self._by_incarnation[stream.incarnation] = stream
         return stream
 
-    def _forget_closed(self) -> bool:
-        """Make room by forgetting a stream that said goodbye."""
-        for stream in self.streams.values():
-            if not stream.open:
-                del self.streams[stream.id]
-                for known in (stream.incarnation, *stream.retired):
-                    self._by_incarnation.pop(known, None)
-                return True
-        return False
+    def _forget_one(self, now: float) -> bool:
+        """Make room by forgetting a stream that said goodbye, or the one silent for longest."""
+        gone = [s for s in self.streams.values() if not s.open or now - s.heard >= FORGOTTEN]
+        if not gone:
+            return False
+        stream = min(gone, key=lambda stream: (stream.open, stream.heard))
+        del self.streams[stream.id]
+        for known in (stream.incarnation, *stream.retired):
+            self._by_incarnation.pop(known, None)
+        return True
 
-    def _batch(self, stream: Stream, batch: Batch) -> Received:
-        last = batch.first + len(batch.items) - 1
-        if batch.first == stream.seq + 1:
+    def _items(self, stream: Stream, first: int, last: int, received: Received) -> Received:
+        """The seqs ``first`` to ``last``, of which ``received`` tells, if it is their turn."""
+        if first == stream.seq + 1 and last >= stream.seq:
             stream.seq = last
-            return Received(stream, batch.items)
+            self.changes += 1
+            return received
         if last <= stream.seq:
             # Its acknowledgement was lost, or is on the way: say it again.
-            stream.acked = -1
-            return Received(stream, duplicates=len(batch.items))
+            stream.acked = None
+            return Received(stream, duplicates=max(last - first + 1, 0))
         return self._refuse(stream.peer, stream.incarnation, "need_hello")
 
     def _heartbeat(self, stream: Stream, beat: Heartbeat) -> Received:
@@ -197,25 +242,29 @@ class Receiver:
         stream.beat = beat
         stream.dropped += max(beat.dropped - before.dropped, 0)
         stream.errors += max(beat.errors - before.errors, 0)
+        stream.folded += max(beat.folded - before.folded, 0)
         received = Received(stream)
         if beat.head > stream.seq:
             received.replies = self._refuse(stream.peer, stream.incarnation, "need_hello").replies
         return received
 
+    def _state(self, stream: Stream) -> tuple[int, int, float | None]:
+        durable = stream.durable if self.durable else stream.seq
+        return stream.seq, durable, self.kv_sample_rate
+
     def _is_ack_due(self, stream: Stream, now: float) -> bool:
-        if stream.told != self.kv_sample_rate:
+        state = self._state(stream)
+        if stream.acked is not None and stream.acked[2] != state[2]:
             return True
-        return stream.acked != stream.seq and now >= stream.ack_at
+        return stream.acked != state and now >= stream.ack_at
 
     def _ack(
         self, stream: Stream, now: float, nonce: int | None = None
     ) -> tuple[bytes, FromExporter]:
-        stream.acked = stream.seq
+        stream.acked = self._state(stream)
         stream.ack_at = now + ACK_INTERVAL
-        stream.told = rate = self.kv_sample_rate
-        # Nothing survives this process yet, so what is applied is as durable as it gets.
-        durable = stream.seq
-        reply = Ack(VERSION, self.boot, stream.incarnation, nonce, stream.seq, durable, rate)
+        settings = None if nonce is None else self.settings
+        reply = Ack(VERSION, self.boot, stream.incarnation, nonce, *stream.acked, settings)
         return stream.peer, reply
 
     def _refuse(self, peer: bytes, incarnation: int, code: str, detail: str = "") -> Received:

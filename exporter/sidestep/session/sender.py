@@ -7,21 +7,23 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from enum import Enum
-from itertools import islice
 from random import Random
 
 import msgspec
 
 from sidestep.errors import WireError
+from sidestep.session.folding import Folded, Folder
 from sidestep.wire.limits import MAX_BATCH_ITEMS, VERSION
 from sidestep.wire.messages import (
     Ack,
+    Aggregate,
     Batch,
     Bye,
     EngineInfo,
     Heartbeat,
     Hello,
     Nack,
+    Settings,
     decode_from_exporter,
     encode,
 )
@@ -43,6 +45,10 @@ class State(Enum):
     """Another process took this stream's name; nothing is sent any more."""
 
 
+NIL = msgspec.Raw(b"\xc0")
+"""An item that is none: takes the seq of one that cannot be read."""
+
+
 @dataclasses.dataclass(slots=True)
 class _Chunk:
     first: int
@@ -57,8 +63,13 @@ class Sender:
     the frame, ``sent``, until there is none; give what comes in to ``receive``.
     When ``reopen`` is set, open a new socket and call ``reopened``.
 
+    Args:
+        folder: Takes the items that find the ring full.
+
     Attributes:
-        dropped: Items given up: the ring was full, or the exporter refused them.
+        dropped: Items given up: they could not be counted, or the exporter refused them.
+        folded: Items that were folded.
+        seals: Times that what was folded was made ready to be sent.
         errors: Records that could not be made into items; the caller counts them here.
         boot: The exporter process that answered last.
         complaint: Why the exporter refuses us, for one log line; empty once it does not.
@@ -72,6 +83,7 @@ class Sender:
         incarnation: int,
         engines: Sequence[EngineInfo],
         random: Random,
+        folder: Folder,
         *,
         ring_bytes: int = RING_BYTES,
     ) -> None:
@@ -80,17 +92,22 @@ class Sender:
         self.engines = list(engines)
         self.state = State.GREETING
         self.reopen = False
-        self.dropped = self.errors = 0
+        self.dropped = self.errors = self.folded = self.seals = 0
         self.complaint = ""
         self.kv_sample_rate: float | None = None
         self._random = random
+        self._folder = folder
         self._ring_bytes = ring_bytes
-        self._pending: deque[bytes] = deque()
+        self._pending: deque[bytes | Folded] = deque()
         self._pending_bytes = 0
         self._ring: deque[_Chunk] = deque()
         self._ring_used = 0
         self._unsent = 0
         """Index in the ring of the next chunk to send."""
+        self._flying: deque[tuple[int, int]] = deque()
+        """Last seq and size of frames sent and not known to be applied."""
+        self._in_flight = 0
+        """Bytes of them."""
         self._seq = self._applied = 0
         self.boot: int | None = None
         self._unreadable = False
@@ -109,8 +126,13 @@ class Sender:
 
     @property
     def drained(self) -> bool:
-        """Whether the exporter has applied all there is."""
-        return not self._pending and self._applied >= self._seq
+        """Whether all there is has arrived, and outlives the exporter where it can."""
+        return not self._pending and not self._ring and not self._folder.count
+
+    @property
+    def folding(self) -> bool:
+        """Whether items that are added now are folded."""
+        return self._folder.count > 0
 
     def idle(self, now: float) -> bool:
         """Whether there is nothing to send, to wait for, or to say before ``now``."""
@@ -118,27 +140,28 @@ class Sender:
             self.state is State.STREAMING
             and not self.reopen
             and self.drained
-            and not self._ring
             and now < self._beat_at
             and self._reported == self.dropped + self.errors
         )
 
     def add(self, items: Sequence[bytes]) -> None:
-        """Queue encoded items; where there is no room the oldest unsent ones go."""
+        """Queue encoded items; where there is no room they are folded, all until it is back."""
         if self.state is State.STOPPED:
             self.dropped += len(items)
             return
-        self._pending.extend(items)
-        self._pending_bytes += sum(map(len, items))
-        while self._pending and self.held_bytes > self._ring_bytes:
-            self._pending_bytes -= len(self._pending.popleft())
-            self.dropped += 1
+        for item in items:
+            if self._folder.count or self.held_bytes + len(item) > self._ring_bytes:
+                self.folded += 1
+                self.dropped += not self._folder.fold(item, self.engines)
+            else:
+                self._pending.append(item)
+                self._pending_bytes += len(item)
 
     def describe(self, engines: Sequence[EngineInfo]) -> None:
         """Say from now on that the stream feeds ``engines``; indices of known ones stay."""
         self.engines = list(engines)
         # A Hello that is on its way told of the engines as they were: its answer is not taken.
-        if self.state is State.STREAMING or self._greeted:
+        if self.state is State.STREAMING or (self.state is State.GREETING and self._greeted):
             self._greet()
 
     def next_frame(self, now: float) -> bytes | None:
@@ -165,7 +188,10 @@ class Sender:
             self._greeted = True
             self._deadline = now + self._backoff * self._random.uniform(0.75, 1.25)
         elif self._unsent < len(self._ring):
+            chunk = self._ring[self._unsent]
             self._unsent += 1
+            self._flying.append((chunk.last, len(chunk.frame)))
+            self._in_flight += len(chunk.frame)
             self._deadline = min(self._deadline, now + ACK_TIMEOUT)
         else:
             self._beat_at = now + HEARTBEAT
@@ -217,6 +243,7 @@ class Sender:
             self.held_bytes,
             dropped=self.dropped,
             errors=self.errors,
+            folded=self.folded,
         )
 
     def _stream(self, ack: Ack, now: float) -> None:
@@ -227,9 +254,12 @@ class Sender:
         self.boot = ack.boot
         # Even if it says nothing: an older exporter would refuse what the last one asked for.
         self.kv_sample_rate = ack.kv_sample_rate
+        self._folder.settings = ack.settings or Settings()
         self._backoff = HELLO_BACKOFF[0]
         self._beat_at = now
         self._unsent = sum(chunk.last <= ack.applied for chunk in self._ring)
+        self._flying.clear()
+        self._in_flight = 0
         # Not the larger of the two: a restarted exporter may know less than the last one.
         self._applied = ack.applied
         if self._unreadable:
@@ -241,16 +271,20 @@ class Sender:
         self._applied = max(self._applied, ack.applied)
         if ack.kv_sample_rate is not None:
             self.kv_sample_rate = ack.kv_sample_rate
+            self._folder.kv_sample_rate = ack.kv_sample_rate
+        while self._flying and self._flying[0][0] <= self._applied:
+            self._in_flight -= self._flying.popleft()[1]
         while self._ring and self._ring[0].last <= ack.durable:
             self._ring_used -= len(self._ring.popleft().frame)
             self._unsent = max(self._unsent - 1, 0)
-        self._deadline = now + ACK_TIMEOUT if self._in_flight() else math.inf
+        self._deadline = now + ACK_TIMEOUT if self._flying else math.inf
 
     def _refused(self, nack: Nack, now: float) -> None:
         self.complaint = f"{nack.code} {nack.detail}".strip()
         if nack.code == "id_conflict":
             self.state = State.STOPPED
-            self.dropped += len(self._pending) + self._seq - self._applied
+            waiting = sum(p.items if isinstance(p, Folded) else 1 for p in self._pending)
+            self.dropped += waiting + self._folder.seal().items + self._seq - self._applied
             self._pending.clear()
             self._ring.clear()
             self._pending_bytes = self._ring_used = self._unsent = 0
@@ -267,35 +301,64 @@ class Sender:
 
         Its seqs stay taken: a gap would make the receiver ask for it for ever.
         """
-        for chunk in islice(self._ring, self._unsent, None):
-            if chunk.first > self._applied:
-                count = chunk.last - chunk.first + 1
-                self._ring_used -= len(chunk.frame)
-                nil = msgspec.Raw(b"\xc0")
-                chunk.frame = encode(Batch(self.incarnation, chunk.first, [nil] * count))
-                self._ring_used += len(chunk.frame)
-                self.dropped += count
-                return
-
-    def _in_flight(self) -> int:
-        """Bytes sent and not known to be applied."""
-        sent = islice(self._ring, self._unsent)
-        return sum(len(chunk.frame) for chunk in sent if chunk.last > self._applied)
+        for index, chunk in enumerate(self._ring):
+            if chunk.first <= self._applied:
+                continue
+            self.dropped += chunk.last - chunk.first + 1
+            empty: list[_Chunk] = []
+            for first in range(chunk.first, chunk.last + 1, MAX_BATCH_ITEMS):
+                last = min(first + MAX_BATCH_ITEMS - 1, chunk.last)
+                nothing = Batch(self.incarnation, first, [NIL] * (last - first + 1))
+                empty.append(_Chunk(first, last, encode(nothing)))
+            del self._ring[index]
+            for place, made in enumerate(empty, start=index):
+                self._ring.insert(place, made)
+            self._ring_used += sum(len(c.frame) for c in empty) - len(chunk.frame)
+            return
 
     def _cut(self) -> None:
         """Move pending items into the ring as one frame, if the window has room."""
-        if not self._pending or self._in_flight() >= self._ring_bytes // 2:
+        if self._folder.count and self.held_bytes <= self._ring_bytes // 2:
+            self._seal()
+        if not self._pending or self._in_flight >= self._ring_bytes // 2:
+            return
+        head = self._pending[0]
+        if isinstance(head, Folded):
+            self._pending.popleft()
+            self._pending_bytes -= head.size
+            self._cut_folded(head)
             return
         items: list[msgspec.Raw] = []
         size = 0
         while self._pending and len(items) < MAX_BATCH_ITEMS:
-            if items and size + len(self._pending[0]) > BATCH_BYTES:
+            item = self._pending[0]
+            if isinstance(item, Folded) or (items and size + len(item) > BATCH_BYTES):
                 break
-            item = self._pending.popleft()
+            self._pending.popleft()
             size += len(item)
             items.append(msgspec.Raw(item))
         self._pending_bytes -= size
-        first, self._seq = self._seq + 1, self._seq + len(items)
-        frame = encode(Batch(self.incarnation, first, items))
-        self._ring.append(_Chunk(first, self._seq, frame))
+        first = self._seq + 1
+        self._append(first + len(items) - 1, Batch(self.incarnation, first, items))
+
+    def _seal(self) -> None:
+        """There is room again: what was folded gets its place behind what waits already."""
+        folded = self._folder.seal()
+        self.seals += 1
+        self._pending.append(folded)
+        self._pending_bytes += folded.size
+
+    def _cut_folded(self, folded: Folded) -> None:
+        """One frame or several, which share the seqs of what was folded: one each, the last the rest."""
+        end = self._seq + folded.items
+        for left, records in zip(range(len(folded.frames) - 1, -1, -1), folded.frames, strict=True):
+            first = self._seq + 1
+            last = first if left else end
+            raws = [msgspec.Raw(record) for record in records]
+            self._append(last, Aggregate(self.incarnation, first, last, raws))
+
+    def _append(self, last: int, message: Batch | Aggregate) -> None:
+        frame = encode(message)
+        self._ring.append(_Chunk(message.first, last, frame))
         self._ring_used += len(frame)
+        self._seq = last

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -21,6 +21,7 @@ from sidestep.wire.limits import (
     Labels,
     Number,
     Random64,
+    Seconds,
     Seq,
     Share,
     Text,
@@ -81,13 +82,27 @@ class Batch(msgspec.Struct, array_like=True, gc=False, tag="B"):
     items: Annotated[list[msgspec.Raw], Meta(max_length=MAX_BATCH_ITEMS)]
 
 
+class Aggregate(msgspec.Struct, array_like=True, gc=False, tag="G"):
+    """What items that found the ring full came to; they are the seqs ``first`` to ``last``.
+
+    ``records`` are of engines of the stream (``totals.Record``) and hold what the items
+    add; each is decoded by itself, later.
+    """
+
+    incarnation: Random64
+    first: Seq
+    last: Seq
+    records: Annotated[list[msgspec.Raw], Meta(max_length=MAX_ENGINES_PER_STREAM)]
+
+
 class Heartbeat(msgspec.Struct, array_like=True, gc=False, tag="b"):
     """Every second: how the sender is. All but ``head`` and ``ring_bytes`` are running totals.
 
     Attributes:
         head: Highest seq assigned.
-        dropped: Items that never got a seq because the ring or the queue was full.
+        dropped: Items that never got a seq because the queue was full, or could not be read.
         errors: Records that could not be translated or encoded.
+        folded: Items that were folded because the ring was full.
     """
 
     incarnation: Random64
@@ -95,6 +110,7 @@ class Heartbeat(msgspec.Struct, array_like=True, gc=False, tag="b"):
     ring_bytes: Count
     dropped: Count = 0
     errors: Count = 0
+    folded: Count = 0
 
 
 class Bye(msgspec.Struct, array_like=True, gc=False, tag="X"):
@@ -105,12 +121,32 @@ class Bye(msgspec.Struct, array_like=True, gc=False, tag="X"):
     reason: Text = ""
 
 
+class Settings(msgspec.Struct, array_like=True, gc=False, frozen=True):
+    """What a sender has to know so that what it folds fits the exporter's series.
+
+    Attributes:
+        buckets: Bounds by bucket family where the operator has set them.
+        scheduled: See ``lifecycle.rules``, like ``latency``, ``max_tracked``, ``max_age``.
+        kv_scale: Whether a sampled block counts for all that it stands for.
+        kv_max_tracked: Sampled blocks followed at once, per engine.
+    """
+
+    buckets: Annotated[dict[Text, Bounds], Meta(max_length=64)] = {}
+    scheduled: Literal["first", "last"] = "first"
+    latency: Literal["output", "token"] = "output"
+    max_tracked: Count = 100_000
+    max_age: Seconds = 86_400.0
+    kv_scale: bool = False
+    kv_max_tracked: Count = 100_000
+
+
 class Ack(msgspec.Struct, array_like=True, gc=False, tag="A"):
     """``applied`` moves the sender's window, ``durable`` frees its ring.
 
     Attributes:
         kv_sample_rate: Share of KV blocks whose life the sender is to follow; ``None``:
             the exporter says nothing about it.
+        settings: With the answer to a Hello.
     """
 
     version: int
@@ -120,6 +156,7 @@ class Ack(msgspec.Struct, array_like=True, gc=False, tag="A"):
     applied: Seq
     durable: Seq
     kv_sample_rate: Share | None = None
+    settings: Settings | None = None
 
 
 class Nack(msgspec.Struct, array_like=True, gc=False, tag="N"):
@@ -134,7 +171,7 @@ class Nack(msgspec.Struct, array_like=True, gc=False, tag="N"):
     detail: Text = ""
 
 
-FromSender = Hello | Batch | Heartbeat | Bye
+FromSender = Hello | Batch | Aggregate | Heartbeat | Bye
 FromExporter = Ack | Nack
 
 _encoder = msgspec.msgpack.Encoder()

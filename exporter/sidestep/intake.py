@@ -1,0 +1,283 @@
+"""What becomes of a frame: decode, session, apply. All of an exporter but its socket and its pages.
+
+No I/O here, and no clock: whoever owns the socket brings frames and the time, asks
+for a slice of work at a time, and sends the answers. Whatever is wrong with a frame or
+an item is counted by reason and costs itself.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from sidestep.apply import Applier
+from sidestep.catalogue.self_metrics import PER_ENGINE
+from sidestep.errors import WireError
+from sidestep.guard import Guard
+from sidestep.logs import Limited
+from sidestep.records import decode_record
+from sidestep.registry import SILENT, Engine, Registry
+from sidestep.selfmetrics import SelfMetrics
+from sidestep.session.receiver import Receiver, Stream
+from sidestep.wire.items import decode_item
+from sidestep.wire.limits import MAX_ITEM_BYTES
+from sidestep.wire.messages import FromExporter, Heartbeat, Hello, decode_from_sender
+
+log = logging.getLogger(__name__)
+
+Replies = list[tuple[bytes, FromExporter]]
+Work = tuple[Callable[[list[Engine], msgspec.Raw], Engine], list[Engine], msgspec.Raw]
+
+
+class Intake:
+    """Takes frames, and has the state that they come to.
+
+    Args:
+        wall: Unix time, told to people only.
+        guard: Knows who may say what; by default everybody may say everything.
+
+    Attributes:
+        refused: Frames that could not be taken, so far.
+        items: Items applied so far.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        metrics: SelfMetrics,
+        *,
+        boot: int,
+        clock: Callable[[], float],
+        wall: Callable[[], float],
+        guard: Guard | None = None,
+    ) -> None:
+        self.registry = registry
+        self.metrics = metrics
+        self.receiver = Receiver(boot)
+        self.applier = Applier(registry)
+        self.guard = guard or Guard(metrics, clock)
+        self.refused = self.items = 0
+        self._wall = wall
+        self._engines: dict[int, list[Engine]] = {}
+        """By incarnation: what a stream's engine indices mean."""
+        self._work: deque[Work] = deque()
+        self._arrived = 0.0
+        """Unix time of the frame whose items are being applied."""
+        self._bugs = Limited(log, clock)
+        self._read_metrics()
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is something to apply; until then no further frame may be taken."""
+        return bool(self._work)
+
+    def take(self, peer: bytes, frames: Sequence[bytes], now: float, key: str = "") -> Replies:
+        """Take in a message of the connection ``peer``; the answers to it.
+
+        Args:
+            peer: Where the answers go.
+            frames: One, in a message as it should be.
+            now: Monotonic seconds.
+            key: What the peer has proved to own, if it had to.
+        """
+        if not self.guard.hears(peer, key, now):
+            return []
+        refused = self.refused
+        replies = self._take(peer, frames, now, key)
+        if self.refused != refused:
+            self.guard.bad(peer, key, now)
+        return replies
+
+    def _take(self, peer: bytes, frames: Sequence[bytes], now: float, key: str) -> Replies:
+        if len(frames) != 1:
+            return self._refuse("multipart")
+        try:
+            self.guard.check(key)
+            message = decode_from_sender(frames[0])
+        except WireError as error:
+            return [*self._refuse(error.reason), *self.receiver.refuse_frame(peer, error)]
+        self.metrics.add("sidestep_messages_total", 1, type(message).__name__.lower())
+        if isinstance(message, Hello):
+            try:
+                for info in message.engines:
+                    self.registry.check(info)
+                self.guard.admit(key, message, self.receiver.streams.get)
+            except WireError as error:
+                refusal = self.receiver.refuse_hello(peer, message, error)
+                return [*self._refuse(error.reason), *refusal.replies]
+        received = self.receiver.receive(peer, message, now)
+        self.metrics.add("sidestep_duplicates_total", received.duplicates)
+        self.metrics.add("sidestep_lost_items_total", received.lost)
+        stream = received.stream
+        if stream is None:
+            return received.replies
+        if received.greeted:
+            self._greet(stream, received.retired, now)
+        elif stream.silent:
+            stream.silent = False
+            self._join(stream)
+        self._arrived = self._wall()
+        engines = self._engines[stream.incarnation]
+        raws = self._sized(frames[0], received.items)
+        self._work.extend((self._apply_item, engines, raw) for raw in raws)
+        self._work.extend((self._add_record, engines, raw) for raw in received.records)
+        if not stream.open:
+            self._part(stream, now)
+        return received.replies
+
+    def work(self) -> None:
+        """Apply one item; whatever is wrong with it costs that item alone."""
+        apply, engines, raw = self._work.popleft()
+        try:
+            engine = apply(engines, raw)
+        except WireError as error:
+            self._reject(error.reason)
+        except Exception:  # noqa: BLE001 - a bug of ours costs its item, and is loud
+            self._reject("bug")
+            self._bugs.exception("bug", "an item could not be applied; this is a bug in sidestep")
+        else:
+            engine.last_seen = self._arrived
+            self.items += 1
+
+    def pass_time(self, now: float) -> None:
+        """Notice who has fallen silent; about once a second."""
+        for stream in self.receiver.streams.values():
+            if stream.open and not stream.silent and now - stream.heard >= SILENT:
+                stream.silent = True
+                self._part(stream, stream.heard)
+        self.registry.pass_time(now)
+
+    def restore(self, streams: Sequence[Stream], now: float) -> None:
+        """Know streams from a snapshot; what they feed shows no gauges until they greet."""
+        for stream in streams:
+            stream.heard = now
+            stream.silent = True
+            self.receiver.restore(stream)
+
+    def _apply_item(self, engines: list[Engine], raw: msgspec.Raw) -> Engine:
+        item = decode_item(raw)
+        if item.engine >= len(engines):
+            raise WireError("unknown_engine")
+        engine = engines[item.engine]
+        self.applier.apply(engine, item)
+        return engine
+
+    def _add_record(self, engines: list[Engine], raw: msgspec.Raw) -> Engine:
+        record = decode_record(raw)
+        engine = next((e for e in engines if e.id == record.head.engine.id), None)
+        if engine is None:
+            raise WireError("unknown_engine")
+        moved = self.applier.add(engine, record)
+        self.metrics.add("sidestep_rebucketed_observations_total", moved)
+        return engine
+
+    def _sized(self, frame: bytes, items: Sequence[msgspec.Raw]) -> Sequence[msgspec.Raw]:
+        """``items`` without those over the limit, which only a large frame can hold."""
+        if len(frame) <= MAX_ITEM_BYTES:
+            return items
+        kept = [raw for raw in items if len(memoryview(raw)) <= MAX_ITEM_BYTES]
+        for _ in range(len(items) - len(kept)):
+            self._reject("too_big")
+        return kept
+
+    def _greet(self, stream: Stream, retired: int | None, now: float) -> None:
+        """Bind the stream's engine indices to engines."""
+        if retired is not None:
+            self._leave(retired, now)
+        engines = [self.registry.register(info) for info in stream.engines]
+        self._engines[stream.incarnation] = engines
+        for engine in engines:
+            if retired is not None:
+                engine.restarts += 1
+                self.registry.renew(engine)
+        stream.silent = False
+        self._join(stream)
+        # A stream that the receiver has forgotten has nothing more to say here either.
+        known = {stream.incarnation for stream in self.receiver.streams.values()}
+        for gone in self._engines.keys() - known:
+            self._leave(gone, now)
+
+    def _join(self, stream: Stream) -> None:
+        # One that nobody fed for long is not among the registry's any more.
+        engines = [self.registry.revived(e) for e in self._engines[stream.incarnation]]
+        self._engines[stream.incarnation] = engines
+        for engine in engines:
+            engine.streams.add(stream.incarnation)
+            engine.live = True
+            self.registry.touch(engine)
+
+    def _part(self, stream: Stream, heard: float) -> None:
+        """The stream does not feed its engines any more, since ``heard``."""
+        for engine in self._engines.get(stream.incarnation, ()):
+            engine.streams.discard(stream.incarnation)
+            engine.heard = max(engine.heard, heard)
+
+    def _leave(self, incarnation: int, now: float) -> None:
+        for engine in self._engines.pop(incarnation, ()):
+            engine.streams.discard(incarnation)
+            engine.heard = max(engine.heard, now)
+
+    def _refuse(self, reason: str) -> Replies:
+        self.refused += 1
+        self._reject(reason)
+        return []
+
+    def _reject(self, reason: str) -> None:
+        self.metrics.add("sidestep_rejected_total", 1, reason)
+        log.debug("refused: %s", reason)
+
+    def _read_metrics(self) -> None:
+        """Self-metrics that are somebody's present state."""
+
+        def of_engines(
+            read: Callable[[Engine], float],
+        ) -> Callable[[], list[tuple[tuple[str, ...], float]]]:
+            return lambda: [
+                (tuple(engine.labels.get(name, "") for name in PER_ENGINE), read(engine))
+                for engine in self.registry.engines.values()
+            ]
+
+        def of_streams(
+            read: Callable[[Stream], float],
+        ) -> Callable[[], list[tuple[tuple[str, ...], float]]]:
+            return lambda: [((s.id,), read(s)) for s in self.receiver.streams.values()]
+
+        read = self.metrics.read
+        read("sidestep_engine_up", of_engines(lambda engine: float(bool(engine.streams))))
+        read("sidestep_engine_restarts_total", of_engines(lambda engine: engine.restarts))
+        read(
+            "sidestep_engine_last_seen_timestamp_seconds",
+            of_engines(lambda engine: engine.last_seen),
+        )
+        streams = self.receiver.streams
+        read(
+            "sidestep_streams",
+            lambda: [((), sum(s.open and not s.silent for s in streams.values()))],
+        )
+        read("sidestep_items_total", lambda: [((), self.items)])
+        read("sidestep_engines", lambda: [((), len(self.registry.engines))])
+        read("sidestep_stream_ring_bytes", of_streams(lambda stream: _beat(stream).ring_bytes))
+        read("sidestep_stream_lag_items", of_streams(_lag))
+        read(
+            "sidestep_stream_durable_lag_items",
+            of_streams(lambda stream: stream.seq - stream.durable if self.receiver.durable else 0),
+        )
+        read("sidestep_stream_push_dropped_total", of_streams(lambda stream: stream.dropped))
+        read("sidestep_stream_errors_total", of_streams(lambda stream: stream.errors))
+        read("sidestep_folded_items_total", of_streams(lambda stream: stream.folded))
+        read(
+            "sidestep_series_limited_total",
+            lambda: [((limit,), count) for limit, count in self.registry.limited.items()],
+        )
+        read("sidestep_series", lambda: [((), self.registry.series)])
+
+
+def _beat(stream: Stream) -> Heartbeat:
+    return stream.beat or Heartbeat(stream.incarnation, 0, 0)
+
+
+def _lag(stream: Stream) -> int:
+    return max(_beat(stream).head - stream.seq, 0)

@@ -1,0 +1,126 @@
+"""Requests in flight as they are kept over the exporter's restart, and as they come back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+
+import msgspec
+
+from sidestep.lifecycle.inflight import Request
+from sidestep.lifecycle.machine import Lifecycle
+from sidestep.lifecycle.siblings import Group, Questions, Siblings
+from sidestep.lifecycle.steps import Steps
+from sidestep.wire.requests import PREEMPTED
+
+CHUNK = 1024
+"""Requests in one piece: half a millisecond to encode."""
+
+
+class KeptLifecycle(msgspec.Struct, array_like=True, gc=False, tag="l"):
+    """What an engine's lifecycle knows beside its requests."""
+
+    engine: str
+    source: int | None
+    step: float | None
+    prefilling: list[int]
+    given_up: list[int]
+    cut_off: int
+
+
+class KeptRequests(msgspec.Struct, array_like=True, gc=False, tag="r"):
+    """Some of an engine's requests, in the order in which they were first heard of."""
+
+    engine: str
+    numbers: list[int]
+    requests: list[Request]
+
+
+class KeptGroup(msgspec.Struct, array_like=True, gc=False, tag="g"):
+    """A question's samples; ``owner`` and ``waits`` are engines, or empty."""
+
+    number: int
+    deadline: float
+    ended: float
+    live: int
+    samples: int
+    longest: int
+    highest: int
+    aborted: bool
+    closed: bool
+    owner: str
+    waits: str
+
+
+def keep(engine: str, lifecycle: Lifecycle) -> Iterator[KeptLifecycle | KeptRequests]:
+    """The pieces of an engine's lifecycle; it must not change between two of them."""
+    requests = lifecycle.requests
+    yield KeptLifecycle(
+        engine,
+        lifecycle.source,
+        lifecycle.steps.last,
+        list(requests.prefilling),
+        list(requests.given_up),
+        requests.cut_off,
+    )
+    numbers, live = iter(requests.live), iter(requests.live.values())
+    while some := list(islice(numbers, CHUNK)):
+        yield KeptRequests(engine, some, list(islice(live, CHUNK)))
+
+
+def keep_questions(questions: Questions, engines: Mapping[str, Siblings]) -> Iterator[KeptGroup]:
+    """The questions that engines share; ``engines`` says whose siblings are whose."""
+    names = {id(siblings): engine for engine, siblings in engines.items()}
+    for group in questions.groups.values():
+        yield KeptGroup(
+            group.number,
+            group.deadline,
+            group.ended,
+            group.live,
+            group.samples,
+            group.longest,
+            group.highest,
+            group.aborted,
+            group.closed,
+            names.get(id(group.owner), ""),
+            names.get(id(group.waits), ""),
+        )
+
+
+def restore(lifecycle: Lifecycle, kept: KeptLifecycle) -> None:
+    """Take over what was kept of a lifecycle; its requests come by themselves."""
+    lifecycle.source = kept.source
+    lifecycle.steps = Steps(kept.step)
+    requests = lifecycle.requests
+    requests.prefilling.update(kept.prefilling)
+    requests.given_up.update(kept.given_up)
+    requests.cut_off = kept.cut_off
+
+
+def restore_requests(lifecycle: Lifecycle, kept: KeptRequests) -> None:
+    """Take over requests; the counts of them follow from their states."""
+    requests = lifecycle.requests
+    for number, request in zip(kept.numbers, kept.requests, strict=True):
+        requests.readopt(number, request)
+    # In the order of their preemptions, since the first of them has waited longest.
+    waiting = [
+        (request.preempted or request.since, number)
+        for number, request in requests.live.items()
+        if request.state == PREEMPTED
+    ]
+    requests.preempted = {number: since for since, number in sorted(waiting)}
+
+
+def restore_questions(
+    questions: Questions, groups: Iterable[KeptGroup], engines: Mapping[str, Siblings]
+) -> None:
+    """Take over the questions, once their engines are there."""
+    for kept in sorted(groups, key=lambda group: group.deadline):
+        group = questions.groups[kept.number] = Group(kept.number)
+        group.deadline, group.ended = kept.deadline, kept.ended
+        group.live, group.samples = kept.live, kept.samples
+        group.longest, group.highest = kept.longest, kept.highest
+        group.aborted, group.closed = kept.aborted, kept.closed
+        group.owner = engines.get(kept.owner)
+        if kept.waits in engines:
+            engines[kept.waits].wait(group)

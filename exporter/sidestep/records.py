@@ -1,0 +1,336 @@
+"""An engine's series as bytes and back: of a snapshot, and of what a sender folded.
+
+Adding a record to an engine that has nothing yet restores it; adding what a sender
+folded to an engine that went on is the same work: counters and buckets add up, a gauge
+yields to a newer one.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import msgspec
+
+from sidestep.buckets import Bounds
+from sidestep.errors import WireError
+from sidestep.histogram import Histogram
+from sidestep.registry import ORIGIN, Engine, Key, Number, OpenFamily, Registry
+from sidestep.samples import add_samples
+from sidestep.wire.items import Family, Sample, Samples
+from sidestep.wire.limits import OTHER, is_printable
+from sidestep.wire.messages import DECODE_ERRORS, EngineInfo
+from sidestep.wire.totals import (
+    Amount,
+    Buckets,
+    Child,
+    EncodedRecord,
+    Head,
+    Hits,
+    OpenTotals,
+    Record,
+    Totals,
+)
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
+WORD = 1 << 63
+MAX_DIGITS = 64
+WINDOWS = ("prefix_hits", "external_hits", "mm_hits")
+
+
+def encode_record(engine: Engine, totals: Totals) -> bytes:
+    """The record of ``engine``, of which ``totals`` are what is to be said."""
+    record = EncodedRecord(msgspec.Raw(_head(engine)), totals)
+    try:
+        return _encoder.encode(record)
+    except OverflowError:
+        totals.scalars = [v if v is None else _worded(v) for v in totals.scalars]
+        for child in (child for children in totals.keyed for child in children):
+            child.value = _worded(child.value)
+        return _encoder.encode(record)
+
+
+def decode_record(raw: bytes | msgspec.Raw) -> Record:
+    """The record in ``raw``.
+
+    Raises:
+        WireError: Malformed, or at odds with itself.
+    """
+    try:
+        record = _decoder.decode(raw)
+    except DECODE_ERRORS as error:
+        raise WireError("bad_item", str(error)) from None
+    head, totals = record.head, record.totals
+    columns = (
+        (head.scalars, totals.scalars),
+        (head.histograms, totals.histograms),
+        (head.histograms, head.bounds),
+        (head.keyed, totals.keyed),
+    )
+    if any(len(names) != len(values) for names, values in columns):
+        raise WireError("bad_item", "a record's columns differ in length")
+    for bounds, buckets in zip(head.bounds, totals.histograms, strict=True):
+        if buckets is not None:
+            _check(buckets, bounds)
+    return record
+
+
+def totals_of(engine: Engine) -> Totals:
+    """All that ``engine`` has counted, and its gauges."""
+    return Totals(
+        list(engine.values),
+        [None if h is None else Buckets(h.sum, h.counts) for h in engine.histograms],
+        [[Child(list(key), value) for key, value in c.items()] for c in engine.keyed],
+        [_open(family) for family in engine.open.values()],
+        engine.gauge_stamp,
+        engine.held_tokens,
+        [Hits(h.requests, h.queries, h.hits) for h in (getattr(engine, w) for w in WINDOWS)],
+        list(engine.seen),
+        engine.restarts,
+        engine.last_seen,
+    )
+
+
+def add_record(registry: Registry, engine: Engine, record: Record) -> int:
+    """Add ``record`` to the series of ``engine``; how many observations had foreign bounds.
+
+    Raises:
+        WireError: It holds what cannot be counted, and nothing was changed; or families
+            that describe themselves contradict what is known, and all others were added.
+    """
+    totals = record.totals
+    # Numbers are looked at before the first is added.
+    scalars = list(_scalars(engine, record))
+    keyed = list(_keyed(engine, record))
+    newer = totals.gauge_stamp >= engine.gauge_stamp or not totals.gauge_stamp
+    _add_scalars(engine, scalars, newer=newer)
+    for children, kind, found in keyed:
+        _add_children(registry, children, kind, found, newer=newer)
+    moved = _add_histograms(engine, record)
+    for window, hits in zip(WINDOWS, totals.hits, strict=False):
+        if hits.requests:
+            getattr(engine, window).add(hits.requests, hits.queries, hits.hits)
+    engine.gauge_stamp = max(engine.gauge_stamp, totals.gauge_stamp)
+    engine.held_tokens += totals.held_tokens
+    engine.seen.update(totals.seen)
+    registry.limited["label_values"] += totals.limited
+    registry.touch(engine)
+    return moved + _add_families(registry, engine, totals)
+
+
+def restored(registry: Registry, record: Record) -> Engine:
+    """The engine that ``record`` was made of, of which nobody has told yet.
+
+    Raises:
+        WireError: See ``add_record``; or its dialect is unknown.
+    """
+    head = record.head
+    layout = registry.layouts.get(head.engine.dialect)
+    if layout is None:
+        raise WireError("unknown_dialect", head.engine.dialect)
+    engine = Engine(layout, head.engine, registry.overrides)
+    engine.core_info = head.core_info
+    engine.info = {**head.core_info, **head.engine.info}
+    _drop_foreign(engine, record)
+    add_record(registry, engine, record)
+    engine.restarts = record.totals.restarts
+    engine.last_seen = record.totals.last_seen
+    engine.live = False
+    return engine
+
+
+def _drop_foreign(engine: Engine, record: Record) -> None:
+    """A histogram whose bounds are others now starts anew: its counts cannot be moved."""
+    slots = {row.name: slot for slot, row in enumerate(engine.layout.histograms)}
+    head, histograms = record.head, record.totals.histograms
+    for place, (name, bounds) in enumerate(zip(head.histograms, head.bounds, strict=True)):
+        if name in slots and tuple(bounds) != engine.bounds_of(slots[name]):
+            histograms[place] = None
+
+
+def _head(engine: Engine) -> bytes:
+    if not engine.head:
+        labels = {name: value for name, value in engine.labels.items() if name != ORIGIN}
+        info = EngineInfo(
+            engine.id,
+            engine.layout.dialect,
+            labels,
+            dict(engine.front_info),
+            dict(engine.sent_bounds),
+            sorted(engine.features),
+            dict(engine.closed),
+        )
+        layout = engine.layout
+        head = Head(
+            info,
+            dict(engine.core_info),
+            list(layout.scalar_names),
+            [row.name for row in layout.histograms],
+            [list(engine.bounds_of(slot)) for slot in range(len(layout.histograms))],
+            [row.name for row in layout.keyed],
+        )
+        engine.head = _encoder.encode(head)
+    return engine.head
+
+
+def _scalars(engine: Engine, record: Record) -> Iterator[tuple[int, Number]]:
+    """Where each number goes; what no row here has is left out."""
+    layout = engine.layout
+    places = {name: slot for slot, name in enumerate(layout.scalar_names)}
+    for (name, label), value in zip(record.head.scalars, record.totals.scalars, strict=True):
+        slot = places.get((name, label), places.get((name, OTHER)))
+        if value is not None and slot is not None:
+            yield slot, _number(value, negative=slot in layout.scalar_gauges)
+
+
+def _keyed(
+    engine: Engine, record: Record
+) -> Iterator[tuple[dict[Key, Number], str, list[tuple[Key, Number]]]]:
+    """Children of each family with open label values, its kind, and what to add to them."""
+    rows = {row.name: (slot, row) for slot, row in enumerate(engine.layout.keyed)}
+    for name, children in zip(record.head.keyed, record.totals.keyed, strict=True):
+        if name not in rows:
+            continue
+        slot, row = rows[name]
+        if any(len(child.labels) != len(row.own_labels) for child in children):
+            raise WireError("bad_label", name)
+        if not all(map(is_printable, (label for child in children for label in child.labels))):
+            raise WireError("bad_label", name)
+        gauge = row.kind == "gauge"
+        found = [(tuple(c.labels), _number(c.value, negative=gauge)) for c in children]
+        yield engine.keyed[slot], row.kind, found
+
+
+def _add_scalars(engine: Engine, found: list[tuple[int, Number]], *, newer: bool) -> None:
+    gauges, timeless = engine.layout.scalar_gauges, engine.layout.timeless
+    for slot, value in found:
+        if slot not in gauges:
+            engine.values[slot] = (engine.values[slot] or 0) + value
+        elif newer or slot in timeless:
+            engine.values[slot] = value
+
+
+def _add_children(
+    registry: Registry,
+    children: dict[Key, Number],
+    kind: str,
+    found: list[tuple[Key, Number]],
+    *,
+    newer: bool,
+) -> None:
+    if kind == "gauge":
+        if newer:
+            children.clear()
+            children.update(found)
+        return
+    for key, value in found:
+        capped = registry.capped(children, key)
+        children[capped] = children.get(capped, 0) + value
+
+
+def _add_histograms(engine: Engine, record: Record) -> int:
+    slots = {row.name: slot for slot, row in enumerate(engine.layout.histograms)}
+    head = record.head
+    moved = 0
+    for name, bounds, buckets in zip(
+        head.histograms, head.bounds, record.totals.histograms, strict=True
+    ):
+        if buckets is not None and name in slots:
+            moved += _add(engine.histogram(slots[name]), tuple(bounds), buckets)
+    return moved
+
+
+def _add_families(registry: Registry, engine: Engine, totals: Totals) -> int:
+    """Add those that describe themselves, all that can be; then say if one could not."""
+    moved = 0
+    refused: WireError | None = None
+    for family in totals.open:
+        try:
+            moved += _add_open(registry, engine, family)
+        except WireError as error:
+            refused = error
+    if refused is not None:
+        raise refused
+    return moved
+
+
+def _add(histogram: Histogram, bounds: Bounds, buckets: Buckets) -> int:
+    """Add counts; those of other bounds land by their upper bound, and are returned."""
+    if bounds == histogram.bounds:
+        histogram.add(buckets.counts, buckets.total)
+        return 0
+    counts = rebucket(bounds, buckets.counts, histogram.bounds)
+    histogram.add(counts, buckets.total)
+    return sum(counts)
+
+
+def rebucket(bounds: Bounds, counts: list[int], wanted: Bounds) -> list[int]:
+    """``counts`` in buckets of other bounds, none lower than it was."""
+    found = [0] * (len(wanted) + 1)
+    for bound, count in zip((*bounds, math.inf), counts, strict=True):
+        found[bisect_left(wanted, bound)] += count
+    return found
+
+
+def _open(family: OpenFamily) -> OpenTotals:
+    children = [
+        Child(list(key), 0, Buckets(value.sum, value.counts))
+        if isinstance(value, Histogram)
+        else Child(list(key), value)
+        for key, value in family.children.items()
+    ]
+    return OpenTotals(
+        family.name, family.kind, family.help, list(family.labels), list(family.bounds), children
+    )
+
+
+def _add_open(registry: Registry, engine: Engine, totals: OpenTotals) -> int:
+    wanted = _wanted(engine, totals)
+    family = Family(totals.name, totals.kind, totals.labels, [], totals.help, list(wanted))
+    moved = 0
+    for child in totals.children:
+        sample = Sample(child.labels, _number(child.value, negative=True))
+        if child.buckets is not None:
+            _check(child.buckets, totals.bounds)
+            sample.counts, sample.total = child.buckets.counts, child.buckets.total
+            if tuple(totals.bounds) != wanted:
+                sample.counts = rebucket(tuple(totals.bounds), sample.counts, wanted)
+                moved += sum(sample.counts)
+        family.samples.append(sample)
+    add_samples(registry, engine, Samples(0, 0.0, [family]))
+    return moved
+
+
+def _wanted(engine: Engine, totals: OpenTotals) -> Bounds:
+    """The bounds of the engine's family of that name."""
+    known = engine.open.get(totals.name)
+    row = engine.layout.sampled.get(totals.name)
+    if known is None and row is not None:
+        known = engine.sampled(row)
+    return tuple(totals.bounds) if known is None else known.bounds
+
+
+def _check(buckets: Buckets, bounds: Sequence[float]) -> None:
+    counts = buckets.counts
+    if len(counts) != len(bounds) + 1 or any(a >= b for a, b in pairwise(bounds)):
+        raise WireError("bad_bounds", "a histogram's bounds and counts do not fit")
+    if min(counts) < 0 or not math.isfinite(buckets.total):
+        raise WireError("bad_item", "a histogram cannot have these counts")
+
+
+def _number(value: Amount, *, negative: bool) -> Number:
+    """``value`` as a number that can be added."""
+    if isinstance(value, str):
+        if not (value.isascii() and value.isdecimal() and len(value) <= MAX_DIGITS):
+            raise WireError("bad_item", "text that is no number")
+        return int(value)
+    if not math.isfinite(value) or (value < 0 and not negative):
+        raise WireError("bad_item", "a number that cannot be counted")
+    return value
+
+
+def _worded(value: Amount) -> Amount:
+    return str(value) if isinstance(value, int) and value >= WORD else value

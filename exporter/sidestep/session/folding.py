@@ -1,0 +1,138 @@
+"""Where items go that find the ring full: into the series they would have become.
+
+The exporter's own applier adds them up, over a registry of this process's own, so that
+counters and buckets are the same as if each item had arrived. What is lost are the
+intervals of requests and the lives of blocks that were under way when it began or ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from sidestep.apply import Applier
+from sidestep.catalogue import DIALECTS
+from sidestep.lifecycle.rules import Rules
+from sidestep.plan import compile_layout
+from sidestep.records import encode_record, totals_of
+from sidestep.registry import Engine, Registry, Sampling
+from sidestep.wire.items import decode_item
+from sidestep.wire.limits import COUNT_LIMIT, MAX_FRAME_BYTES
+from sidestep.wire.messages import EngineInfo, Settings
+from sidestep.wire.totals import Totals
+
+ENVELOPE = 1024
+"""Bytes of a frame that are not records, and more."""
+
+
+class Folded(NamedTuple):
+    """What so many items came to, as the records of each frame."""
+
+    items: int
+    frames: list[list[bytes]]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the records."""
+        return sum(len(record) for frame in self.frames for record in frame)
+
+
+class Folder:
+    """Adds up the items of one stream, from one ``seal`` to the next.
+
+    Attributes:
+        count: Items folded since the last seal.
+        settings: What the exporter said last: fold as it would have counted.
+        kv_sample_rate: Share of KV blocks to follow, as it said last.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.settings = Settings()
+        self.kv_sample_rate: float | None = None
+        self._registry = Registry({}, {})
+        self._applier: Applier | None = None
+        self._engines: dict[int, Engine] = {}
+
+    def prepare(self) -> Applier:
+        """Compile the catalogue: 90 ms that are better spent before the exporter has gone."""
+        if self._applier is None:
+            self._registry.layouts = {name: compile_layout(name) for name in DIALECTS}
+            self._applier = Applier(self._registry)
+        return self._applier
+
+    def fold(self, data: bytes, engines: Sequence[EngineInfo]) -> bool:
+        """Add an encoded item; whether it could be counted. Its place is used up either way."""
+        if not self.count:
+            self._begin()
+        self.count += 1
+        try:
+            item = decode_item(data)
+            if item.engine >= len(engines):
+                return False
+            self.prepare().apply(self._engine(item.engine, engines), item)
+        except Exception:  # noqa: BLE001 - this runs in an engine: a bug of ours costs the item
+            return False
+        return True
+
+    def _begin(self) -> None:
+        registry, said = self._registry, self.settings
+        registry.overrides = {name: tuple(bounds) for name, bounds in said.buckets.items()}
+        registry.rules = Rules(said.scheduled, said.latency, said.max_tracked, said.max_age)
+        rate = registry.sampling.rate if self.kv_sample_rate is None else self.kv_sample_rate
+        registry.sampling = Sampling(rate, said.kv_scale, max(said.kv_max_tracked, 1))
+
+    def seal(self) -> Folded:
+        """What was folded; the next item begins anew."""
+        frames: list[list[bytes]] = [[]]
+        room = MAX_FRAME_BYTES - ENVELOPE
+        for engine in self._engines.values():
+            for record in self._records(engine):
+                if len(record) > room and frames[-1]:
+                    frames.append([])
+                    room = MAX_FRAME_BYTES - ENVELOPE
+                frames[-1].append(record)
+                room -= len(record)
+        # A frame takes a seq at least; records outnumber items only where the last ones do not fit.
+        folded = Folded(self.count, frames[: self.count])
+        self._registry.clear()
+        self._engines.clear()
+        self.count = 0
+        return folded
+
+    def _engine(self, index: int, engines: Sequence[EngineInfo]) -> Engine:
+        known = self._engines.get(index)
+        if known is None:
+            known = self._engines[index] = self._registry.register(engines[index])
+            # The exporter counts those that were under way when the first item was folded.
+            self._registry.requests_of(known).requests.cut_off = COUNT_LIMIT
+        return known
+
+    def _records(self, engine: Engine) -> list[bytes]:
+        """The engine's record; in parts where its own families make it too large for a frame."""
+        totals = self._totals(engine)
+        whole = encode_record(engine, totals)
+        if len(whole) <= MAX_FRAME_BYTES - ENVELOPE:
+            return [whole]
+        families, totals.open = totals.open, []
+        parts = [Totals(
+            [None] * len(totals.scalars),
+            [None] * len(totals.histograms),
+            [[] for _ in totals.keyed],
+            [family],
+        ) for family in families]  # fmt: skip
+        return [encode_record(engine, part) for part in (totals, *parts)]
+
+    def _totals(self, engine: Engine) -> Totals:
+        applier = self.prepare()
+        while engine.blocks is not None and engine.blocks.waiting:
+            applier.drain()
+        blocks = engine.blocks is not None
+        applier.abandon(engine)
+        totals = totals_of(engine)
+        totals.blocks = blocks
+        totals.limited = self._registry.limited["label_values"]
+        self._registry.limited["label_values"] = 0
+        if engine.requests is not None and engine.requests.source is not None:
+            totals.cut_off = engine.requests.requests.whole
+        return totals

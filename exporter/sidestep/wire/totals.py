@@ -1,0 +1,128 @@
+"""An engine's series as one value: what was folded while nothing could be sent, what is kept.
+
+Positions mean what the head's lists of names say, so that two releases whose
+catalogues differ understand each other. Amounts are checked where they are added
+(``records``): what is kept may have grown over what a single item may say.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from sidestep.wire.limits import MAX_BOUNDS, MAX_LABELS, FamilyName, Labels, Number, Text
+from sidestep.wire.messages import Bounds, EngineInfo
+
+MAX_PLACES = 4096
+"""Scalars, histograms or labelled families of one engine."""
+MAX_CHILDREN = 4096
+
+Amount = int | float | str
+"""A string is an integer that 64 bits do not hold: operations of a GPU are such."""
+Names = Annotated[list[Text], Meta(max_length=MAX_PLACES)]
+Values = Annotated[list[Text], Meta(max_length=MAX_LABELS)]
+
+
+class Buckets(msgspec.Struct, array_like=True, gc=False):
+    """A histogram's sum, and its counts per bucket, not cumulative, the last for +Inf."""
+
+    total: float = 0.0
+    counts: Annotated[list[int], Meta(max_length=MAX_BOUNDS + 1)] = []
+
+
+class Child(msgspec.Struct, array_like=True, gc=False):
+    """One child of a family: a number, or a histogram where ``buckets`` is given."""
+
+    labels: Values
+    value: Amount = 0
+    buckets: Buckets | None = None
+
+
+Children = Annotated[list[Child], Meta(max_length=MAX_CHILDREN)]
+
+
+class OpenTotals(msgspec.Struct, array_like=True, gc=False):
+    """A family that described itself."""
+
+    name: FamilyName
+    kind: Literal["counter", "gauge", "histogram"]
+    help: str
+    labels: Values
+    bounds: Annotated[list[Number], Meta(max_length=MAX_BOUNDS)] = []
+    children: Children = []
+
+
+class Hits(msgspec.Struct, array_like=True, gc=False):
+    """Cache lookups of the recent past, as one."""
+
+    requests: int = 0
+    queries: int = 0
+    hits: int = 0
+
+
+class Head(msgspec.Struct, array_like=True, gc=False):
+    """Which engine it is, and what the positions mean; changes with a Hello only.
+
+    Attributes:
+        engine: As its front ends say.
+        core_info: Info metrics as its core says.
+        scalars: Family and, where the family has a label, its value.
+        histograms: Families.
+        bounds: Of each of them.
+        keyed: Families with label values that nobody knows beforehand.
+    """
+
+    engine: EngineInfo
+    core_info: dict[Text, Labels]
+    scalars: Annotated[list[tuple[Text, Text]], Meta(max_length=MAX_PLACES)]
+    histograms: Names
+    bounds: Annotated[list[Bounds], Meta(max_length=MAX_PLACES)]
+    keyed: Names
+
+
+class Totals(msgspec.Struct, array_like=True, gc=False):
+    """The values.
+
+    Attributes:
+        scalars: None is no sample.
+        histograms: None is not shown yet.
+        gauge_stamp: Host-monotonic stamp of the newest gauges; 0.0 where there are none.
+        held_tokens: Tokens of the step whose scheduler has not told of it.
+        hits: Of the prefix cache, of an external one, and of the multimodal one.
+        seen: Options whose families are shown.
+        restarts: Times that a stream of the engine came back as a new process.
+        limited: Updates that went to ``__other__``.
+        cut_off: Requests that began in what was folded, and did not end in it; None
+            where no request events were folded.
+        blocks: Whether block events were folded.
+    """
+
+    scalars: Annotated[list[Amount | None], Meta(max_length=MAX_PLACES)] = []
+    histograms: Annotated[list[Buckets | None], Meta(max_length=MAX_PLACES)] = []
+    keyed: Annotated[list[Children], Meta(max_length=MAX_PLACES)] = []
+    open: Annotated[list[OpenTotals], Meta(max_length=MAX_PLACES)] = []
+    gauge_stamp: float = 0.0
+    held_tokens: int = 0
+    hits: Annotated[list[Hits], Meta(max_length=8)] = []
+    seen: Names = []
+    restarts: int = 0
+    last_seen: float = 0.0
+    limited: int = 0
+    cut_off: int | None = None
+    blocks: bool = False
+
+
+class Record(msgspec.Struct, array_like=True, gc=False):
+    """One engine."""
+
+    head: Head
+    totals: Totals
+
+
+class EncodedRecord(msgspec.Struct, array_like=True, gc=False):
+    """Likewise, with a head that is kept encoded."""
+
+    head: msgspec.Raw
+    totals: Totals

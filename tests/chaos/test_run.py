@@ -1,0 +1,66 @@
+"""Whole runs, short: a run without a fault is clean, and a loss is seen."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from chaos.run import run
+from chaos.stage import Options, Stage
+from chaos.verdict import compare
+
+QUICK = Options(rate=1000.0, rounds=1, quick=True)
+
+
+@pytest.mark.parametrize("transport", ["ipc", "tcp"])
+def test_without_a_fault_the_page_shows_what_was_pushed(tmp_path: Path, transport: str) -> None:
+    """Every series, to the last digit of the sums."""
+    options = Options(transport=transport, rate=1000.0)
+    with Stage(tmp_path, options) as stage:
+        assert stage.wait_for(lambda: stage.engine.pushed > 2000)
+        stage.engine.ask("pause")
+        assert stage.wait_for(stage.drained)
+        report = stage.engine.report()
+        page = stage.settled()
+
+        assert report["pushed"] == stage.engine.pushed
+        assert not compare(report["totals"], page, derived_apart=False).worst
+        assert stage.watch.monotony.decreases == 0
+        assert report["phases"]["up"]["push"]["count"] == report["pushed"]
+        assert report["phases"]["up"]["big"]["count"] > 0
+
+
+def test_a_killed_exporter_without_a_state_is_seen_as_loss_and_decrease() -> None:
+    """The test of the test: what the promise excludes must show, and nothing comes twice."""
+    result = run("kill", QUICK)
+
+    assert result.reset
+    assert result.comparison.lost > 0
+    assert result.decreases > 0
+    assert result.comparison.doubled == 0
+    assert result.recovery is not None
+    assert result.broken == ()
+
+
+def test_a_killed_engine_leaves_a_beginning_of_its_stream() -> None:
+    """And its successor goes on; what died with it is told."""
+    result = run("engine-kill", QUICK)
+
+    assert (result.comparison.lost, result.comparison.doubled, result.decreases) == (0, 0, 0)
+    assert "died with an engine" in " ".join(result.notes)
+    assert result.comparison.derived == 0
+
+
+def test_an_exporter_that_dies_by_itself_breaks_the_promise(tmp_path: Path) -> None:
+    """Its last words are told, and another takes its place, as an orchestrator would see to."""
+    with Stage(tmp_path, QUICK) as stage:
+        os.kill(stage.exporter.pid, signal.SIGABRT)
+        assert stage.wait_for(lambda: not stage.exporter.running)
+        stage.revive()
+
+        assert stage.broken == [f"the exporter died: {stage.broken[0].partition(': ')[2]}"]
+        assert "engines connect to" in stage.broken[0]
+        assert stage.exporter.running
+        assert len(stage.recoveries) == 1

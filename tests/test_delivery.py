@@ -1,0 +1,437 @@
+"""The promise: nothing lost, nothing doubled, nothing taken back, whatever dies on the way.
+
+A state machine plays network, clock, disk and death over the real parts of both ends: the
+senders with what they fold, the intake with the exporter's own series, the snapshots.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from random import Random
+
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from sidestep.intake import Intake
+from sidestep.plan import compile_layout
+from sidestep.registry import Registry
+from sidestep.selfmetrics import SelfMetrics
+from sidestep.session.folding import Folder
+from sidestep.session.sender import Sender, State
+from sidestep.snapshot import Capture, restore
+from sidestep.wire.items import VllmStep, encode_item
+from sidestep.wire.messages import EngineInfo, Settings, encode
+from sidestep.wire.vllm import IterationStats
+
+RING = 48 << 10
+STREAMS = {"front/0": "shared", "front/1": "shared", "other": "own"}
+"""Which engine each stream feeds."""
+LATENCIES = [0.0001 * n for n in range(1, 121)]
+"""Of one item: a kilobyte, so that a ring of this size is full soon."""
+SOON, LATER, TIMEOUT = 0.05, 0.3, 4.0
+POISON = b"\xc0"
+
+layouts = {"vllm": compile_layout("vllm")}
+TOKENS = layouts["vllm"].find("vllm:generation_tokens_total").slots[0]
+ITL = layouts["vllm"].find("vllm:inter_token_latency_seconds").slots[0]
+
+Page = dict[str, tuple[int, ...]]
+"""By engine: tokens, then the counts per bucket."""
+
+
+class Exporter:
+    """One exporter process; it knows what the last one left on the disk."""
+
+    def __init__(self, boot: int, disk: list[bytes] | None) -> None:
+        self.now = 0.0
+        metrics = SelfMetrics()
+        self.intake = Intake(
+            Registry(layouts, {}), metrics, boot=boot, clock=lambda: self.now, wall=lambda: 1.0
+        )
+        self.intake.receiver.durable = True
+        self.intake.receiver.settings = Settings()
+        self.capture = Capture(self.intake)
+        self.written: list[bytes] | None = None
+        if disk is not None:
+            restore(self.intake, disk, 0.0)
+
+    def take(self, peer: bytes, frame: bytes, now: float) -> list[tuple[bytes, bytes]]:
+        """Take a frame in and apply it; the answers."""
+        replies = self.intake.take(peer, [frame], now)
+        while self.intake.busy:
+            self.intake.work()
+        return [(to, encode(reply)) for to, reply in replies]
+
+    def page(self) -> Page:
+        """What a scrape would show."""
+        return {
+            engine.id: (int(engine.values[TOKENS] or 0), *engine.histogram(ITL).counts)
+            for engine in self.intake.registry.engines.values()
+        }
+
+
+def info(engine: str) -> EngineInfo:
+    """What a stream says of an engine."""
+    return EngineInfo(engine, "vllm", {"engine": engine, "model_name": "m"})
+
+
+class Process:
+    """One engine process: its sender, its connection, what is on the way from and to it."""
+
+    def __init__(self, stream: str, incarnation: int) -> None:
+        self.engines = [info(STREAMS[stream])]
+        self.sender = Sender(
+            stream, incarnation, self.engines, Random(incarnation), Folder(), ring_bytes=RING
+        )
+        self.stream = stream
+        self.connection = 0
+        self.pushed = 0
+        self.up: list[tuple[bytes, bytes]] = []
+        self.down: list[tuple[bytes, bytes]] = []
+
+    @property
+    def peer(self) -> bytes:
+        """The connection that is open now."""
+        return f"{self.stream}/{self.sender.incarnation}/{self.connection}".encode()
+
+    def turn(self, now: float) -> None:
+        """One round of the publisher's loop."""
+        if self.sender.reopen:
+            self.reconnect()
+            self.sender.reopened()
+        while (frame := self.sender.next_frame(now)) is not None:
+            self.up.append((self.peer, frame))
+            self.sender.sent(now)
+
+    def reconnect(self) -> None:
+        """What comes for the old connection does not arrive any more; what left on it may."""
+        self.connection += 1
+        self.down.clear()
+
+
+class Delivery(RuleBasedStateMachine):
+    """Nothing lost, doubled or taken back, with several streams and engines."""
+
+    @initialize()
+    def begin(self) -> None:
+        """An exporter that never ran before, and its engines."""
+        self.now = 0.0
+        self.boots = self.incarnations = 0
+        self.disk: list[bytes] | None = None
+        self.pushed: defaultdict[str, int] = defaultdict(int)
+        self.uncertain: defaultdict[str, int] = defaultdict(int)
+        """Items that a killed engine had not got acknowledged."""
+        self.seen: Page = {}
+        self.processes: dict[str, Process] = {}
+        self.zombies: list[Process] = []
+        for stream in STREAMS:
+            self.start_engine(stream)
+        self.start_exporter()
+
+    def start_exporter(self) -> None:
+        """A process with what is on the disk; connections to the last one are gone."""
+        self.boots += 1
+        self.exporter = Exporter(self.boots, self.disk)
+        for process in (*self.processes.values(), *self.zombies):
+            process.up.clear()
+            process.reconnect()
+
+    def start_engine(self, stream: str) -> None:
+        """A new process of this stream; what the last one holds may be lost with it."""
+        last = self.processes.get(stream)
+        if last is not None:
+            sender = last.sender
+            durable = sender._ring[0].first - 1 if sender._ring else sender._seq
+            if sender.state is State.STOPPED:
+                durable = 0
+            for engine in last.engines:
+                self.uncertain[engine.id] += last.pushed - durable
+        self.incarnations += 1
+        self.processes[stream] = Process(stream, self.incarnations)
+
+    def pick(self, number: int) -> Process:
+        """One of the processes."""
+        return list(self.processes.values())[number % len(self.processes)]
+
+    # Single steps.
+
+    @rule(which=st.integers(0, 2), count=st.integers(1, 60), poison=st.integers(0, 9))
+    def push(self, which: int, count: int, poison: int) -> None:
+        """The engine pushes; more than the ring takes if it must."""
+        process = self.pick(which)
+        for number in range(count):
+            index = number % len(process.engines)
+            found = IterationStats(1, inter_token_latencies_iter=LATENCIES)
+            process.sender.add([encode_item(VllmStep(index, self.now, 1.0, None, found))])
+            self.pushed[process.engines[index].id] += 1
+        process.pushed += count
+        if poison == 0:
+            process.sender.add([POISON])
+            process.pushed += 1
+
+    @rule(which=st.integers(0, 2))
+    def turn(self, which: int) -> None:
+        """A publisher looks at what there is to do."""
+        self.pick(which).turn(self.now)
+
+    @rule(seconds=st.sampled_from([SOON, LATER, TIMEOUT]))
+    def pass_time(self, seconds: float) -> None:
+        """Time passes for all."""
+        self.now += seconds
+        self.exporter.now = self.now
+        self.exporter.intake.pass_time(self.now)
+
+    @rule(which=st.integers(0, 2), at=st.integers(0, 3), again=st.booleans())
+    def arrive(self, which: int, at: int, again: bool) -> None:
+        """A frame arrives, perhaps before others, perhaps not for the last time."""
+        process = self.pick(which)
+        if process.up:
+            at %= len(process.up)
+            peer, frame = process.up[at] if again else process.up.pop(at)
+            self.answer(process, self.exporter.take(peer, frame, self.now))
+
+    @rule(which=st.integers(0, 2), lost=st.booleans())
+    def hear(self, which: int, lost: bool) -> None:
+        """An answer arrives, or does not."""
+        process = self.pick(which)
+        if process.down:
+            peer, frame = process.down.pop(0)
+            if not lost and peer == process.peer:
+                process.sender.receive(frame, self.now)
+
+    @rule(which=st.integers(0, 2))
+    def lose(self, which: int) -> None:
+        """Whatever is on the way from an engine is lost, and nobody is told."""
+        self.pick(which).up.clear()
+
+    @rule(which=st.integers(0, 2))
+    def cut(self, which: int) -> None:
+        """A connection breaks."""
+        self.pick(which).sender.reopen = True
+
+    @rule()
+    def acknowledge(self) -> None:
+        """The exporter says what is due."""
+        self.hand_out()
+
+    @rule()
+    def take_snapshot(self) -> None:
+        """It is encoded, and not on the disk yet."""
+        self.exporter.written = list(self.exporter.capture.pieces())
+
+    @precondition(lambda self: self.exporter.written is not None)
+    @rule(told=st.booleans())
+    def rename_snapshot(self, told: bool) -> None:
+        """It is on the disk; the exporter may die before it knows."""
+        self.disk, self.exporter.written = self.exporter.written, None
+        if told:
+            self.exporter.capture.safe()
+        else:
+            self.start_exporter()
+
+    @rule()
+    def kill_exporter(self) -> None:
+        """With all that it had not saved."""
+        self.start_exporter()
+
+    @rule(which=st.integers(0, 2))
+    def kill_engine(self, which: int) -> None:
+        """With all that it had not sent, or that the exporter loses later."""
+        self.start_engine(self.pick(which).stream)
+
+    @rule(which=st.integers(0, 2))
+    def take_over(self, which: int) -> None:
+        """A second process says it is this stream; the first one goes on as long as it may."""
+        self.zombies.append(self.pick(which))
+        self.start_engine(self.pick(which).stream)
+
+    @rule()
+    def zombies_go_on(self) -> None:
+        """They have not heard, or do not listen."""
+        for zombie in self.zombies:
+            self.round_trip(zombie)
+
+    @rule(which=st.integers(0, 2), lost=st.booleans())
+    def describe(self, which: int, lost: bool) -> None:
+        """The engine tells of one engine more, and an acknowledgement comes at that moment."""
+        process = self.pick(which)
+        process.engines = [*process.engines[:1], info(f"late/{process.stream}")]
+        process.sender.describe(process.engines)
+        process.turn(self.now)
+        if lost:
+            process.up.clear()
+        self.hand_out()
+        self.all_hear(process)
+
+    # Several steps at once: with single ones alone a search hardly gets past the handshake.
+
+    @rule(which=st.integers(0, 2), count=st.integers(0, 3), rounds=st.integers(1, 3))
+    def work(self, which: int, count: int, rounds: int) -> None:
+        """Push, send, apply, answer."""
+        for _ in range(rounds):
+            if count:
+                self.push(which, count, 1)
+            self.round_trip(self.pick(which))
+
+    @rule(which=st.integers(0, 2), count=st.integers(1, 3))
+    def apply_only(self, which: int, count: int) -> None:
+        """What is pushed is applied, and not acknowledged."""
+        process = self.pick(which)
+        self.push(which, count, 1)
+        process.turn(self.now)
+        self.all_arrive(process)
+
+    @rule(which=st.integers(0, 2))
+    def repeat(self, which: int) -> None:
+        """All that is on the way arrives twice."""
+        process = self.pick(which)
+        process.turn(self.now)
+        process.up *= 2
+        self.all_arrive(process)
+
+    @rule(which=st.integers(0, 2), count=st.integers(1, 3), dies=st.booleans())
+    def save_slowly(self, which: int, count: int, dies: bool) -> None:
+        """What is applied while a snapshot is written is not in it."""
+        pieces = list(self.exporter.capture.pieces())
+        self.apply_only(which, count)
+        self.disk, self.exporter.written = pieces, None
+        self.exporter.capture.safe()
+        self.now += LATER
+        self.hand_out()
+        self.all_hear(self.pick(which))
+        if dies:
+            self.start_exporter()
+
+    @rule()
+    def save(self) -> None:
+        """A whole snapshot, and the news of it."""
+        self.exporter.written = None
+        self.disk = list(self.exporter.capture.pieces())
+        self.exporter.capture.safe()
+        self.hand_out()
+
+    @rule(which=st.integers(0, 2))
+    def overflow(self, which: int) -> None:
+        """More than the ring takes, while nobody listens."""
+        process = self.pick(which)
+        process.up.clear()
+        self.push(which, 60, 1)
+        process.turn(self.now)
+        process.up.clear()
+
+    @rule(late=st.booleans(), dies=st.sampled_from([None, None, "rendered", "taken", "renamed"]))
+    def scrape(self, late: bool, dies: str | None) -> None:
+        """A page is seen once a snapshot at least as new is on the disk, or never."""
+        page = self.exporter.page()
+        if late:
+            for process in self.processes.values():
+                self.all_arrive(process)
+        if dies == "rendered":
+            return self.start_exporter()
+        if self.exporter.capture.saved < self.exporter.capture.state:
+            self.exporter.written = None
+            pieces = list(self.exporter.capture.pieces())
+            if dies == "taken":
+                return self.start_exporter()
+            self.disk = pieces
+            if dies == "renamed":
+                self.start_exporter()
+            else:
+                self.exporter.capture.safe()
+        return self.show(page)
+
+    # What rules are made of.
+
+    def show(self, page: Page) -> None:
+        """Somebody sees ``page``."""
+        for engine, before in self.seen.items():
+            after = page.get(engine, before)
+            assert all(a >= b for a, b in zip(after, before, strict=True)), (engine, before, after)
+            assert engine in page
+        for engine, (tokens, *counts) in page.items():
+            assert tokens <= self.pushed[engine], (engine, tokens, self.pushed[engine])
+            assert sum(counts) == len(LATENCIES) * tokens
+        self.seen = page
+
+    def answer(self, process: Process, replies: list[tuple[bytes, bytes]]) -> None:
+        """Answers go to the connections that they are for."""
+        everyone = [*self.processes.values(), *self.zombies]
+        for to, frame in replies:
+            owner = next((p for p in everyone if p.peer == to), process)
+            owner.down.append((to, frame))
+
+    def hand_out(self) -> None:
+        """Acknowledgements that are due."""
+        for to, ack in self.exporter.intake.receiver.acks(self.now):
+            for process in self.processes.values():
+                if process.peer == to:
+                    process.down.append((to, encode(ack)))
+
+    def all_arrive(self, process: Process) -> None:
+        """All that is on the way to the exporter."""
+        while process.up:
+            self.answer(process, self.exporter.take(*process.up.pop(0), self.now))
+
+    def round_trip(self, process: Process) -> None:
+        """There, and back."""
+        process.turn(self.now)
+        self.all_arrive(process)
+        self.all_hear(process)
+
+    def all_hear(self, process: Process) -> None:
+        """All that is on the way to the engine."""
+        while process.down:
+            peer, frame = process.down.pop(0)
+            if peer == process.peer:
+                process.sender.receive(frame, self.now)
+
+    def forgive_conflicts(self) -> None:
+        """Whichever of two came last was taken in; the other lets go of what it holds."""
+        for process in (*self.processes.values(), *self.zombies):
+            if process.sender.state is State.STOPPED:
+                for described in process.engines:
+                    self.uncertain[described.id] += process.pushed
+
+    @invariant()
+    def rings_are_bounded(self) -> None:
+        """Whatever happens: all that is held fits into the ring."""
+        for process in getattr(self, "processes", {}).values():
+            assert process.sender.held_bytes <= RING
+
+    def teardown(self) -> None:
+        """The faults end: all that was pushed shows, and nothing is held any more."""
+        if not hasattr(self, "processes"):
+            return
+        for _ in range(40):
+            self.pass_time(LATER)
+            for process in self.processes.values():
+                self.round_trip(process)
+            self.save()
+            for process in self.processes.values():
+                self.round_trip(process)
+        self.show(self.exporter.page())
+        self.forgive_conflicts()
+        for engine, pushed in self.pushed.items():
+            shown = self.seen.get(engine, (0,))[0]
+            assert pushed - self.uncertain[engine] <= shown <= pushed, (engine, shown, pushed)
+        for process in self.processes.values():
+            assert process.sender.drained
+        if not any(self.uncertain.values()):
+            assert self.exporter.intake.metrics.value("sidestep_lost_items_total") == 0
+
+
+RUNS = int(os.environ.get("SIDESTEP_MODEL_RUNS", "60"))
+"""The long run sets it to 10,000."""
+
+Delivery.TestCase.settings = settings(
+    max_examples=RUNS,
+    stateful_step_count=50,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    # Whoever only asks whether it fails need not wait for the shortest way.
+    phases=[Phase.generate] if "SIDESTEP_MODEL_RUNS" in os.environ else list(Phase),
+    derandomize="SIDESTEP_MODEL_SEED" not in os.environ and "CI" in os.environ,
+)
+TestDelivery = Delivery.TestCase

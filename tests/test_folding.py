@@ -1,0 +1,257 @@
+"""What finds the ring full is counted as if it had arrived."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from intakes import CORE_RUNS, Fed, Step, lines, steps
+from sidestep.histogram import Histogram
+from sidestep.records import rebucket
+from sidestep.session.folding import ENVELOPE, Folder
+from sidestep.wire.items import Family, Sample, Samples, VllmSleep, VllmStep, encode_item
+from sidestep.wire.limits import MAX_FRAME_BYTES
+from sidestep.wire.messages import EngineInfo, Settings
+from sidestep.wire.requests import (
+    Alive,
+    Finished,
+    Iteration,
+    Output,
+    Queued,
+    RequestEvents,
+    Scheduled,
+)
+from sidestep.wire.vllm import IterationStats, SchedulerStats
+
+ENGINE = EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"}, features=["engine_core"])
+INTERVALS = (
+    "vllm:kv_block",
+    "vllm:time_to_first_token",
+    "vllm:e2e_request_latency",
+    "vllm:inter_token_latency",
+    "vllm:request_",
+    "sidestep_",
+)
+"""Of requests and blocks that were under way: these are lost, and counted."""
+SPREAD = ("vllm:request_params_n", "vllm:request_max_num_generation_tokens")
+"""Of questions whose samples several engines have: each stream folds its own."""
+
+
+def fold(fed: Fed, some: list[Step], rate: float | None = None) -> None:
+    """Send a part of a recording as what it comes to."""
+    folders: dict[str, Folder] = {}
+    for stream, engines, item in some:
+        if item is None:
+            fed.greet(stream, engines)
+            continue
+        folder = folders.setdefault(stream, Folder())
+        folder.kv_sample_rate = rate
+        assert folder.fold(item, engines)
+    for stream, folder in folders.items():
+        folded = folder.seal()
+        fed.aggregate(stream, folded.items, folded.frames)
+
+
+@pytest.mark.parametrize("run", CORE_RUNS)
+def test_counts_are_the_same(run: str) -> None:
+    """The middle of a run, folded: every counter, gauge and bucket, but for requests under way."""
+    recorded = list(steps(run))
+    third = len(recorded) // 3
+    whole, folded = Fed(), Fed()
+    whole.feed(recorded)
+    folded.feed(recorded[:third])
+    fold(folded, recorded[third : 2 * third])
+    folded.feed(recorded[2 * third :])
+
+    assert folded.rejected == {}
+    assert lines(whole.page, *INTERVALS) == lines(folded.page, *INTERVALS)
+    assert "vllm:generation_tokens_total" in whole.page
+
+
+@pytest.mark.parametrize("run", CORE_RUNS)
+def test_a_whole_run_can_be_folded(run: str) -> None:
+    """With all of its requests in it nothing is lost: the page is the very same."""
+    recorded = list(steps(run))
+    whole, folded = Fed(), Fed()
+    whole.feed(recorded)
+    fold(folded, recorded)
+
+    # An average of the last requests is not made of what was one; which requests are still
+    # in flight is not told by what was folded.
+    without = ("sidestep_untracked_requests_total", "sidestep_kv", *SPREAD)
+    assert lines(whole.page, *without) == lines(folded.page, *without)
+
+
+def events(*found: object, stamp: float = 0.0) -> bytes:
+    """An item of request events."""
+    return encode_item(RequestEvents(0, stamp, 7, list(found)))  # type: ignore[arg-type]
+
+
+def test_requests_under_way_are_counted_once() -> None:
+    """Begun before and during it, ended during and after it: each that spans an end, once."""
+    fed = Fed()
+    fed.greet("s", [ENGINE])
+    fed.items("s", [events(*(Queued(n, 1.0) for n in (1, 2, 3)))])
+    folder = Folder()
+    for item in (
+        events(*(Queued(n, 2.0) for n in (4, 5))),
+        events(*(Scheduled(n, 2.5) for n in (1, 4, 5))),
+        events(Iteration(2.5, 3.0, 3.0, [Output(3.0, [1, 4, 5])])),
+        events(Finished(1, 4.0, 4.0, 0, 1, 1), Finished(4, 4.0, 4.0, 0, 1, 1)),
+    ):
+        assert folder.fold(item, [ENGINE])
+    folded = folder.seal()
+    fed.aggregate("s", folded.items, folded.frames)
+    # 2, 3 and 5 are in the scheduler; 2 is told of before the sender says who is there.
+    fed.items("s", [events(Finished(2, 5.0, 5.0, 0, 1, 1))])
+    fed.items("s", [events(*(Alive(n, 5.0, 0) for n in (3, 5)))])
+    fed.items("s", [events(*(Finished(n, 6.0, 6.0, 0, 1, 1) for n in (3, 5)))])
+
+    (engine,) = fed.intake.registry.engines.values()
+    untracked = engine.layout.find("sidestep_untracked_requests_total")
+    values = [engine.values[slot] or 0 for slot in untracked.slots]
+    found = dict(zip((*untracked.row.closed, "other"), values, strict=True))
+    success = engine.layout.find("vllm:request_success_total")
+
+    # 1, 2, 3 at the begin, 5 at the end; 4 was heard of from its start to its end.
+    assert {name: n for name, n in found.items() if n} == {"folded": 4}
+    assert sum(engine.values[slot] or 0 for slot in success.slots) == 5
+    assert engine.requests is not None
+    assert engine.requests.requests.live == {}
+
+
+@given(st.data())
+@settings(max_examples=100)
+def test_wherever_it_begins_and_ends_no_token_is_lost(data: st.DataObject) -> None:
+    """Any cut of a stream of steps into sent and folded parts comes to the same sums."""
+    random = Random(data.draw(st.integers(0, 2**32)))
+    made = [
+        VllmStep(0, float(n), 1.0, SchedulerStats(num_running_reqs=n), IterationStats(
+            random.randrange(9), inter_token_latencies_iter=[random.expovariate(9)] * random.randrange(3)))
+        for n in range(data.draw(st.integers(1, 40)))
+    ]  # fmt: skip
+    items = [encode_item(item) for item in made]
+    fed = Fed()
+    fed.greet("s", [ENGINE])
+    at = 0
+    while at < len(items):
+        count = data.draw(st.integers(1, len(items)))
+        part = items[at : at + count]
+        at += count
+        if data.draw(st.booleans()):
+            fold(fed, [("s", [ENGINE], item) for item in part])
+        else:
+            fed.items("s", part)
+    (engine,) = fed.intake.registry.engines.values()
+    latencies = [v for item in made if item.iteration is not None
+                 for v in item.iteration.inter_token_latencies_iter]  # fmt: skip
+    slots = engine.layout.find("vllm:inter_token_latency_seconds").slots
+    expected = Histogram(engine.bounds_of(slots[0]))
+    expected.observe_many(list(latencies))
+    shown = engine.histogram(slots[0])
+
+    assert engine.values[engine.layout.find("vllm:generation_tokens_total").slots[0]] == sum(
+        item.iteration.num_generation_tokens for item in made if item.iteration is not None
+    )
+    assert expected.counts == shown.counts
+    assert pytest.approx(expected.sum) == shown.sum
+    running = engine.layout.find("vllm:num_requests_running").slots[0]
+    assert engine.values[running] == len(made) - 1
+
+
+def test_a_gauge_yields_to_a_newer_one_only() -> None:
+    """What another front end has said meanwhile stands; a sleep is true until it is told anew."""
+    folder = Folder()
+    folder.fold(encode_item(VllmStep(0, 5.0, 1.0, SchedulerStats(num_running_reqs=5))), [ENGINE])
+    folder.fold(encode_item(VllmSleep(0, 5.0, 1, 1)), [ENGINE])
+    folded = folder.seal()
+    fed = Fed()
+    fed.greet("other", [ENGINE])
+    newer = VllmStep(0, 6.0, 1.0, SchedulerStats(num_running_reqs=6))
+    fed.items("other", [encode_item(newer)])
+    fed.greet("s", [ENGINE])
+    fed.aggregate("s", folded.items, folded.frames)
+    (engine,) = fed.intake.registry.engines.values()
+    running = engine.layout.find("vllm:num_requests_running").slots[0]
+    sleeping = engine.layout.hooks["sleep_state"].slots
+
+    assert engine.values[running] == 6
+    assert [engine.values[slot] for slot in sleeping[:3]] == [0, 1, 0]
+
+
+def test_what_the_exporter_has_set_is_folded_by() -> None:
+    """Its bucket bounds, so that nothing has to be moved."""
+    folder = Folder()
+    folder.settings = Settings({"inter_token_latency": [0.5, 1.0]})
+    item = IterationStats(1, inter_token_latencies_iter=[0.1, 0.7, 3.0])
+    folder.fold(encode_item(VllmStep(0, 1.0, 1.0, None, item)), [ENGINE])
+    folded = folder.seal()
+    for overrides, moved in (({"inter_token_latency": (0.5, 1.0)}, 0), ({}, 3)):
+        fed = Fed()
+        fed.intake.registry.overrides = overrides
+        fed.greet("s", [ENGINE])
+        fed.aggregate("s", folded.items, folded.frames)
+        counters = fed.intake.metrics.counters()
+        found = {n: v for n, _, v in counters if n == "sidestep_rebucketed_observations_total"}
+
+        assert sum(found.values()) == moved
+        assert 'vllm:inter_token_latency_seconds_count{engine="0",model_name="m"} 3' in fed.page
+
+
+@given(
+    st.lists(st.floats(0, 100), min_size=1, max_size=6, unique=True).map(sorted),
+    st.lists(st.floats(0, 100), min_size=1, max_size=6, unique=True).map(sorted),
+    st.lists(st.floats(0, 120), max_size=50),
+)
+def test_moved_counts_are_never_lower_than_they_were(
+    bounds: list[float], wanted: list[float], values: list[float]
+) -> None:
+    """None is lost, and none lands in a bucket below its value."""
+    histogram = Histogram(tuple(bounds))
+    histogram.observe_many(list(values))
+    moved = rebucket(tuple(bounds), histogram.counts, tuple(wanted))
+
+    assert sum(moved) == len(values)
+    for index, bound in enumerate(wanted):
+        assert sum(moved[: index + 1]) <= sum(value <= bound for value in values)
+
+
+def test_what_is_too_large_for_a_frame_is_sent_in_several() -> None:
+    """Families that describe themselves may grow; each goes by itself then."""
+    folder = Folder()
+    bounds = [float(n) for n in range(250)]
+    pushed: Counter[str] = Counter()
+    for number in range(30):
+        name = f"own_{number}"
+        children = [Sample([str(n)], 0.0, [], [70_000] * 251, 1.0) for n in range(60)]
+        family = Family(name, "histogram", ["k"], children, "Own.", bounds)
+        assert folder.fold(encode_item(Samples(0, 1.0, [family])), [ENGINE])
+        pushed[name] += 60 * 251 * 70_000
+    folded = folder.seal()
+    fed = Fed()
+    fed.greet("s", [ENGINE])
+    for records in folded.frames:
+        fed.aggregate("s", 1, [records])
+    (engine,) = fed.intake.registry.engines.values()
+
+    assert len(folded.frames) > 1
+    for frame in folded.frames:
+        assert sum(map(len, frame)) <= MAX_FRAME_BYTES - ENVELOPE
+    assert fed.rejected == {}
+    for name, count in pushed.items():
+        shown = engine.open[name].children.values()
+        assert sum(sum(c.counts) for c in shown if isinstance(c, Histogram)) == count
+
+
+def test_what_cannot_be_counted_is_said() -> None:
+    """The item's place is used up, as it would be in the exporter."""
+    folder = Folder()
+
+    assert not folder.fold(b"\xc0", [ENGINE])
+    assert not folder.fold(encode_item(VllmSleep(3, 1.0)), [ENGINE])
+    assert folder.seal().items == 2
+    assert folder.count == 0
