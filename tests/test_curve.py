@@ -480,9 +480,14 @@ def test_a_check_that_fails_lets_nobody_in_and_ends_nothing(
             client.curve_serverkey = server_public
             client.connect(f"tcp://127.0.0.1:{port}")
             client.send(b"x")
-            authenticator.socket.poll(5000)
-            authenticator.serve()
-            return bool(server.poll(5000 if not failing else 300))
+            for _ in range(500):
+                # Attempts of the one before may still be among the questions.
+                authenticator.serve()
+                if server.poll(10):
+                    return True
+                if failing and not authenticator.up:
+                    break
+            return bool(server.poll(300))
 
     assert not gets_through()
     assert not authenticator.up
