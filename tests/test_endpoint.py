@@ -236,6 +236,10 @@ async def test_a_lost_path_is_bound_anew(taken: object, start: Start, tmp_path: 
 
         assert rebinds(exporter) == 1
         assert mode(path) == 0o600
+        listener = exporter.ingest._listener
+        assert listener is not None
+        # Else all would wait for the next tick.
+        assert all(map(asyncio.get_running_loop().remove_reader, listener.descriptors))
     assert not path.exists()
 
 

@@ -15,7 +15,10 @@ from conftest import Start, until
 from pages import get
 from peers import LABELS, count, endless, publisher
 from sidestep.errors import ConfigError
+from sidestep.listener import Listener
 from sidestep.process import raise_open_files, resident
+from sidestep.selfmetrics import SelfMetrics
+from sidestep.upkeep import PAUSE, Upkeep
 from sidestep.watchdog import MIB, Watchdog
 from sidestep.wire.limits import VERSION
 from sidestep.wire.messages import EngineInfo, Hello, Nack
@@ -63,6 +66,39 @@ def test_memory_of_our_own_is_said_once_and_not_cut_for_again(
     watchdog.cut()
     memory.used = 200
     assert watchdog.must_cut()
+
+
+def test_cutting_what_does_not_help_is_not_repeated(tmp_path: Path) -> None:
+    """The socket is closed once; what it is bound to stays."""
+    metrics = SelfMetrics()
+    listener = Listener([f"ipc://{tmp_path}/own/i"])
+    upkeep = Upkeep(listener, Watchdog(0, 200, lambda: 300), metrics)
+    assert upkeep.due(0.0)
+    upkeep.act(0.0)
+    assert not any(upkeep.due(float(second)) for second in range(100))
+    assert metrics.value("sidestep_rebinds_total", "memory") == 1
+    listener.close(0)
+
+
+def test_a_socket_that_is_filled_again_at_once_waits(tmp_path: Path) -> None:
+    """Closed meanwhile: what cannot be had costs no memory, and no path."""
+    memory = Memory()
+    listener = Listener([f"ipc://{tmp_path}/own/i"])
+    upkeep = Upkeep(listener, Watchdog(0, 200, memory), SelfMetrics())
+    for now in (0.0, 0.1):
+        memory.used = 0
+        upkeep.due(now)
+        memory.used = 200
+        assert upkeep.due(now)
+        upkeep.act(now)
+        assert (listener.socket is None) == (now > 0)
+    memory.used = 0
+    assert not upkeep.due(PAUSE - 0.01)
+    assert not listener.lost
+    assert upkeep.due(PAUSE)
+    upkeep.act(PAUSE)
+    assert listener.socket is not None
+    listener.close(0)
 
 
 def test_limits_that_are_off() -> None:
