@@ -219,7 +219,8 @@ def fds(stage: Stage) -> None:
     with _connections(stage.endpoint, CONNECTIONS):
         stage.wait(_long(stage, 20.0, 5.0))
     stage.engine.ask("phase after")
-    stage.revive()
+    # libzmq 4.3.5 ends a process whose ipc listener has no descriptor left.
+    stage.revive(known="ipc_listener.cpp")
     _calm(stage)
     stage.rounds = 1
 

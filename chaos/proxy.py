@@ -66,6 +66,8 @@ class Proxy:
         self.counts: Counter[str] = Counter()
         self._mode: Mode = "pass"
         self._random = random.Random(seed)
+        # Of its own: what connections draw depends on when they come.
+        self._schedule = random.Random(seed)
         self._server: asyncio.Server | None = None
         self._links: dict[_Link, None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -110,8 +112,8 @@ class Proxy:
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         while (left := until - loop.time()) > 0:
-            self.set(self._random.choice(modes))
-            await asyncio.sleep(min(self._random.uniform(*HOLD), left))
+            self.set(self._schedule.choice(modes))
+            await asyncio.sleep(min(self._schedule.uniform(*HOLD), left))
         self.set("pass")
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -226,11 +226,16 @@ class Stage:
         else:
             self.exporter.terminate()
 
-    def revive(self) -> None:
-        """Start an exporter in place of one that nobody ended, as an orchestrator would."""
+    def revive(self, known: str = "") -> None:
+        """Start an exporter in place of one that nobody ended, as an orchestrator would.
+
+        Args:
+            known: What it says last where that is nobody's here to mend.
+        """
         if not self.exporter.running:
             last = " ".join(self.exporter.said().splitlines()[-1:])
-            self.broken.append(f"the exporter died: {last}")
+            said = self.notes if known and known in last else self.broken
+            said.append(f"the exporter died: {last}")
             self.reset = self.reset or not self.options.state
             self.restore_exporter()
 

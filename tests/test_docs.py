@@ -41,8 +41,6 @@ def test_documents_name_families_that_exist(path: Path) -> None:
         name for name in named - FAMILIES if not any(family.startswith(name) for family in FAMILIES)
     } - {
         "sidestep_adapters",
-        "sidestep_ingest_lag_seconds",
-        "sidestep_label_values_limited_total",
         "vllm:request_params_best_of",
         "vllm:prompt_tokens_recomputed_total",
         "vllm:tokens_total",

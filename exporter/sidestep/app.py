@@ -14,7 +14,6 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from aiohttp import web
 from prometheus_client.registry import Collector
 
 from sidestep import __version__, logs
@@ -35,6 +34,7 @@ from sidestep.selfmetrics import SelfMetrics, own_registry
 from sidestep.snapshots import Snapshots
 from sidestep.statslog import StatsLog
 from sidestep.watchdog import MIB, Watchdog
+from sidestep.web.front import Front
 from sidestep.wire.messages import Settings
 
 log = logging.getLogger(__name__)
@@ -91,6 +91,7 @@ class Exporter:
         self._set_sample_rate()
         self.collectors = own_registry(self.metrics, [*installed_collectors(), *collectors])
         self.addresses: list[tuple[str, int]] = []
+        self.front = Front(config.web_config_file, self.metrics)
 
     @property
     def endpoints(self) -> list[str]:
@@ -103,7 +104,7 @@ class Exporter:
         host, port = self.addresses[0]
         shown = "127.0.0.1" if host in ("", "0.0.0.0", "::") else host  # noqa: S104
         shown = f"[{shown}]" if ":" in shown else shown
-        return f"http://{shown}:{port}{self.config.web_telemetry_path}"
+        return f"{self.front.scheme}://{shown}:{port}{self.config.web_telemetry_path}"
 
     def adjust(self, config: Config) -> None:
         """Take over what of ``config`` can change while running; say what has and what cannot."""
@@ -129,10 +130,10 @@ class Exporter:
             ConfigError: An address, an endpoint or the state directory cannot be had.
         """
         async with contextlib.AsyncExitStack() as stack:
-            sockets = [
-                stack.enter_context(listen(host, port))
-                for host, port in self.config.web_listen_address
-            ]
+            sockets = []
+            for host, port in self.config.web_listen_address:
+                sockets.append(listen(host, port))
+                stack.callback(sockets[-1].close)
             self.addresses = [s.getsockname()[:2] for s in sockets]
             stack.callback(self.ingest.leave)
             snapshots = self._recover()
@@ -143,11 +144,7 @@ class Exporter:
             self.ingest.open(self.config.ingest_endpoint)
             pages = Pages(self.registry, self.collectors, self.metrics, self.endpoints, snapshots)
             app = application(pages, self.config.web_telemetry_path, lambda: bool(self.endpoints))
-            runner = web.AppRunner(app, access_log=None, shutdown_timeout=5.0)
-            await runner.setup()
-            stack.push_async_callback(runner.cleanup)
-            for bound in sockets:
-                await web.SockSite(runner, bound).start()
+            await stack.enter_async_context(self.front.serving(app, sockets))
             lines = StatsLog(self.registry).run(self.config.log_stats_interval)
             stack.callback(_background(lines).cancel)
             if snapshots is not None:

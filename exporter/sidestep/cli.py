@@ -21,6 +21,7 @@ from sidestep.errors import ConfigError, SidestepError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 RECORDING = "vllm-0.32.jsonl.gz"
+BCRYPT_BYTES = 72
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -144,6 +145,18 @@ def keygen(name: str, out: Path) -> None:
 
     secret, public = generate(out, name)
     click.echo(f"wrote {secret} (secret) and {public}")
+
+
+@cli.command("hash-password")
+def hash_password() -> None:
+    """Ask for a password, print its bcrypt hash for basic_auth_users."""
+    import bcrypt
+
+    # No option for it: what stands in a command line is everybody's to see.
+    given = click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True).encode()
+    if len(given) > BCRYPT_BYTES:
+        raise ConfigError(f"a password has at most {BCRYPT_BYTES} bytes: bcrypt looks at no more")
+    click.echo(bcrypt.hashpw(given, bcrypt.gensalt(10)).decode())
 
 
 def _endpoint(text: str) -> str:

@@ -73,6 +73,14 @@ SETTINGS: tuple[Setting, ...] = (
         "web.telemetry-path", "Path of the metrics page.", parsing.path, "/metrics", metavar="PATH"
     ),
     Setting(
+        "web.config.file",
+        "YAML file of exporter-toolkit's format: TLS, client certificates, passwords, rate limit;"
+        " read again when it changes. See security.md.",
+        parsing.text,
+        "",
+        metavar="FILE",
+    ),
+    Setting(
         "ingest.endpoint",
         "Where engines connect, ipc:// or tcp://; repeatable.",
         parsing.text,
@@ -220,6 +228,7 @@ class Config:
 
     web_listen_address: tuple[tuple[str, int], ...]
     web_telemetry_path: str
+    web_config_file: str
     ingest_endpoint: tuple[str, ...]
     ingest_curve_key: str
     ingest_authorized_keys: str
@@ -300,6 +309,15 @@ def _find(
     return setting.default, f"default of --{setting.flag}"
 
 
+def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """One level of tables less: what was below a key has the key before its own."""
+    return {
+        f"{section}.{key}" if key else section: value
+        for section, keys in tree.items()
+        for key, value in (keys.items() if isinstance(keys, dict) else {"": keys}.items())
+    }
+
+
 def _read_file(name: str) -> tuple[dict[str, Any], dict[str, buckets.Bounds]]:
     try:
         tree = tomllib.loads(Path(name).read_text(encoding="utf-8"))
@@ -318,11 +336,7 @@ def _read_file(name: str) -> tuple[dict[str, Any], dict[str, buckets.Bounds]]:
         if not isinstance(values, list):
             raise ConfigError(f"{name}: buckets.{family} must be a list of numbers")
         bounds[family] = buckets.checked(family, values)
-    found = {
-        f"{section}.{key}": value
-        for section, keys in tree.items()
-        for key, value in (keys.items() if isinstance(keys, dict) else {"": keys}.items())
-    }
+    found = _flat(_flat(tree))
     known_flags = {setting.flag for setting in SETTINGS}
     for key in found:
         if key not in known_flags:

@@ -47,7 +47,7 @@ class Guard:
         self._metrics = metrics
         self._keys = keys
         self._is_full = is_full
-        self._said = Limited(log, clock)
+        self._said = Limited(log, clock=clock)
         if keys is not None:
             metrics.read("sidestep_authorized_keys", lambda: [((), len(keys))])
 

@@ -66,7 +66,7 @@ class Intake:
         self._work: deque[Work] = deque()
         self._arrived = 0.0
         """Unix time of the frame whose items are being applied."""
-        self._bugs = Limited(log, clock)
+        self._bugs = Limited(log, clock=clock)
         self._read_metrics()
 
     @property
@@ -135,9 +135,11 @@ class Intake:
             engine = apply(engines, raw)
         except WireError as error:
             self._reject(error.reason)
-        except Exception:  # noqa: BLE001 - a bug of ours costs its item, and is loud
+        except Exception as error:  # noqa: BLE001 - a bug of ours costs its item, and is loud
             self._reject("bug")
-            self._bugs.exception("bug", "an item could not be applied; this is a bug in sidestep")
+            self._bugs.error(
+                "bug", "an item could not be applied; this is a bug in sidestep", trace=error
+            )
         else:
             engine.last_seen = self._arrived
             self.items += 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -71,7 +70,7 @@ class Listener:
         self._access = access
         self._denied = denied
         self._skipping = self.unbound = False
-        self._said = Limited(log, time.monotonic)
+        self._said = Limited(log)
         self._claims: dict[int, Claim] = {}
         self.socket: Socket | None = None
         self.zap: Authenticator | None = None

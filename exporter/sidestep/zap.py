@@ -8,7 +8,6 @@ every request.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 
 import zmq
@@ -50,7 +49,7 @@ class Authenticator:
         self.socket.bind(ENDPOINT)
         self._allows = allows
         self._denied = denied
-        self._said = Limited(log, time.monotonic)
+        self._said = Limited(log)
 
     def serve(self) -> bool:
         """Answer what is asked; whether there may be more."""
@@ -62,10 +61,10 @@ class Authenticator:
             try:
                 self._answer(frames)
                 self.up = True
-            except Exception:  # noqa: BLE001 - logged, and shown as not being up
+            except Exception as error:  # noqa: BLE001 - logged, and shown as not being up
                 # Whatever it was, it was answered with no, or its time runs out.
                 self.up = False
-                self._said.exception("failed", "a key could not be checked")
+                self._said.error("failed", "a key could not be checked", trace=error)
         return True
 
     def _answer(self, frames: list[bytes]) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from chaos.run import run
-from chaos.stage import Options, Stage
+from chaos.stage import ROOT, Options, Stage
 from chaos.verdict import compare
+
+from chaos import table
 
 QUICK = Options(rate=1000.0, rounds=1, quick=True)
 
@@ -32,7 +37,7 @@ def test_without_a_fault_the_page_shows_what_was_pushed(tmp_path: Path, transpor
         assert report["phases"]["up"]["big"]["count"] > 0
 
 
-def test_a_killed_exporter_without_a_state_is_seen_as_loss_and_decrease() -> None:
+def test_a_killed_exporter_without_a_state_is_seen_as_loss_and_decrease(tmp_path: Path) -> None:
     """The test of the test: what the promise excludes must show, and nothing comes twice."""
     result = run("kill", QUICK)
 
@@ -42,6 +47,24 @@ def test_a_killed_exporter_without_a_state_is_seen_as_loss_and_decrease() -> Non
     assert result.comparison.doubled == 0
     assert result.recovery is not None
     assert result.broken == ()
+
+    shown = table.text([result], ["clock: not here"], QUICK)
+    table.write(tmp_path / "out.json", [result], shown)
+    table.write(tmp_path / "out.md", [result], shown)
+
+    assert "| reset " in shown
+    assert "went back" in shown
+    assert "not run: clock" in (tmp_path / "out.md").read_text()
+    assert json.loads((tmp_path / "out.json").read_text())[0]["decreases"] == result.decreases
+
+
+def test_what_cannot_be_run_is_no_success() -> None:
+    """A run of nothing exits with 1, and says why."""
+    command = [sys.executable, "-m", "chaos", "--fault", "clock", "--transport", "ipc"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 1
+    assert "nothing was run: clock, ipc: " in done.stderr
 
 
 def test_a_killed_engine_leaves_a_beginning_of_its_stream() -> None:

@@ -36,12 +36,6 @@ ROWS: tuple[SelfRow, ...] = (
         ("reason",),
     ),
     SelfRow(
-        "sidestep_auth_denied_total",
-        "counter",
-        "Connections and requests refused, by reason.",
-        ("reason",),
-    ),
-    SelfRow(
         "sidestep_authorized_keys",
         "gauge",
         "Keys that may connect; no sample where none is needed.",
@@ -162,6 +156,27 @@ ROWS: tuple[SelfRow, ...] = (
         "Starts of this exporter, by what they went on from: snapshot, none (there was none), or"
         " damaged (it could not be read, and was set aside).",
         ("from",),
+    ),
+    SelfRow(
+        "sidestep_auth_denied_total",
+        "counter",
+        "Clients and requests that were not let in, by reason; curve is an engine's key, overload"
+        " is a password that could not be verified because too many others waited.",
+        ("reason",),
+    ),
+    SelfRow(
+        "sidestep_http_refused_total",
+        "counter",
+        "Connections and requests of the HTTP side closed or answered with an error for what they"
+        " would cost, by reason.",
+        ("reason",),
+    ),
+    SelfRow("sidestep_http_connections", "gauge", "Connections to the HTTP side."),
+    SelfRow(
+        "sidestep_web_config_current",
+        "gauge",
+        "1 while the web configuration on disk is the one in force, 0 while it is wrong and the"
+        " last good one stays.",
     ),
     SelfRow("sidestep_scrape_duration_seconds", "gauge", "Time to render the last page."),
     SelfRow(

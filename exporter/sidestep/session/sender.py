@@ -280,7 +280,8 @@ class Sender:
         self._deadline = now + ACK_TIMEOUT if self._flying else math.inf
 
     def _refused(self, nack: Nack, now: float) -> None:
-        self.complaint = f"{nack.code} {nack.detail}".strip()
+        if nack.code != "need_hello":
+            self.complaint = f"{nack.code} {nack.detail}".strip()
         if nack.code == "id_conflict":
             self.state = State.STOPPED
             waiting = sum(p.items if isinstance(p, Folded) else 1 for p in self._pending)
