@@ -22,11 +22,13 @@ from random import Random
 
 import zmq
 
+from sidestep.errors import ConfigError
 from sidestep.session.folding import Folder
 from sidestep.session.sender import Sender, State
 from sidestep.wire.items import Item, encode_item
 from sidestep.wire.limits import MAX_ITEM_BYTES
 from sidestep.wire.messages import EngineInfo
+from sidestep_adapters.connection import connect
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +46,10 @@ DRAIN = 2.0
 GREETING = 0.5
 """Seconds of them to wait for an exporter that has not answered yet."""
 COMPLAIN = 60.0
+RETRY = 1.0
+"""Seconds between two looks at key files that cannot be used."""
+PATIENCE = 30.0
+"""Seconds without any answer after which a new socket may have more luck."""
 
 Socket = zmq.Socket[bytes]
 Later = Callable[[], Iterable[Item]]
@@ -93,6 +99,7 @@ class Publisher:
         self._told: tuple[int | None, int] = (None, 0)
         self._thread: threading.Thread | None = None
         self._complained_at = -COMPLAIN
+        self._opened_at = 0.0
         self._closed = False
         self._start()
         _publishers.add(self)
@@ -209,6 +216,10 @@ class Publisher:
                 if socket is None:
                     socket = self._connect(context)
                 self._work(socket)
+            except ConfigError as error:
+                # Keys that cannot be used: files may yet appear, so try again, but never without.
+                self._complain("nothing is sent: %s", error)
+                self._stop.wait(RETRY)
             except Exception:  # noqa: BLE001 - nothing here may ever reach the engine
                 self.fail("publishing failed")
                 self._sender.reopen = True
@@ -220,6 +231,8 @@ class Publisher:
         try:
             socket = socket or self._connect(context)
             self._finish(socket)
+        except ConfigError as error:
+            self._complain("nothing is sent: %s", error)
         except Exception:  # noqa: BLE001 - likewise
             self.fail("closing failed")
         if socket is not None:
@@ -234,6 +247,10 @@ class Publisher:
 
     def _work(self, socket: Socket) -> None:
         """One flush."""
+        if not self.connected and time.monotonic() - self._opened_at > PATIENCE:
+            # After some errors, such as at a port that wants a key, libzmq does not try again.
+            self._sender.reopen = True
+            return
         if self._extra is not None and time.monotonic() >= self._extra_at:
             self._extra_at = time.monotonic() + 1.0
             self._queue.append(self._extra)
@@ -259,20 +276,18 @@ class Publisher:
         )
 
     def _connect(self, context: zmq.Context[Socket]) -> Socket:
-        socket = context.socket(zmq.DEALER)
-        socket.linger = 0
+        self._opened_at = time.monotonic()
         # Without IMMEDIATE, frames would queue for, and die with, a connection never made.
-        for option, value in (
+        return connect(
+            context,
+            self._endpoint,
             (zmq.IMMEDIATE, 1),
             (zmq.SNDHWM, 64),
             (zmq.RECONNECT_IVL, 50),
             (zmq.RECONNECT_IVL_MAX, 1000),
             (zmq.HEARTBEAT_IVL, 5000),
             (zmq.HEARTBEAT_TIMEOUT, 15000),
-        ):
-            socket.setsockopt(option, value)
-        socket.connect(self._endpoint)
-        return socket
+        )
 
     def _encode(self) -> None:
         """Encode what is queued, in slices: the interpreter belongs to the engine."""

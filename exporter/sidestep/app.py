@@ -17,19 +17,23 @@ from typing import Any
 from prometheus_client.registry import Collector
 
 from sidestep import __version__, logs
+from sidestep.access import Access
 from sidestep.catalogue import DIALECTS
 from sidestep.config import Config
 from sidestep.durable import StateDirectory
 from sidestep.errors import ConfigError, RunError
+from sidestep.guard import Guard
 from sidestep.http import Pages, application
 from sidestep.ingest import Ingest
 from sidestep.intake import Intake
 from sidestep.lifecycle.rules import Rules
 from sidestep.plan import compile_layout
+from sidestep.process import raise_open_files, resident
 from sidestep.registry import Registry, Sampling
 from sidestep.selfmetrics import SelfMetrics, own_registry
 from sidestep.snapshots import Snapshots
 from sidestep.statslog import StatsLog
+from sidestep.watchdog import MIB, Watchdog
 from sidestep.web.front import Front
 from sidestep.wire.messages import Settings
 
@@ -69,15 +73,20 @@ class Exporter:
         sampling = Sampling(config.kv_sample_rate, config.kv_scale_samples, config.kv_max_tracked)
         self.registry = Registry(layouts, config.buckets, rules, sampling)
         self.metrics = SelfMetrics()
+        allowed = access(config)
+        watchdog = Watchdog(
+            config.limits_memory_soft * MIB, config.limits_memory_hard * MIB, resident
+        )
         self.intake = Intake(
             self.registry,
             self.metrics,
             boot=secrets.randbits(63),
             clock=time.monotonic,
             wall=time.time,
+            guard=Guard(self.metrics, time.monotonic, allowed.keys, lambda: watchdog.full),
         )
         self.intake.receiver.settings = _settings(config)
-        self.ingest = Ingest(self.intake)
+        self.ingest = Ingest(self.intake, allowed, watchdog)
         self.promise = NO_PROMISE
         self._set_sample_rate()
         self.collectors = own_registry(self.metrics, [*installed_collectors(), *collectors])
@@ -171,6 +180,20 @@ def _settings(config: Config) -> Settings:
     )
 
 
+def access(config: Config) -> Access:
+    """Who may connect by ``config``.
+
+    Raises:
+        ConfigError: A key, directory or group cannot be had, or one key is missing.
+    """
+    return Access.of(
+        config.ingest_curve_key,
+        config.ingest_authorized_keys,
+        config.ingest_ipc_group,
+        plain_tcp=config.ingest_allow_plain_tcp,
+    )
+
+
 def installed_collectors() -> list[Collector]:
     """What other installed packages register under ``sidestep.collectors``.
 
@@ -247,6 +270,7 @@ async def serve(config: Config, reload: Callable[[], Config] | None = None) -> N
     loop.set_exception_handler(on_error)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    raise_open_files()
     exporter = Exporter(config)
     if reload is not None:
         loop.add_signal_handler(signal.SIGHUP, on_hangup, exporter, reload)

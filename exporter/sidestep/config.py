@@ -89,6 +89,48 @@ SETTINGS: tuple[Setting, ...] = (
         metavar="ENDPOINT",
     ),
     Setting(
+        "ingest.curve-key",
+        "File with the exporter's secret key (sidestep keygen); tcp:// then requires CURVE.",
+        parsing.text,
+        "",
+        metavar="FILE",
+    ),
+    Setting(
+        "ingest.authorized-keys",
+        "Directory of the engines' public keys, NAME.pub, read again every second.",
+        parsing.text,
+        "",
+        metavar="DIR",
+    ),
+    Setting(
+        "ingest.allow-plain-tcp",
+        "Let tcp:// beyond this host be open to anyone who can reach it.",
+        parsing.boolean,
+        default=False,
+        switch=True,
+    ),
+    Setting(
+        "ingest.ipc-group",
+        "Group that may connect to ipc:// paths as well: the directory is made with mode 2770.",
+        parsing.text,
+        "",
+        metavar="GROUP",
+    ),
+    Setting(
+        "limits.memory-soft",
+        "Resident memory from which no new streams are taken; 0 is off.",
+        parsing.whole,
+        384,
+        metavar="MIB",
+    ),
+    Setting(
+        "limits.memory-hard",
+        "Resident memory at which all connections are cut and the socket is bound anew; 0 is off.",
+        parsing.whole,
+        512,
+        metavar="MIB",
+    ),
+    Setting(
         "state.dir",
         "Directory for the snapshot that counters outlive this process with; one exporter each,"
         " best in memory. Without it this process's end is a counter reset.",
@@ -188,6 +230,12 @@ class Config:
     web_telemetry_path: str
     web_config_file: str
     ingest_endpoint: tuple[str, ...]
+    ingest_curve_key: str
+    ingest_authorized_keys: str
+    ingest_allow_plain_tcp: bool
+    ingest_ipc_group: str
+    limits_memory_soft: int
+    limits_memory_hard: int
     state_dir: str
     metrics_legacy: bool
     kv_sample_rate: float

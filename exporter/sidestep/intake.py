@@ -16,6 +16,7 @@ import msgspec
 from sidestep.apply import Applier
 from sidestep.catalogue.self_metrics import PER_ENGINE
 from sidestep.errors import WireError
+from sidestep.guard import Guard
 from sidestep.logs import Limited
 from sidestep.records import decode_record
 from sidestep.registry import SILENT, Engine, Registry
@@ -36,6 +37,7 @@ class Intake:
 
     Args:
         wall: Unix time, told to people only.
+        guard: Knows who may say what; by default everybody may say everything.
 
     Attributes:
         refused: Frames that could not be taken, so far.
@@ -50,11 +52,13 @@ class Intake:
         boot: int,
         clock: Callable[[], float],
         wall: Callable[[], float],
+        guard: Guard | None = None,
     ) -> None:
         self.registry = registry
         self.metrics = metrics
         self.receiver = Receiver(boot)
         self.applier = Applier(registry)
+        self.guard = guard or Guard(metrics, clock)
         self.refused = self.items = 0
         self._wall = wall
         self._engines: dict[int, list[Engine]] = {}
@@ -70,11 +74,28 @@ class Intake:
         """Whether there is something to apply; until then no further frame may be taken."""
         return bool(self._work)
 
-    def take(self, peer: bytes, frames: Sequence[bytes], now: float) -> Replies:
-        """Take in a message of the connection ``peer``; the answers to it."""
+    def take(self, peer: bytes, frames: Sequence[bytes], now: float, key: str = "") -> Replies:
+        """Take in a message of the connection ``peer``; the answers to it.
+
+        Args:
+            peer: Where the answers go.
+            frames: One, in a message as it should be.
+            now: Monotonic seconds.
+            key: What the peer has proved to own, if it had to.
+        """
+        if not self.guard.hears(peer, key, now):
+            return []
+        refused = self.refused
+        replies = self._take(peer, frames, now, key)
+        if self.refused != refused:
+            self.guard.bad(peer, key, now)
+        return replies
+
+    def _take(self, peer: bytes, frames: Sequence[bytes], now: float, key: str) -> Replies:
         if len(frames) != 1:
             return self._refuse("multipart")
         try:
+            self.guard.check(key)
             message = decode_from_sender(frames[0])
         except WireError as error:
             return [*self._refuse(error.reason), *self.receiver.refuse_frame(peer, error)]
@@ -83,6 +104,7 @@ class Intake:
             try:
                 for info in message.engines:
                     self.registry.check(info)
+                self.guard.admit(key, message, self.receiver.streams.get)
             except WireError as error:
                 refusal = self.receiver.refuse_hello(peer, message, error)
                 return [*self._refuse(error.reason), *refusal.replies]

@@ -36,6 +36,23 @@ ROWS: tuple[SelfRow, ...] = (
         ("reason",),
     ),
     SelfRow(
+        "sidestep_authorized_keys",
+        "gauge",
+        "Keys that may connect; no sample where none is needed.",
+    ),
+    SelfRow(
+        "sidestep_zap_up",
+        "gauge",
+        "1 while keys are checked as they should be, 0 from one that could not be.",
+    ),
+    SelfRow(
+        "sidestep_rebinds_total",
+        "counter",
+        "Times the ingest socket was closed and bound anew, by reason: its memory, or a path that"
+        " somebody else had taken. Senders reconnect; nothing is lost.",
+        ("reason",),
+    ),
+    SelfRow(
         "sidestep_duplicates_total",
         "counter",
         "Items received again and not applied again.",
@@ -143,8 +160,8 @@ ROWS: tuple[SelfRow, ...] = (
     SelfRow(
         "sidestep_auth_denied_total",
         "counter",
-        "Clients and requests that were not let in, by reason; overload is a password that could"
-        " not be verified because too many others waited.",
+        "Clients and requests that were not let in, by reason; curve is an engine's key, overload"
+        " is a password that could not be verified because too many others waited.",
         ("reason",),
     ),
     SelfRow(
