@@ -21,16 +21,16 @@ from zmq.utils import z85
 
 from conftest import MAIN_RUN, Start, until
 from peers import count, generated, publisher
-from sidestep import keys
-from sidestep.access import Access
 from sidestep.app import Exporter
-from sidestep.authorized import INTERVAL, AuthorizedKeys
-from sidestep.bindings import LOCAL, MAX_NAMES, Bindings
-from sidestep.endpoint import require_keys, router
 from sidestep.errors import ConfigError, WireError
+from sidestep.transport import keys
+from sidestep.transport.access import Access
+from sidestep.transport.authorized import INTERVAL, AuthorizedKeys
+from sidestep.transport.bindings import LOCAL, MAX_NAMES, Bindings
+from sidestep.transport.endpoint import require_keys, router
+from sidestep.transport.zap import Authenticator
 from sidestep.wire.limits import VERSION
 from sidestep.wire.messages import EngineInfo, FromExporter, Hello, Nack
-from sidestep.zap import Authenticator
 from sidestep_adapters import push
 from sidestep_adapters.connection import CLIENT_KEY, SERVER_KEY, keys_for
 from sidestep_adapters.tee import Tee

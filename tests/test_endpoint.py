@@ -17,14 +17,14 @@ import zmq
 
 from conftest import Start, until
 from peers import count, generated, publisher
-from sidestep.access import Access, is_loopback
 from sidestep.app import Exporter
-from sidestep.endpoint import Claim, claim, router
 from sidestep.errors import ConfigError
-from sidestep.listener import Listener
 from sidestep.selfmetrics import SelfMetrics
-from sidestep.upkeep import PAUSE, RETRY, Upkeep
-from sidestep.watchdog import Watchdog
+from sidestep.transport.access import Access, is_loopback
+from sidestep.transport.endpoint import Claim, claim, router
+from sidestep.transport.listener import Listener
+from sidestep.transport.upkeep import PAUSE, RETRY, Upkeep
+from sidestep.transport.watchdog import Watchdog
 from test_ingest import connect
 
 ROOT = os.getuid() == 0
@@ -280,10 +280,10 @@ def test_what_another_has_by_now_is_tried_again_seldom(tmp_path: Path) -> None:
 
 NUMBERED = """
 import sys, zmq
-from sidestep.listener import Listener
+from sidestep.transport.listener import Listener
 from sidestep.selfmetrics import SelfMetrics
-from sidestep.upkeep import PAUSE, RETRY, Upkeep
-from sidestep.watchdog import Watchdog
+from sidestep.transport.upkeep import PAUSE, RETRY, Upkeep
+from sidestep.transport.watchdog import Watchdog
 listener = Listener([sys.argv[1]])
 with zmq.Context() as context, context.socket(zmq.DEALER) as peer:
     peer.linger = 0

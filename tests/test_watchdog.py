@@ -15,11 +15,11 @@ from conftest import Start, until
 from pages import get
 from peers import LABELS, count, endless, publisher
 from sidestep.errors import ConfigError
-from sidestep.listener import Listener
-from sidestep.process import raise_open_files, resident
 from sidestep.selfmetrics import SelfMetrics
-from sidestep.upkeep import PAUSE, Upkeep
-from sidestep.watchdog import MIB, Watchdog
+from sidestep.transport.listener import Listener
+from sidestep.transport.process import raise_open_files, resident
+from sidestep.transport.upkeep import PAUSE, Upkeep
+from sidestep.transport.watchdog import MIB, Watchdog
 from sidestep.wire.limits import VERSION
 from sidestep.wire.messages import EngineInfo, Hello, Nack
 from test_cli import serving, taken_port

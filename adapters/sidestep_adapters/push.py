@@ -7,17 +7,14 @@ sends, retransmits and reads acknowledgements by the rules of ``session.sender``
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import secrets
 import sys
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from multiprocessing import util as multiprocessing_util
 from random import Random
 
 import zmq
@@ -28,6 +25,7 @@ from sidestep.session.sender import Sender, State
 from sidestep.wire.items import Item, encode_item
 from sidestep.wire.limits import MAX_ITEM_BYTES
 from sidestep.wire.messages import EngineInfo
+from sidestep_adapters import processes
 from sidestep_adapters.connection import connect
 
 log = logging.getLogger(__name__)
@@ -54,10 +52,6 @@ PATIENCE = 30.0
 Socket = zmq.Socket[bytes]
 Later = Callable[[], Iterable[Item]]
 """Makes items in the publisher thread, from values of its own."""
-
-_publishers: weakref.WeakSet[Publisher] = weakref.WeakSet()
-_inherited: list[object] = []
-"""A forked child keeps its parent's sockets referenced: closing them would disturb the parent."""
 
 
 class Publisher:
@@ -102,8 +96,7 @@ class Publisher:
         self._opened_at = 0.0
         self._closed = False
         self._start()
-        _publishers.add(self)
-        atexit.register(_weakly(self))
+        processes.enter(self)
 
     def push(self, item: Item | Later) -> None:
         """Queue ``item``, which must own its values; where the queue is full, count it."""
@@ -179,7 +172,7 @@ class Publisher:
 
     def after_fork(self) -> None:
         """In a forked child: the thread is the parent's, and so is all that is queued."""
-        _inherited.append((self._sender, self._thread, self._stop, self._described))
+        processes.leave_alone(self._sender, self._thread, self._stop, self._described)
         self._thread = None
         self._queue = deque()
 
@@ -193,9 +186,7 @@ class Publisher:
         self._deadline = 0.0
         thread = threading.Thread(target=self._run, name="sidestep-publisher", daemon=True)
         self._thread = thread
-        # A child of multiprocessing leaves by os._exit, past atexit, but runs the
-        # finalizers that were made in it.
-        multiprocessing_util.Finalize(self, _weakly(self), exitpriority=10)
+        processes.started(self)
         thread.start()
 
     def _revive(self) -> None:
@@ -380,23 +371,3 @@ def _receive(socket: Socket) -> bytes | None:
         return socket.recv(zmq.NOBLOCK)
     except zmq.Again:
         return None
-
-
-def _weakly(publisher: Publisher) -> Callable[[], None]:
-    """Closes the publisher if it still exists."""
-    reference = weakref.ref(publisher)
-
-    def close() -> None:
-        alive = reference()
-        if alive is not None:
-            alive.close()
-
-    return close
-
-
-def _after_fork() -> None:
-    for publisher in list(_publishers):
-        publisher.after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork)

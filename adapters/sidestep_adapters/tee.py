@@ -16,10 +16,10 @@ from typing import Any
 
 import zmq
 
-from sidestep.access import Access
 from sidestep.errors import RunError, WireError
-from sidestep.listener import Listener
 from sidestep.session.receiver import Received, Receiver
+from sidestep.transport.access import Access
+from sidestep.transport.listener import Listener
 from sidestep.wire.messages import FromExporter, decode_from_sender, encode
 from sidestep_adapters.connection import connect, keys_for
 from sidestep_adapters.recording import Greeting, Items, Writer

@@ -17,23 +17,23 @@ from typing import Any
 from prometheus_client.registry import Collector
 
 from sidestep import __version__, logs
-from sidestep.access import Access
 from sidestep.catalogue import DIALECTS
 from sidestep.config import Config
 from sidestep.durable import StateDirectory
 from sidestep.errors import ConfigError, RunError
-from sidestep.guard import Guard
 from sidestep.http import Pages, application
 from sidestep.ingest import Ingest
 from sidestep.intake import Intake
 from sidestep.lifecycle.rules import Rules
 from sidestep.plan import compile_layout
-from sidestep.process import raise_open_files, resident
 from sidestep.registry import Registry, Sampling
 from sidestep.selfmetrics import SelfMetrics, own_registry
 from sidestep.snapshots import Snapshots
 from sidestep.statslog import StatsLog
-from sidestep.watchdog import MIB, Watchdog
+from sidestep.transport.access import Access
+from sidestep.transport.guard import Guard
+from sidestep.transport.process import raise_open_files, resident
+from sidestep.transport.watchdog import MIB, Watchdog
 from sidestep.web.front import Front
 from sidestep.wire.messages import Settings
 

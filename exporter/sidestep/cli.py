@@ -141,7 +141,7 @@ def record(file: Path, listen: str | None, connect: str) -> None:
 )
 def keygen(name: str, out: Path) -> None:
     """Write a new CURVE key pair: NAME.key, which stays where it is used, and NAME.pub."""
-    from sidestep.keys import generate
+    from sidestep.transport.keys import generate
 
     secret, public = generate(out, name)
     click.echo(f"wrote {secret} (secret) and {public}")

@@ -7,13 +7,13 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 
-from sidestep.access import Access
 from sidestep.intake import Intake
-from sidestep.listener import SKIPPING, Listener
-from sidestep.process import resident
 from sidestep.selfmetrics import LagMeter
-from sidestep.upkeep import Upkeep
-from sidestep.watchdog import Watchdog
+from sidestep.transport.access import Access
+from sidestep.transport.listener import SKIPPING, Listener
+from sidestep.transport.process import resident
+from sidestep.transport.upkeep import Upkeep
+from sidestep.transport.watchdog import Watchdog
 from sidestep.wire.messages import FromExporter, encode
 
 BUDGET = 0.002

@@ -16,12 +16,12 @@ import msgspec
 from sidestep.apply import Applier
 from sidestep.catalogue.self_metrics import PER_ENGINE
 from sidestep.errors import WireError
-from sidestep.guard import Guard
 from sidestep.logs import Limited
 from sidestep.records import decode_record
 from sidestep.registry import SILENT, Engine, Registry
 from sidestep.selfmetrics import SelfMetrics
 from sidestep.session.receiver import Receiver, Stream
+from sidestep.transport.guard import Guard
 from sidestep.wire.items import decode_item
 from sidestep.wire.limits import MAX_ITEM_BYTES
 from sidestep.wire.messages import FromExporter, Heartbeat, Hello, decode_from_sender

@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 import zmq
 
-from sidestep.access import TCP, Access
-from sidestep.endpoint import Claim, claim, require_keys, router
 from sidestep.errors import ConfigError
 from sidestep.logs import Limited
-from sidestep.process import seed_library
-from sidestep.zap import Authenticator
+from sidestep.transport.access import TCP, Access
+from sidestep.transport.endpoint import Claim, claim, require_keys, router
+from sidestep.transport.process import seed_library
+from sidestep.transport.zap import Authenticator
 
 log = logging.getLogger(__name__)
 

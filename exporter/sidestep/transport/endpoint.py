@@ -13,10 +13,10 @@ from pathlib import Path
 
 import zmq
 
-from sidestep.access import IPC, TCP
 from sidestep.errors import ConfigError
+from sidestep.transport.access import IPC, TCP
+from sidestep.transport.zap import DOMAIN
 from sidestep.wire.limits import MAX_FRAME_BYTES
-from sidestep.zap import DOMAIN
 
 IPC_PATH_CHARS = 107
 """Of a Unix socket's address, less its closing NUL."""

@@ -6,11 +6,11 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from sidestep.bindings import LOCAL, Bindings
 from sidestep.errors import WireError
 from sidestep.logs import Limited
 from sidestep.selfmetrics import SelfMetrics
-from sidestep.throttle import PENALTY, Throttle
+from sidestep.transport.bindings import LOCAL, Bindings
+from sidestep.transport.throttle import PENALTY, Throttle
 from sidestep.wire.messages import Hello
 
 log = logging.getLogger(__name__)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 
-from sidestep.listener import Listener
-from sidestep.process import trim
 from sidestep.selfmetrics import SelfMetrics
-from sidestep.watchdog import Watchdog
+from sidestep.transport.listener import Listener
+from sidestep.transport.process import trim
+from sidestep.transport.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 

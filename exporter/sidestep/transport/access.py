@@ -8,9 +8,9 @@ import ipaddress
 import logging
 from pathlib import Path
 
-from sidestep.authorized import AuthorizedKeys
 from sidestep.errors import ConfigError
-from sidestep.keys import read_secret
+from sidestep.transport.authorized import AuthorizedKeys
+from sidestep.transport.keys import read_secret
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 
 from sidestep.errors import ConfigError
-from sidestep.keys import PUBLIC, PublicKey, read_public
+from sidestep.transport.keys import PUBLIC, PublicKey, read_public
 
 log = logging.getLogger(__name__)
 
