@@ -48,6 +48,7 @@ from sidestep.residency.sampling import ALL, mix
 from sidestep.wire.blocks import (
     ALLOCATED,
     EVICTED,
+    MAX_HASHES,
     RESET,
     TOUCHED,
     BlockEvents,
@@ -400,7 +401,7 @@ def sample(hashes: list[int], ours: Residency) -> set[int]:
 def test_a_sample_is_part_of_every_larger_one(kind: str) -> None:
     """By hash alone, whatever the hashes look like: nested, and of the size that was asked for."""
     random = Random(7)
-    hashes = list({HASHES[kind](random, number) for number in range(20_000)})
+    hashes = list({HASHES[kind](random, number) for number in range(MAX_HASHES)})
     rates = (0.0, 0.003, 0.03, 0.1, 0.5, 0.9, 1.0)
 
     samples = [sample(hashes, residency(rate)) for rate in rates]

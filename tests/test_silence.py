@@ -90,11 +90,14 @@ def test_a_goodbye_is_believed_at_once(fed: Fed) -> None:
 
 
 def test_an_engine_that_is_gone_is_not_shown_and_comes_back_with_its_totals(fed: Fed) -> None:
-    """It may be a pod that was moved, or a machine that slept."""
+    """It may be a pod that was moved, or a machine that slept; it has to say again who it is."""
     fed.pass_time(GONE + 1)
 
     assert fed.page == ""
     assert up(fed) == {}
+    fed.say("one", Heartbeat(1, 1, 0))
+    assert up(fed) == {}
+    fed.greet("one", [engine()])
     fed.items("one", [step(2)])
     assert 'vllm:generation_tokens_total{engine="e",model_name="m"} 12' in fed.page
     assert up(fed) == {"e": 1.0}

@@ -23,7 +23,13 @@ from sidestep.wire.items import (
     decode_item,
     encode_item,
 )
-from sidestep.wire.limits import COUNT_LIMIT, MAX_FRAME_BYTES, MAX_OBSERVATIONS, VERSION
+from sidestep.wire.limits import (
+    COUNT_LIMIT,
+    MAX_FRAME_BYTES,
+    MAX_OBSERVATIONS,
+    TOKENS_LIMIT,
+    VERSION,
+)
 from sidestep.wire.messages import (
     Ack,
     Batch,
@@ -126,7 +132,12 @@ events: st.SearchStrategy[Event] = st.one_of(
         seconds,
         seconds,
         seconds,
-        st.lists(st.builds(Output, seconds, numbered, numbered), max_size=2),
+        st.lists(
+            st.builds(
+                Output, seconds, numbered, st.lists(st.integers(0, TOKENS_LIMIT), max_size=3)
+            ),
+            max_size=2,
+        ),
         st.none() | numbered,
         numbered,
         counts,

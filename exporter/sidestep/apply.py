@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sidestep.core_hooks import CoreHooks
 from sidestep.errors import CatalogueError
+from sidestep.folded import check as check_folded
 from sidestep.lifecycle.outcomes import Outcomes
 from sidestep.reads import compile_reads
 from sidestep.records import add_record
@@ -72,8 +73,9 @@ class Applier:
         """Add what a sender folded; how many observations had foreign bounds.
 
         Raises:
-            WireError: See ``records.add_record``.
+            WireError: See ``records.add_record`` and ``folded.check``.
         """
+        check_folded(engine, record)
         totals = record.totals
         if totals.cut_off is not None:
             untracked = self.registry.requests_of(engine).skip(totals.cut_off)

@@ -162,7 +162,8 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "kv.max-tracked",
-        "Sampled blocks followed at once, per engine; over it the rate halves itself.",
+        "Sampled blocks followed at once, per engine; over it the rate halves itself. All"
+        " engines together follow ten times as many at most, in equal shares.",
         parsing.positive,
         100_000,
         metavar="NUMBER",
@@ -185,7 +186,8 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "requests.max-tracked",
-        "Requests in flight followed at once, per engine.",
+        "Requests in flight followed at once, per engine; all engines together twice as many,"
+        " of which each has its share.",
         parsing.positive,
         100_000,
         metavar="NUMBER",

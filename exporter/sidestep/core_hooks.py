@@ -48,8 +48,10 @@ class CoreHooks:
 
     def requests(self, engine: Engine, outcomes: Outcomes) -> None:
         """What an item's request events came to, after its plain fields."""
-        for tokens in outcomes.iteration_tokens:
-            engine.histogram(self.iteration_tokens).observe(tokens)
+        histogram = engine.histogram(self.iteration_tokens)
+        refused = sum(histogram.observe(tokens) for tokens in outcomes.iteration_tokens)
+        if refused:
+            _increase(engine, self.omitted, refused)
         for reason, count in outcomes.refused.items():
             self.registry.add(engine, self.refused, reason, count)
         self.untracked_requests(engine, outcomes.untracked)

@@ -8,17 +8,19 @@ an item is counted by reason and costs itself.
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
 from sidestep.apply import Applier
 from sidestep.catalogue.self_metrics import PER_ENGINE
+from sidestep.descriptions import check as check_engines
+from sidestep.descriptions import excess
 from sidestep.errors import WireError
 from sidestep.logs import Limited
 from sidestep.records import decode_record
-from sidestep.registry import SILENT, Engine, Registry
+from sidestep.registry import GONE, SILENT, Engine, Registry
 from sidestep.selfmetrics import SelfMetrics
 from sidestep.session.receiver import Receiver, Stream
 from sidestep.transport.guard import Guard
@@ -102,8 +104,7 @@ class Intake:
         self.metrics.add("sidestep_messages_total", 1, type(message).__name__.lower())
         if isinstance(message, Hello):
             try:
-                for info in message.engines:
-                    self.registry.check(info)
+                check_engines(self.registry, self._named_by_others(message), message.engines)
                 self.guard.admit(key, message, self.receiver.streams.get)
             except WireError as error:
                 refusal = self.receiver.refuse_hello(peer, message, error)
@@ -150,6 +151,10 @@ class Intake:
             if stream.open and not stream.silent and now - stream.heard >= SILENT:
                 stream.silent = True
                 self._part(stream, stream.heard)
+            if stream.incarnation in self._engines and now - stream.heard >= GONE:
+                # Its engines are not shown any more: before it feeds any it has to greet.
+                self._leave(stream.incarnation, stream.heard)
+                stream.peer = b""
         self.registry.pass_time(now)
 
     def restore(self, streams: Sequence[Stream], now: float) -> None:
@@ -190,6 +195,8 @@ class Intake:
         if retired is not None:
             self._leave(retired, now)
         engines = [self.registry.register(info) for info in stream.engines]
+        for engine, info in zip(engines, stream.engines, strict=True):
+            engine.excess = excess(self.registry, info)
         self._engines[stream.incarnation] = engines
         for engine in engines:
             if retired is not None:
@@ -203,13 +210,18 @@ class Intake:
             self._leave(gone, now)
 
     def _join(self, stream: Stream) -> None:
-        # One that nobody fed for long is not among the registry's any more.
-        engines = [self.registry.revived(e) for e in self._engines[stream.incarnation]]
+        # Another process may have come with other labels for one of them meanwhile.
+        there = self.registry.engines
+        engines = [there.get(e.id, e) for e in self._engines[stream.incarnation]]
         self._engines[stream.incarnation] = engines
         for engine in engines:
             engine.streams.add(stream.incarnation)
             engine.live = True
             self.registry.touch(engine)
+
+    def _named_by_others(self, hello: Hello) -> int:
+        streams = self.receiver.streams.values()
+        return sum(len(stream.engines) for stream in streams if stream.id != hello.stream)
 
     def _part(self, stream: Stream, heard: float) -> None:
         """The stream does not feed its engines any more, since ``heard``."""
@@ -231,16 +243,23 @@ class Intake:
         self.metrics.add("sidestep_rejected_total", 1, reason)
         log.debug("refused: %s", reason)
 
+    def _by_labels(self) -> Iterator[tuple[tuple[str, ...], Engine]]:
+        """Engines by the labels of self-metrics; those that have more are told apart by theirs."""
+        keys = [
+            (tuple(engine.labels.get(name, "") for name in PER_ENGINE), engine)
+            for engine in self.registry.engines.values()
+        ]
+        often = Counter(key for key, _ in keys)
+        for key, engine in keys:
+            yield (*key[:-1], engine.id) if often[key] > 1 else key, engine
+
     def _read_metrics(self) -> None:
         """Self-metrics that are somebody's present state."""
 
         def of_engines(
             read: Callable[[Engine], float],
         ) -> Callable[[], list[tuple[tuple[str, ...], float]]]:
-            return lambda: [
-                (tuple(engine.labels.get(name, "") for name in PER_ENGINE), read(engine))
-                for engine in self.registry.engines.values()
-            ]
+            return lambda: [(key, read(engine)) for key, engine in self._by_labels()]
 
         def of_streams(
             read: Callable[[Stream], float],

@@ -105,6 +105,14 @@ class Section:
         return self.rows if all(placed.row.feature for placed in self.rows) else []
 
     @property
+    def shown_paths(self) -> Iterator[str]:
+        """Here and below, where an option's families appear together."""
+        if self.shown:
+            yield self.path
+        for part in self.parts.values():
+            yield from part.shown_paths
+
+    @property
     def gated(self) -> Iterator[str]:
         """Names of rows, here and below, that one option shows although others share its struct."""
         if not self.shown:
@@ -149,7 +157,7 @@ class Layout:
     histograms: tuple[Row, ...]
     keyed: tuple[Row, ...]
 
-    @property
+    @functools.cached_property
     def own_labels(self) -> frozenset[str]:
         """Label names that no engine may bring along: they tell its children apart."""
         own = {label for placed in self.placed for label in placed.row.own_labels}
@@ -184,6 +192,11 @@ class Layout:
             if placed.where == "scalars" and placed.row.kind == "gauge"
             for slot in placed.slots
         )
+
+    @functools.cached_property
+    def shown_paths(self) -> frozenset[str]:
+        """Paths of structs with which an option's families appear."""
+        return frozenset(path for root in self.roots.values() for path in root.shown_paths)
 
     @functools.cached_property
     def timeless(self) -> frozenset[int]:

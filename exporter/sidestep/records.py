@@ -17,12 +17,14 @@ import msgspec
 from sidestep.buckets import Bounds
 from sidestep.errors import WireError
 from sidestep.histogram import Histogram
+from sidestep.hit_window import HitWindow
 from sidestep.registry import ORIGIN, Engine, Key, Number, OpenFamily, Registry
 from sidestep.samples import add_samples
 from sidestep.wire.items import Family, Sample, Samples
 from sidestep.wire.limits import OTHER, is_printable
 from sidestep.wire.messages import DECODE_ERRORS, EngineInfo
 from sidestep.wire.totals import (
+    TOTAL_LIMIT,
     Amount,
     Buckets,
     Child,
@@ -47,9 +49,7 @@ def encode_record(engine: Engine, totals: Totals) -> bytes:
     try:
         return _encoder.encode(record)
     except OverflowError:
-        totals.scalars = [v if v is None else _worded(v) for v in totals.scalars]
-        for child in (child for children in totals.keyed for child in children):
-            child.value = _worded(child.value)
+        _word(totals)
         return _encoder.encode(record)
 
 
@@ -82,12 +82,12 @@ def totals_of(engine: Engine) -> Totals:
     """All that ``engine`` has counted, and its gauges."""
     return Totals(
         list(engine.values),
-        [None if h is None else Buckets(h.sum, h.counts) for h in engine.histograms],
+        [None if h is None else Buckets(h.sum, [*h.counts]) for h in engine.histograms],
         [[Child(list(key), value) for key, value in c.items()] for c in engine.keyed],
         [_open(family) for family in engine.open.values()],
         engine.gauge_stamp,
         engine.held_tokens,
-        [Hits(h.requests, h.queries, h.hits) for h in (getattr(engine, w) for w in WINDOWS)],
+        [_hits(getattr(engine, window)) for window in WINDOWS],
         list(engine.seen),
         engine.restarts,
         engine.last_seen,
@@ -101,6 +101,14 @@ def add_record(registry: Registry, engine: Engine, record: Record) -> int:
         WireError: It holds what cannot be counted, and nothing was changed; or families
             that describe themselves contradict what is known, and all others were added.
     """
+    moved, refused = _merge(registry, engine, record)
+    if refused is not None:
+        raise refused
+    return moved
+
+
+def _merge(registry: Registry, engine: Engine, record: Record) -> tuple[int, WireError | None]:
+    """Likewise; what is wrong with families that describe themselves is returned."""
     totals = record.totals
     # Numbers are looked at before the first is added.
     scalars = list(_scalars(engine, record))
@@ -114,18 +122,34 @@ def add_record(registry: Registry, engine: Engine, record: Record) -> int:
         if hits.requests:
             getattr(engine, window).add(hits.requests, hits.queries, hits.hits)
     engine.gauge_stamp = max(engine.gauge_stamp, totals.gauge_stamp)
-    engine.held_tokens += totals.held_tokens
-    engine.seen.update(totals.seen)
+    engine.held_tokens = min(engine.held_tokens + totals.held_tokens, TOTAL_LIMIT)
+    engine.seen |= engine.layout.shown_paths.intersection(totals.seen)
     registry.limited["label_values"] += totals.limited
     registry.touch(engine)
-    return moved + _add_families(registry, engine, totals)
+    more, refused = _add_families(registry, engine, totals)
+    return moved + more, refused
+
+
+def check_places(engine: Engine, record: Record) -> None:
+    """Whether what has a place in ``engine`` can be added to it.
+
+    Raises:
+        WireError: It cannot.
+    """
+    for _ in _scalars(engine, record):
+        pass
+    for _ in _keyed(engine, record):
+        pass
 
 
 def restored(registry: Registry, record: Record) -> Engine:
     """The engine that ``record`` was made of, of which nobody has told yet.
 
+    A family that describes itself and whose name the catalogue has by now is left out:
+    one name must not cost all counters.
+
     Raises:
-        WireError: See ``add_record``; or its dialect is unknown.
+        WireError: It holds what cannot be counted, or its dialect is unknown.
     """
     head = record.head
     layout = registry.layouts.get(head.engine.dialect)
@@ -135,7 +159,7 @@ def restored(registry: Registry, record: Record) -> Engine:
     engine.core_info = head.core_info
     engine.info = {**head.core_info, **head.engine.info}
     _drop_foreign(engine, record)
-    add_record(registry, engine, record)
+    _merge(registry, engine, record)
     engine.restarts = record.totals.restarts
     engine.last_seen = record.totals.last_seen
     engine.live = False
@@ -183,7 +207,7 @@ def _scalars(engine: Engine, record: Record) -> Iterator[tuple[int, Number]]:
     for (name, label), value in zip(record.head.scalars, record.totals.scalars, strict=True):
         slot = places.get((name, label), places.get((name, OTHER)))
         if value is not None and slot is not None:
-            yield slot, _number(value, negative=slot in layout.scalar_gauges)
+            yield slot, number_of(value, negative=slot in layout.scalar_gauges)
 
 
 def _keyed(
@@ -200,7 +224,7 @@ def _keyed(
         if not all(map(is_printable, (label for child in children for label in child.labels))):
             raise WireError("bad_label", name)
         gauge = row.kind == "gauge"
-        found = [(tuple(c.labels), _number(c.value, negative=gauge)) for c in children]
+        found = [(tuple(c.labels), number_of(c.value, negative=gauge)) for c in children]
         yield engine.keyed[slot], row.kind, found
 
 
@@ -243,8 +267,10 @@ def _add_histograms(engine: Engine, record: Record) -> int:
     return moved
 
 
-def _add_families(registry: Registry, engine: Engine, totals: Totals) -> int:
-    """Add those that describe themselves, all that can be; then say if one could not."""
+def _add_families(
+    registry: Registry, engine: Engine, totals: Totals
+) -> tuple[int, WireError | None]:
+    """Add those that describe themselves, all that can be; say what is wrong with the last other."""
     moved = 0
     refused: WireError | None = None
     for family in totals.open:
@@ -252,17 +278,15 @@ def _add_families(registry: Registry, engine: Engine, totals: Totals) -> int:
             moved += _add_open(registry, engine, family)
         except WireError as error:
             refused = error
-    if refused is not None:
-        raise refused
-    return moved
+    return moved, refused
 
 
 def _add(histogram: Histogram, bounds: Bounds, buckets: Buckets) -> int:
     """Add counts; those of other bounds land by their upper bound, and are returned."""
     if bounds == histogram.bounds:
-        histogram.add(buckets.counts, buckets.total)
+        histogram.add(_counts(buckets), buckets.total)
         return 0
-    counts = rebucket(bounds, buckets.counts, histogram.bounds)
+    counts = rebucket(bounds, _counts(buckets), histogram.bounds)
     histogram.add(counts, buckets.total)
     return sum(counts)
 
@@ -277,7 +301,7 @@ def rebucket(bounds: Bounds, counts: list[int], wanted: Bounds) -> list[int]:
 
 def _open(family: OpenFamily) -> OpenTotals:
     children = [
-        Child(list(key), 0, Buckets(value.sum, value.counts))
+        Child(list(key), 0, Buckets(value.sum, [*value.counts]))
         if isinstance(value, Histogram)
         else Child(list(key), value)
         for key, value in family.children.items()
@@ -292,10 +316,10 @@ def _add_open(registry: Registry, engine: Engine, totals: OpenTotals) -> int:
     family = Family(totals.name, totals.kind, totals.labels, [], totals.help, list(wanted))
     moved = 0
     for child in totals.children:
-        sample = Sample(child.labels, _number(child.value, negative=True))
+        sample = Sample(child.labels, number_of(child.value, negative=True))
         if child.buckets is not None:
             _check(child.buckets, totals.bounds)
-            sample.counts, sample.total = child.buckets.counts, child.buckets.total
+            sample.counts, sample.total = _counts(child.buckets), child.buckets.total
             if tuple(totals.bounds) != wanted:
                 sample.counts = rebucket(tuple(totals.bounds), sample.counts, wanted)
                 moved += sum(sample.counts)
@@ -314,15 +338,24 @@ def _wanted(engine: Engine, totals: OpenTotals) -> Bounds:
 
 
 def _check(buckets: Buckets, bounds: Sequence[float]) -> None:
-    counts = buckets.counts
-    if len(counts) != len(bounds) + 1 or any(a >= b for a, b in pairwise(bounds)):
+    if len(buckets.counts) != len(bounds) + 1 or any(a >= b for a, b in pairwise(bounds)):
         raise WireError("bad_bounds", "a histogram's bounds and counts do not fit")
-    if min(counts) < 0 or not math.isfinite(buckets.total):
+    if min(n if isinstance(n, int) else number_of(n) for n in buckets.counts) < 0:
         raise WireError("bad_item", "a histogram cannot have these counts")
+    number_of(buckets.total)
 
 
-def _number(value: Amount, *, negative: bool) -> Number:
-    """``value`` as a number that can be added."""
+def _counts(buckets: Buckets) -> list[int]:
+    """Counts that are checked, as numbers."""
+    return [int(count) for count in buckets.counts]
+
+
+def number_of(value: Amount, *, negative: bool = False) -> Number:
+    """``value`` as a number that can be added.
+
+    Raises:
+        WireError: It cannot.
+    """
     if isinstance(value, str):
         if not (value.isascii() and value.isdecimal() and len(value) <= MAX_DIGITS):
             raise WireError("bad_item", "text that is no number")
@@ -330,6 +363,24 @@ def _number(value: Amount, *, negative: bool) -> Number:
     if not math.isfinite(value) or (value < 0 and not negative):
         raise WireError("bad_item", "a number that cannot be counted")
     return value
+
+
+def _hits(window: HitWindow) -> Hits:
+    """A window's lookups; no hit rate needs to know more than 62 bits of them."""
+    found = (window.requests, window.queries, window.hits)
+    return Hits(*(min(number, TOTAL_LIMIT) for number in found))
+
+
+def _word(totals: Totals) -> None:
+    """Write integers that do not fit as text; a few make a record larger, so only where they are."""
+    totals.scalars = [v if v is None else _worded(v) for v in totals.scalars]
+    children = [child for found in totals.keyed for child in found]
+    children += [child for family in totals.open for child in family.children]
+    for child in children:
+        child.value = _worded(child.value)
+    for buckets in (*totals.histograms, *(child.buckets for child in children)):
+        if buckets is not None:
+            buckets.counts = [str(n) if int(n) >= WORD else n for n in buckets.counts]
 
 
 def _worded(value: Amount) -> Amount:

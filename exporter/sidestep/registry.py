@@ -16,13 +16,14 @@ from sidestep.hit_window import HitWindow
 from sidestep.lifecycle.machine import Lifecycle
 from sidestep.lifecycle.rules import Rules
 from sidestep.lifecycle.siblings import Questions
-from sidestep.plan import Layout, Placed
+from sidestep.plan import Layout, Placed, taken
 from sidestep.residency.follower import Residency
-from sidestep.wire.limits import MAX_OPEN_VALUES, OTHER
+from sidestep.wire.limits import MAX_OPEN_VALUES, OTHER, is_printable
 from sidestep.wire.messages import CORE_INFO, KV_SAMPLING, EngineInfo
 
 Number = int | float
 Key = tuple[str, ...]
+Look = frozenset[tuple[str, str]]
 
 ORIGIN = "origin"
 """Label of the later of two engines that would look alike: its identity."""
@@ -40,7 +41,23 @@ MAX_OPEN_FAMILIES = 512
 MAX_ENGINE_SERIES = 2000
 MAX_SERIES = 50_000
 """Children of self-described families, of one engine and of all."""
-LIMITS = ("label_values", "engine_series", "series", "families", "engines")
+MAX_ENGINE_BYTES = 16 << 20
+MAX_BYTES = 32 << 20
+"""What these take on a page, about: a line repeats all labels, a histogram has many lines."""
+LINE = 32
+"""Bytes of a line beside names and labels."""
+FULL_SHARES = 10
+"""Engines that may follow as many KV blocks as one may; more of them share."""
+LIMITS = (
+    "label_values",
+    "engine_series",
+    "series",
+    "engine_bytes",
+    "bytes",
+    "families",
+    "engines",
+    "descriptions",
+)
 
 
 @dataclasses.dataclass(slots=True)
@@ -53,6 +70,11 @@ class OpenFamily:
     labels: Key
     bounds: Bounds
     children: dict[Key, Number | Histogram] = dataclasses.field(default_factory=dict)
+
+    def size(self, key: Key, engine: Engine) -> int:
+        """Bytes, about, that the child of those label values takes on a page."""
+        line = LINE + len(self.name) + engine.label_chars + sum(map(len, (*self.labels, *key)))
+        return line * (len(self.bounds) + 3 if self.kind == "histogram" else 1)
 
 
 class Engine:
@@ -76,6 +98,9 @@ class Engine:
         version: The registry's, when this engine last changed.
         seen: Paths of the plan whose families are shown.
         series: Children of its self-described families.
+        open_bytes: What they take on a page, about.
+        label_chars: Characters of the labels that stand in each of its lines.
+        excess: Bytes that its page can have over an ordinary engine's; see ``descriptions``.
         text: The renderer's own: what stands before a value, by family and key.
         frames: The renderer's own: a histogram's lines without their values.
         head: The records' own: what changes with a hello only, encoded.
@@ -89,6 +114,7 @@ class Engine:
         "bounds",
         "closed",
         "core_info",
+        "excess",
         "external_hits",
         "features",
         "frames",
@@ -101,12 +127,14 @@ class Engine:
         "id",
         "info",
         "keyed",
+        "label_chars",
         "labels",
         "last_seen",
         "layout",
         "live",
         "mm_hits",
         "open",
+        "open_bytes",
         "overrides",
         "prefix_hits",
         "requests",
@@ -149,7 +177,8 @@ class Engine:
         self.restarts = 0
         self.streams: set[int] = set()
         self.seen: set[str] = set()
-        self.series = 0
+        self.series = self.open_bytes = self.excess = 0
+        self.label_chars = sum(len(name) + len(value) + 4 for name, value in info.labels.items())
         self.text: dict[tuple[str, Key], str] = {}
         self.frames: dict[tuple[str, Key, Bounds], bytes] = {}
         self.update(info)
@@ -169,8 +198,7 @@ class Engine:
             self.front_info = info.info
         # In this order: a front end's word replaces the core's, whoever greets last.
         self.info = {**self.core_info, **self.front_info}
-        self.text.clear()
-        self.frames.clear()
+        self.forget_texts()
         self.head = b""
         self.closed = info.closed
         self.sent_bounds = info.bounds
@@ -184,6 +212,18 @@ class Engine:
             # What describes itself is shown at 0 for an option only: most of it nobody ever has.
             if row.feature in self.features or (not row.feature and placed.where != "sampled"):
                 self.show(placed)
+
+    def forget_texts(self) -> None:
+        """Its labels are others now."""
+        self.text.clear()
+        self.frames.clear()
+        histograms = [*self.histograms]
+        for family in self.open.values():
+            if family.kind == "histogram":
+                histograms += [h for h in family.children.values() if isinstance(h, Histogram)]
+        for histogram in histograms:
+            if histogram is not None:
+                histogram.cache = None
 
     @property
     def own_sample_rate(self) -> float | None:
@@ -218,8 +258,11 @@ class Engine:
             for slot in placed.slots[: len(row.closed) or 1]:
                 self.values[slot] = self.values[slot] or 0
         elif placed.where == "keyed" and len(row.own_labels) == 1:
+            children = self.keyed[placed.slots[0]]
             for value in self.closed.get(row.own_labels[0], ()):
-                self.keyed[placed.slots[0]].setdefault((value,), 0)
+                # Every hello may know others beforehand.
+                if len(children) < MAX_OPEN_VALUES:
+                    children.setdefault((value,), 0)
 
     def sampled(self, row: Row) -> OpenFamily:
         """A family for a row that Samples items feed; with known label values it starts at 0."""
@@ -273,7 +316,9 @@ class Registry:
         version: Changes with every applied item, so that a page can be reused.
         limited: What went to ``__other__`` or was refused since there were too many, by limit.
         open_series: Children of self-described families, of all engines.
+        open_bytes: What they take on a page, about.
         open_families: Kind and own labels of those that no catalogue has: one form a name.
+        open_names: All names that those take on a page.
     """
 
     def __init__(
@@ -292,14 +337,19 @@ class Registry:
         self.kept: dict[str, Engine] = {}
         self.version = 0
         self.limited: Counter[str] = Counter(dict.fromkeys(LIMITS, 0))
-        self.open_series = 0
+        self.open_series = self.open_bytes = 0
         self.open_families: dict[str, tuple[Kind, Key]] = {}
+        self.open_names: set[str] = set()
+        self._users: Counter[str] = Counter()
+        """Engines that have a family, by its name."""
+        self._looks: set[Look] = set()
+        """Labels of the engines that are shown."""
 
     def check(self, info: EngineInfo) -> None:
         """Whether ``info``'s engine can be shown.
 
         Raises:
-            WireError: An unknown dialect, labels that cannot be, or too many engines.
+            WireError: An unknown dialect, or labels that cannot be.
         """
         layout = self.layouts.get(info.dialect)
         if layout is None:
@@ -307,9 +357,6 @@ class Registry:
         names = set(info.labels)
         if not set(ENGINE_LABELS) <= names or (layout.own_labels | {ORIGIN}) & names:
             raise WireError("bad_label", f"an engine cannot have the labels {sorted(names)}")
-        if info.id not in self.engines and len(self.engines) >= MAX_ENGINES:
-            self.limited["engines"] += 1
-            raise WireError("over_limit", f"more than {MAX_ENGINES} engines")
 
     def register(self, info: EngineInfo) -> Engine:
         """The engine that ``info`` names, known or new.
@@ -321,8 +368,8 @@ class Registry:
         layout = self.layouts[info.dialect]
         engine = self.engines.get(info.id) or self.kept.pop(info.id, None)
         if engine is not None and (engine.layout is not layout or self._is_renamed(engine, info)):
-            self.engines.pop(info.id, None)
-            self.open_series -= engine.series
+            self._hide(engine)
+            self._forget(engine)
             engine = None
         if engine is None:
             engine = Engine(layout, info, self.overrides)
@@ -335,24 +382,39 @@ class Registry:
 
     def enter(self, engine: Engine) -> None:
         """Show ``engine``; never two samples of one name and labels."""
-        if any(other.labels == engine.labels for other in self.engines.values()):
+        if _look(engine) in self._looks:
             # The later engine says where it is from.
             engine.labels[ORIGIN] = engine.id
+            engine.forget_texts()
+        self._looks.add(_look(engine))
         self.engines[engine.id] = engine
+
+    def _hide(self, engine: Engine) -> None:
+        if self.engines.pop(engine.id, None) is not None:
+            self._looks.discard(_look(engine))
+
+    def _forget(self, engine: Engine) -> None:
+        """Nobody will hear of ``engine`` again: what it took is there for others."""
+        engine.forget_core()
+        self.open_series -= engine.series
+        self.open_bytes -= engine.open_bytes
+        for name in engine.open.keys() & self._users.keys():
+            self._users[name] -= 1
+            if not self._users[name]:
+                del self._users[name]
+                self.open_names -= taken(name, self.open_families.pop(name)[0])
+
+    def describe(self, family: OpenFamily) -> None:
+        """Note that one engine more has ``family``, which no catalogue has."""
+        self._users[family.name] += 1
+        if family.name not in self.open_families:
+            self.open_families[family.name] = family.kind, family.labels
+            self.open_names |= taken(family.name, family.kind)
 
     def _is_renamed(self, engine: Engine, info: EngineInfo) -> bool:
         """Whether it comes back under other labels; while one stream says others, the first stand."""
         before = {name: value for name, value in engine.labels.items() if name != ORIGIN}
         return not engine.streams and before != info.labels
-
-    def revived(self, engine: Engine) -> Engine:
-        """``engine``, or the one that has its place now, shown again."""
-        there = self.engines.get(engine.id)
-        if there is not None:
-            return there
-        back = self.kept.pop(engine.id, engine)
-        self.enter(back)
-        return back
 
     @property
     def series(self) -> int:
@@ -370,7 +432,10 @@ class Registry:
         self.engines.clear()
         self.kept.clear()
         self.open_families.clear()
-        self.open_series = 0
+        self.open_names.clear()
+        self._users.clear()
+        self._looks.clear()
+        self.open_series = self.open_bytes = 0
         self.limited = Counter(dict.fromkeys(LIMITS, 0))
         self.questions = Questions()
         self.version += 1
@@ -393,25 +458,34 @@ class Registry:
                 children.clear()
         for family in engine.open.values():
             if family.kind == "gauge":
-                engine.series -= len(family.children)
-                self.open_series -= len(family.children)
+                self.resize(engine, -len(family.children), -_size(family, engine))
                 family.children.clear()
+
+    def resize(self, engine: Engine, series: int, size: int) -> None:
+        """Note that ``engine`` has so many more children of self-described families."""
+        engine.series += series
+        self.open_series += series
+        engine.open_bytes += size
+        self.open_bytes += size
 
     def pass_time(self, now: float) -> None:
         """Hide what nobody tells of any more: first gauges, then all of an engine."""
         for engine in list(self.engines.values()):
             silence = 0.0 if engine.streams else now - engine.heard
-            if engine.live != (silence < SILENT):
-                engine.live = not engine.live
+            # It is shown again by a word of its own only.
+            if engine.live and silence >= SILENT:
+                engine.live = False
                 self.touch(engine)
             if silence >= GONE:
                 engine.forget_core()
-                self.kept[engine.id] = self.engines.pop(engine.id)
+                self._hide(engine)
+                self.kept[engine.id] = engine
                 self.touch(engine)
         for engine in list(self.kept.values()):
             if now - engine.heard >= KEPT or len(self.kept) > MAX_ENGINES:
                 del self.kept[engine.id]
-                self.open_series -= engine.series
+                self._forget(engine)
+                self.version += 1
 
     def sample_blocks(self, rate: float) -> None:
         """Follow this share of KV blocks from now on."""
@@ -434,7 +508,16 @@ class Registry:
             engine.blocks = Residency(
                 rate=chosen.rate, scale=chosen.scale, capacity=chosen.capacity
             )
+            self._share_blocks()
         return engine.blocks
+
+    def _share_blocks(self) -> None:
+        """All engines together may follow so many blocks, and each as many as any other."""
+        following = [e.blocks for e in self.engines.values() if e.blocks is not None]
+        capacity = self.sampling.capacity
+        share = max(FULL_SHARES * capacity // max(len(following), 1), 1)
+        for blocks in following:
+            blocks.capacity = min(capacity, share)
 
     def add(self, engine: Engine, placed: Placed, value: str, count: int) -> None:
         """Add to the child of a counter whose own label is ``value``."""
@@ -450,7 +533,16 @@ class Registry:
 
     def capped(self, children: Mapping[Key, object], key: Key) -> Key:
         """``key``, or the one for all others where ``children`` is full."""
-        if key in children or len(children) < MAX_OPEN_VALUES:
+        if key in children or (len(children) < MAX_OPEN_VALUES and all(map(is_printable, key))):
             return key
         self.limited["label_values"] += 1
         return (OTHER,) * len(key)
+
+
+def _look(engine: Engine) -> Look:
+    """What tells an engine's series from others': to Prometheus an empty label is none."""
+    return frozenset((name, value) for name, value in engine.labels.items() if value)
+
+
+def _size(family: OpenFamily, engine: Engine) -> int:
+    return sum(family.size(key, engine) for key in family.children)

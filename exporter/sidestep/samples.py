@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from collections.abc import Sequence
+from itertools import islice, pairwise
 
-from sidestep.catalogue.model import Kind
 from sidestep.errors import WireError
 from sidestep.histogram import Histogram
 from sidestep.plan import taken
 from sidestep.registry import (
+    MAX_BYTES,
+    MAX_ENGINE_BYTES,
     MAX_ENGINE_SERIES,
     MAX_OPEN_FAMILIES,
     MAX_SERIES,
+    ORIGIN,
     Engine,
     OpenFamily,
     Registry,
 )
 from sidestep.wire.items import Family, Sample, Samples
-from sidestep.wire.limits import is_printable
+from sidestep.wire.limits import MAX_OBSERVATIONS, MAX_OPEN_VALUES, is_printable
 
 EXPORTERS = ("sidestep_", "process_", "python_")
 """Families of the exporter's own process begin so."""
@@ -29,86 +32,118 @@ def add_samples(registry: Registry, engine: Engine, item: Samples) -> None:
     Raises:
         WireError: One of them contradicts the catalogue, or itself as it was before.
     """
-    made: dict[str, OpenFamily] = {}
+    if sum(len(family.samples) for family in item.families) > MAX_OBSERVATIONS:
+        raise WireError("too_big", "more samples than an item may have")
+    made = _Made(registry)
     for family in item.families:
-        if family.name not in engine.open and family.name not in made:
-            made[family.name] = _family(registry, engine, family, made)
-        _check_samples(made.get(family.name) or engine.open[family.name], family)
-    more = sum(len(family.samples) for family in item.families)
-    if _limit(registry, engine, more):
-        limit = _limit(
-            registry, engine, sum(_new_children(made, engine, family) for family in item.families)
-        )
-        if limit:
-            registry.limited[limit] += 1
-            raise WireError("over_limit", "too many self-described series")
-    engine.open.update(made)
-    for name, target in made.items():
+        target = engine.open.get(family.name) or made.families.get(family.name)
+        if target is None:
+            target = _family(engine, family, made)
+        _check_samples(target, family)
+    limit = _limit(registry, engine, made, item.families)
+    if limit:
+        registry.limited[limit] += 1
+        raise WireError("over_limit", "too many self-described series")
+    engine.open.update(made.families)
+    for name, target in made.families.items():
         if name not in engine.layout.sampled:
-            registry.open_families[name] = (target.kind, target.labels)
+            registry.describe(target)
     for family in item.families:
         _add(registry, engine, engine.open[family.name], family)
 
 
-def _limit(registry: Registry, engine: Engine, more: int) -> str:
-    """Which limit so many more children would pass; empty where none."""
-    if engine.series + more > MAX_ENGINE_SERIES:
-        return "engine_series"
-    return "series" if registry.open_series + more > MAX_SERIES else ""
+class _Made:
+    """Families that an item brings along.
+
+    Attributes:
+        families: By name.
+        fresh: How many of them no engine had before.
+        names: All names that those take on a page.
+    """
+
+    def __init__(self, registry: Registry) -> None:
+        self.registry = registry
+        self.families: dict[str, OpenFamily] = {}
+        self.fresh = 0
+        self.names: set[str] = set()
 
 
-def _new_children(made: dict[str, OpenFamily], engine: Engine, family: Family) -> int:
-    known = (made.get(family.name) or engine.open[family.name]).children
-    return len({tuple(sample.labels) for sample in family.samples} - known.keys())
+def _limit(registry: Registry, engine: Engine, made: _Made, families: Sequence[Family]) -> str:
+    """Which limit the children that are new would pass; empty where none."""
+    series = size = 0
+    for family in families:
+        target = engine.open.get(family.name) or made.families[family.name]
+        known = target.children
+        keys = dict.fromkeys(tuple(sample.labels) for sample in family.samples)
+        # As many as find a place, and the one for all others.
+        room = max(MAX_OPEN_VALUES - len(known), 0) + 1
+        new = list(islice((key for key in keys if key not in known), room))
+        series += len(new)
+        size += sum(target.size(key, engine) for key in new)
+    if not series:
+        return ""
+    reached = {
+        "engine_series": engine.series + series > MAX_ENGINE_SERIES,
+        "series": registry.open_series + series > MAX_SERIES,
+        "engine_bytes": engine.open_bytes + size > MAX_ENGINE_BYTES,
+        "bytes": registry.open_bytes + size > MAX_BYTES,
+    }
+    return next((limit for limit, passed in reached.items() if passed), "")
 
 
 def _add(registry: Registry, engine: Engine, target: OpenFamily, family: Family) -> None:
-    before = len(target.children)
     for sample in family.samples:
         key = registry.capped(target.children, tuple(sample.labels))
+        if key not in target.children:
+            registry.resize(engine, 1, target.size(key, engine))
         refused = _add_sample(target, key, sample)
         if refused:
             slot = engine.layout.hooks["refused_observations"].slots[0]
             engine.values[slot] = (engine.values[slot] or 0) + refused
-    engine.series += len(target.children) - before
-    registry.open_series += len(target.children) - before
 
 
-def _family(
-    registry: Registry, engine: Engine, family: Family, made: dict[str, OpenFamily]
-) -> OpenFamily:
+def _family(engine: Engine, family: Family, made: _Made) -> OpenFamily:
     """The catalogue's family of that name, or one that is new on the page."""
+    registry = made.registry
     row = engine.layout.sampled.get(family.name)
     if row is not None:
-        return engine.sampled(row)
-    form = (family.kind, tuple(family.labels))
+        target = made.families[family.name] = engine.sampled(row)
+        return target
+    labels = tuple(family.labels)
+    form = (family.kind, labels)
     if registry.open_families.get(family.name, form) != form:
         raise WireError("changed_family", family.name)
-    others = {name: kind for name, (kind, _) in registry.open_families.items()}
-    others.update((name, target.kind) for name, target in made.items())
-    if family.name not in others and _is_owned(registry, others, family):
+    fresh = family.name not in registry.open_families
+    names = taken(family.name, family.kind)
+    if fresh and _is_owned(made, family.name, names):
         raise WireError("owned_family", family.name)
-    if len(others) >= MAX_OPEN_FAMILIES:
+    if fresh and len(registry.open_families) + made.fresh >= MAX_OPEN_FAMILIES:
         registry.limited["families"] += 1
         raise WireError("over_limit", "too many self-described families")
-    labels = tuple(family.labels)
-    if len({*labels, *engine.labels, "le", "quantile"}) < len(labels) + len(engine.labels) + 2:
+    reserved = {*engine.labels, ORIGIN, "le", "quantile"}
+    if len({*labels, *reserved}) < len(labels) + len(reserved):
         raise WireError("bad_label", f"{family.name}: a label name twice, or one of the page's own")
-    if any(a >= b for a, b in pairwise(family.bounds)):
+    bounds = tuple(family.bounds)
+    if any(a >= b for a, b in pairwise(bounds)) or (bounds and bounds[0] < 0):
         raise WireError("bad_bounds", family.name)
     if not is_printable(family.help):
         raise WireError("bad_family", f"{family.name}: HELP is not one printable line")
-    return OpenFamily(family.name, family.kind, family.help, labels, tuple(family.bounds))
+    if fresh:
+        made.fresh += 1
+        made.names |= names
+    target = OpenFamily(family.name, family.kind, family.help, labels, bounds)
+    made.families[family.name] = target
+    return target
 
 
-def _is_owned(registry: Registry, others: dict[str, Kind], family: Family) -> bool:
-    """Whether a name of ``family``'s is one of the catalogue's, the exporter's or another's."""
-    names = taken(family.name, family.kind)
-    if family.name.startswith(EXPORTERS):
+def _is_owned(made: _Made, name: str, names: frozenset[str]) -> bool:
+    """Whether one of ``names`` is the catalogue's, the exporter's or another family's."""
+    registry = made.registry
+    if name.startswith(EXPORTERS) or any(
+        names & layout.names for layout in registry.layouts.values()
+    ):
         return True
-    if any(names & layout.names for layout in registry.layouts.values()):
-        return True
-    return any(names & taken(name, kind) for name, kind in others.items())
+    return not names.isdisjoint(made.names) or not names.isdisjoint(registry.open_names)
 
 
 def _check_samples(target: OpenFamily, family: Family) -> None:
@@ -121,7 +156,7 @@ def _check_samples(target: OpenFamily, family: Family) -> None:
         raise WireError("changed_family", family.name)
     if family.kind == "histogram" and not target.bounds:
         raise WireError("bad_bounds", family.name)
-    if (family.kind == "counter") != family.name.endswith("_total"):
+    if (family.kind == "counter") != family.name.endswith("_total") or family.name == "_total":
         raise WireError("bad_family", f"{family.name}: counters, and they alone, end in _total")
     for sample in family.samples:
         if len(sample.labels) != len(target.labels) or not all(map(is_printable, sample.labels)):

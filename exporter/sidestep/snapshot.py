@@ -20,6 +20,7 @@ from sidestep.records import decode_record, encode_record, restored, totals_of
 from sidestep.registry import Engine, Registry
 from sidestep.session.receiver import Stream
 from sidestep.wire.messages import DECODE_ERRORS, EngineInfo, Heartbeat
+from sidestep.wire.totals import TOTAL_LIMIT
 
 
 class KeptStream(msgspec.Struct, array_like=True, gc=False, tag="s"):
@@ -105,7 +106,8 @@ class Capture:
         groups = kept.keep_questions(registry.questions, _siblings(registry))
         yield from map(_encoder.encode, groups)
         counters = list(intake.metrics.counters())
-        process = KeptProcess(__version__, intake.items, dict(registry.limited), counters)
+        limited = {limit: min(count, TOTAL_LIMIT) for limit, count in registry.limited.items()}
+        process = KeptProcess(__version__, intake.items, limited, counters)
         yield _encoder.encode(process)
 
     def _of(self, engine: Engine) -> Iterator[bytes]:
@@ -155,9 +157,16 @@ def _restore(intake: Intake, pieces: Sequence[Piece], now: float) -> None:
                 intake.items = piece.items
                 registry.limited.update(piece.limited)
                 intake.metrics.restore(piece.counters)
-    kept.restore_questions(registry.questions, groups, _siblings(registry))
+    _settle(registry, groups)
     # The last: an engine's gauges are hidden until one of its streams greets.
     intake.restore(streams, now)
+
+
+def _settle(registry: Registry, groups: Sequence[KeptGroup]) -> None:
+    for engine in registry.engines.values():
+        if engine.requests is not None:
+            kept.settle(engine.requests)
+    kept.restore_questions(registry.questions, groups, _siblings(registry))
 
 
 def _siblings(registry: Registry) -> dict[str, Siblings]:

@@ -9,6 +9,7 @@ from sidestep.plan import Layout
 from sidestep.registry import Engine, Registry
 from sidestep.wire.items import VllmRejection, VllmSleep, VllmStep
 from sidestep.wire.limits import MAX_OPEN_VALUES, OTHER
+from sidestep.wire.totals import TOTAL_LIMIT
 from sidestep.wire.vllm import CacheStats, IterationStats, SchedulerStats
 
 
@@ -24,6 +25,7 @@ class VllmHooks:
         self.registry = registry
         hook = layout.hooks
         self.iteration_tokens = hook["iteration_tokens"].slots[0]
+        self.omitted = hook["refused_observations"].slots[0]
         self.cached_by_source = hook["cached_by_source"]
         self.sleep_state = hook["sleep_state"]
         self.rejection = hook["rejection"]
@@ -53,12 +55,16 @@ class VllmHooks:
         tokens = iteration.iteration_tokens
         histogram = engine.histogram(self.iteration_tokens)
         if not last:
-            engine.held_tokens += tokens
+            engine.held_tokens = min(engine.held_tokens + tokens, TOTAL_LIMIT)
             histogram.sum += tokens
             histogram.cache = None
             return
-        histogram.observe(tokens + engine.held_tokens)
-        histogram.sum -= engine.held_tokens
+        before = histogram.sum
+        if histogram.observe(tokens + engine.held_tokens):
+            engine.values[self.omitted] = (engine.values[self.omitted] or 0) + 1
+        else:
+            # What was held is in the sum already; set, since a difference of floats can shrink.
+            histogram.sum = before + tokens
         engine.held_tokens = 0
 
     def scheduler(self, engine: Engine, stats: SchedulerStats, wall: float, *, fresh: bool) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from sidestep.lifecycle.places import Places
 from sidestep.wire.limits import MAX_OPEN_VALUES, OTHER, is_printable
 from sidestep.wire.requests import PREEMPTED, RUNNING, WAITING
 
@@ -70,8 +71,10 @@ class InFlight:
         cut_off: Requests that were counted as untracked, and may be heard of again.
     """
 
-    def __init__(self, capacity: int, max_age: float) -> None:
+    def __init__(self, capacity: int, max_age: float, places: Places) -> None:
         self.capacity = capacity
+        self._places = places
+        places.enter(capacity)
         self.max_age = max_age
         self.live: dict[int, Request] = {}
         self.prefilling: set[int] = set()
@@ -86,23 +89,33 @@ class InFlight:
 
     def adopt(self, number: int, now: float) -> Request | None:
         """Follow a request from now on; None where there are too many."""
-        if len(self.live) >= self.capacity:
+        if self.full:
             self._give_up(number, "capacity")
             return None
         request = self.live[number] = Request(now)
+        self._places.used += 1
         return request
+
+    @property
+    def full(self) -> bool:
+        """Whether no other request may be followed."""
+        held = len(self.live)
+        return held >= self.capacity or not self._places.has_room(held)
 
     def known(self, number: int, now: float) -> Request | None:
         """The request of that number, adopted in its middle if need be; None if given up."""
         request = self.live.get(number)
-        if request is not None or number in self.given_up or len(self.live) >= self.capacity:
+        if request is not None or number in self.given_up or self.full:
             return request
         self._count_unknown()
         return self.adopt(number, now)
 
     def readopt(self, number: int, request: Request) -> None:
         """Follow a request that was followed before, as it was then."""
+        self._places.used += number not in self.live
         self.live[number] = request
+        if request.state == PREEMPTED:
+            self.preempted[number] = request.preempted or request.since
         self.waiting_tokens += request.waits
         if request.adapter and request.state != UNKNOWN:
             self._count_adapter(request, 1)
@@ -133,6 +146,7 @@ class InFlight:
         """Take a request that ended out of every count; None where nothing is known of it."""
         request = self.live.pop(number, None)
         if request is not None:
+            self._places.used -= 1
             self._uncount(number, request)
         elif number in self.given_up:
             self.given_up.discard(number)
@@ -144,11 +158,18 @@ class InFlight:
         """Give up, and yield, requests that have not finished for too long."""
         if now < self._check_at:
             return
-        self._check_at = now + AGE_CHECK
-        for number, request in list(self.live.items()):
-            if now - request.since <= self.max_age:
-                return
-            del self.live[number]
+        old: list[int] = []
+        eldest = now
+        for number, request in self.live.items():
+            eldest = request.since
+            if now - eldest <= self.max_age:
+                break
+            old.append(number)
+        # Until the eldest is too old there is nothing to look for: stamps may leap.
+        self._check_at = max(now + AGE_CHECK, eldest + self.max_age)
+        for number in old:
+            request = self.live.pop(number)
+            self._places.used -= 1
             self._uncount(number, request)
             self._give_up(number, "age")
             yield request
@@ -167,6 +188,7 @@ class InFlight:
         """
         self.cut_off = len(self.live) + more
         self.untracked[reason] += self.cut_off
+        self._places.used -= len(self.live)
         self.live.clear()
         self.prefilling.clear()
         self.adapters.clear()
@@ -174,6 +196,10 @@ class InFlight:
         self.preempted.clear()
         self.waiting_tokens = 0
         self._check_at = 0.0
+
+    def close(self) -> None:
+        """There is no such engine any more."""
+        self._places.engines -= 1
 
     def _count_unknown(self) -> None:
         if self.cut_off:
@@ -185,7 +211,7 @@ class InFlight:
     def _give_up(self, number: int, reason: str) -> None:
         """Count a request once, whatever is heard of it later."""
         self.untracked[reason] += 1
-        if len(self.given_up) < self.capacity:
+        if len(self.given_up) < min(self.capacity, self._places.share):
             self.given_up.add(number)
 
     def _uncount(self, number: int, request: Request) -> None:

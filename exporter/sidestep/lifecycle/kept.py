@@ -11,7 +11,6 @@ from sidestep.lifecycle.inflight import Request
 from sidestep.lifecycle.machine import Lifecycle
 from sidestep.lifecycle.siblings import Group, Questions, Siblings
 from sidestep.lifecycle.steps import Steps
-from sidestep.wire.requests import PREEMPTED
 
 CHUNK = 1024
 """Requests in one piece: half a millisecond to encode."""
@@ -102,13 +101,13 @@ def restore_requests(lifecycle: Lifecycle, kept: KeptRequests) -> None:
     requests = lifecycle.requests
     for number, request in zip(kept.numbers, kept.requests, strict=True):
         requests.readopt(number, request)
-    # In the order of their preemptions, since the first of them has waited longest.
-    waiting = [
-        (request.preempted or request.since, number)
-        for number, request in requests.live.items()
-        if request.state == PREEMPTED
-    ]
-    requests.preempted = {number: since for since, number in sorted(waiting)}
+
+
+def settle(lifecycle: Lifecycle) -> None:
+    """All that was kept is there: the first of the preempted has waited longest."""
+    requests = lifecycle.requests
+    waiting = sorted((since, number) for number, since in requests.preempted.items())
+    requests.preempted = {number: since for since, number in waiting}
 
 
 def restore_questions(

@@ -18,6 +18,7 @@ from sidestep.lifecycle.rules import Rules
 from sidestep.lifecycle.siblings import Questions, Siblings
 from sidestep.lifecycle.steps import Steps
 from sidestep.wire.requests import (
+    MAX_REQUESTS,
     PREEMPTED,
     RUNNING,
     WAITING,
@@ -57,8 +58,9 @@ class Lifecycle:
 
     def __init__(self, rules: Rules | None = None, questions: Questions | None = None) -> None:
         self.rules = rules or Rules()
-        self.requests = InFlight(self.rules.capacity, self.rules.max_age)
-        self.siblings = Siblings(questions or Questions())
+        questions = questions or Questions()
+        self.requests = InFlight(self.rules.capacity, self.rules.max_age, questions.places)
+        self.siblings = Siblings(questions)
         self.source: int | None = None
         self.steps = Steps()
         self._now = 0.0
@@ -68,11 +70,16 @@ class Lifecycle:
         """What ``item``'s events come to; cutting a stream of events elsewhere changes nothing.
 
         Raises:
-            WireError: Columns of different lengths; nothing was changed.
+            WireError: Columns of different lengths, or too long; nothing was changed.
         """
+        size = 0
         for event in item.events:
-            if isinstance(event, Iteration) and not event.even:
-                raise WireError("bad_item", "an iteration's columns differ in length")
+            if isinstance(event, Iteration):
+                if not event.even:
+                    raise WireError("bad_item", "an iteration's columns differ in length")
+                size += event.size
+        if size > MAX_REQUESTS:
+            raise WireError("too_big", "more requests than a scheduler's item holds")
         self._out = out = Outcomes(IterationStats(prompt_token_stats=PromptTokenStats()))
         if item.source != self.source:
             self._restart(item.source)
@@ -126,6 +133,7 @@ class Lifecycle:
         live = len(self.requests.live)
         self._restart(-1)
         self.siblings.close()
+        self.requests.close()
         return live
 
     def _pass_time(self, now: float) -> None:

@@ -6,6 +6,8 @@ in any order. The question counts for the engine whose sample ended last, by the
 
 from __future__ import annotations
 
+from sidestep.lifecycle.places import Places
+
 TOGETHER = 5.0
 """Seconds after a sample's end in which its siblings have reached a queue, and we heard of it."""
 MAX_OPEN = 4096
@@ -36,12 +38,12 @@ class Questions:
 
     Attributes:
         groups: By number; each has a sample in flight, or might get one.
-        engines: How many there are.
+        places: For the requests of all of them.
     """
 
     def __init__(self) -> None:
         self.groups: dict[int, Group] = {}
-        self.engines = 0
+        self.places = Places()
 
 
 class Siblings:
@@ -56,7 +58,6 @@ class Siblings:
         self.observed: list[tuple[int, int]] = []
         self._questions = questions
         self._open: dict[int, Group] = {}
-        questions.engines += 1
 
     def join(self, number: int, sample: int) -> None:
         """A sample of that question was queued here."""
@@ -84,7 +85,7 @@ class Siblings:
         if now > group.ended:
             group.ended, group.owner = now, self
         # On one engine samples are queued together: once one had a second output, all are there.
-        group.closed = group.closed or (outputs and self._questions.engines == 1)
+        group.closed = group.closed or (outputs and self._questions.places.engines == 1)
         if group.live:
             return
         if group.closed or group.aborted:
@@ -112,7 +113,6 @@ class Siblings:
     def close(self) -> None:
         """This engine takes part in no question any more."""
         self.clear()
-        self._questions.engines -= 1
 
     def _end(self, group: Group) -> None:
         del self._questions.groups[group.number]

@@ -18,7 +18,7 @@ from sidestep.residency.sampling import (
     Share,
     mix,
 )
-from sidestep.wire.blocks import CacheChange, CacheEvents
+from sidestep.wire.blocks import MAX_HASHES, CacheChange, CacheEvents
 from sidestep.wire.limits import MAX_LABELS, is_printable
 
 _NEVER = -1.0
@@ -108,6 +108,8 @@ class CachedBlocks:
     def _check(self, changes: list[CacheChange]) -> None:
         if {change.kind for change in changes} - {"stored", "removed", "cleared"}:
             raise WireError("bad_item", "an unknown kind of cache event")
+        if sum(len(change.hashes) for change in changes) > MAX_HASHES:
+            raise WireError("too_big", "more hashes than an item may have")
         if not all(is_printable(change.medium) for change in changes):
             raise WireError("bad_label", "a medium's name is not printable")
         stored = {change.medium for change in changes if change.kind == "stored"}

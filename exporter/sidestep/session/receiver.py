@@ -22,6 +22,7 @@ from sidestep.wire.messages import (
     Nack,
     Settings,
 )
+from sidestep.wire.totals import TOTAL_LIMIT
 
 ACK_INTERVAL = 0.25
 MAX_STREAMS = 256
@@ -125,6 +126,9 @@ class Receiver:
             return self._refuse(peer, message.incarnation, "need_hello")
         if self.streams.get(stream.id) is not stream:
             return self._refuse(peer, message.incarnation, "id_conflict", _CONFLICT)
+        if not stream.open:
+            # It has said goodbye: its engines may be others' or nobody's by now.
+            return self._refuse(peer, message.incarnation, "need_hello")
         stream.heard = now
         match message:
             case Batch():
@@ -197,6 +201,8 @@ class Receiver:
             new.retired = retired
             new.dropped, new.errors = stream.dropped, stream.errors
             new.folded = stream.folded
+            # Remembered by its number; what it fed would be kept 16 times over.
+            stream.engines = []
             for old in set(stream.retired) - set(retired):
                 self._by_incarnation.pop(old, None)
             stream = self._adopt(new)
@@ -240,9 +246,9 @@ class Receiver:
     def _heartbeat(self, stream: Stream, beat: Heartbeat) -> Received:
         before = stream.beat or Heartbeat(beat.incarnation, 0, 0)
         stream.beat = beat
-        stream.dropped += max(beat.dropped - before.dropped, 0)
-        stream.errors += max(beat.errors - before.errors, 0)
-        stream.folded += max(beat.folded - before.folded, 0)
+        stream.dropped = _grown(stream.dropped, beat.dropped - before.dropped)
+        stream.errors = _grown(stream.errors, beat.errors - before.errors)
+        stream.folded = _grown(stream.folded, beat.folded - before.folded)
         received = Received(stream)
         if beat.head > stream.seq:
             received.replies = self._refuse(stream.peer, stream.incarnation, "need_hello").replies
@@ -269,6 +275,11 @@ class Receiver:
 
     def _refuse(self, peer: bytes, incarnation: int, code: str, detail: str = "") -> Received:
         return Received(replies=[(peer, Nack(self.boot, incarnation, code, detail[:256]))])
+
+
+def _grown(total: int, more: int) -> int:
+    """``total`` and ``more``, as far as a snapshot holds it: a peer may say any number, ever again."""
+    return min(total + max(more, 0), TOTAL_LIMIT)
 
 
 _CONFLICT = (

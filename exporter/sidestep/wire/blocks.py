@@ -13,6 +13,10 @@ ALLOCATED, TOUCHED, EVICTED, RESET = range(4)
 """A block was handed out; was hit by another request's prefix; was handed out again or
 evicted; the whole cache was emptied (of any block)."""
 
+MAX_CHANGES = 1024
+MAX_HASHES = 4 * MAX_OBSERVATIONS
+"""Of all changes of one item; a sender makes several."""
+
 Rate = Annotated[float, Meta(ge=0.0, le=1.0)]
 Hash = Annotated[int, Meta(ge=0)]
 """64 bits: what msgpack's integers hold."""
@@ -53,4 +57,4 @@ class CacheEvents(msgspec.Struct, array_like=True, gc=False, tag="ce"):
     engine: Count
     stamp: Seconds
     source: Count
-    changes: Annotated[list[CacheChange], Meta(max_length=MAX_OBSERVATIONS)] = []
+    changes: Annotated[list[CacheChange], Meta(max_length=MAX_CHANGES)] = []

@@ -25,11 +25,14 @@ OTHER = "__other__"
 """The label value that takes what no other may."""
 COUNT_LIMIT = 1 << 40
 """No delta, gauge or id of one item is larger: 2**40 tokens a step is not an engine."""
+TOKENS_LIMIT = 1 << 20
+"""Nor does one request get more tokens out of one step: its running total fits into 64 bits."""
 FLOPS_LIMIT = 1 << 62
 """Operations and bytes of one step are the exception: an H100 passes 2**40 in a millisecond."""
 VALUE_LIMIT = 1e15
 
 Count = Annotated[int, Meta(ge=0, le=COUNT_LIMIT)]
+Tokens = Annotated[int, Meta(ge=0, le=TOKENS_LIMIT)]
 Volume = Annotated[int, Meta(ge=0, le=FLOPS_LIMIT)]
 Number = Annotated[float, Meta(ge=-VALUE_LIMIT, le=VALUE_LIMIT)]
 """A bound also keeps NaN and the infinities out: msgspec compares, and NaN never fits."""

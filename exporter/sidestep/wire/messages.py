@@ -231,7 +231,7 @@ def _check(hello: Hello) -> None:
         texts += [value for labels in engine.info.values() for value in labels.values()]
         texts += [value for values in engine.closed.values() for value in values]
         for family, bounds in engine.bounds.items():
-            if any(a >= b for a, b in pairwise(bounds)):
-                raise WireError("bad_bounds", f"{family} must increase strictly")
+            if bounds[0] < 0 or any(a >= b for a, b in pairwise(bounds)):
+                raise WireError("bad_bounds", f"{family} must increase strictly, from 0 or more")
     if not all(map(is_printable, texts)):
         raise WireError("bad_label", "a name or label value is not printable")

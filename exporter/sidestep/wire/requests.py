@@ -12,12 +12,14 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from sidestep.wire.limits import Count, Seconds, Text
+from sidestep.wire.limits import Count, Seconds, Text, Tokens
 
 MAX_EVENTS = 512
 """Of one item; an iteration is one event whatever the size of its batch."""
 MAX_BATCH = 1 << 16
 """Requests of one iteration; what more there is would not fit into an item."""
+MAX_REQUESTS = 1 << 17
+"""Of all iterations of one item: as many as numbers of two bytes fit into it."""
 MAX_CLIENTS = 256
 """API servers whose requests one iteration had output for."""
 
@@ -74,7 +76,7 @@ class Output(msgspec.Struct, array_like=True, gc=False):
 
     stamp: Seconds
     requests: Annotated[list[Count], Meta(max_length=MAX_BATCH)] = []
-    tokens: Annotated[list[Count], Meta(max_length=MAX_BATCH)] = []
+    tokens: Annotated[list[Tokens], Meta(max_length=MAX_BATCH)] = []
 
 
 class Iteration(msgspec.Struct, array_like=True, gc=False, tag=4):
@@ -108,6 +110,12 @@ class Iteration(msgspec.Struct, array_like=True, gc=False, tag=4):
         if any(output.tokens for output in outputs):
             tokens = [n for o in outputs for n in o.tokens or [1] * len(o.requests)]
         return [number for output in outputs for number in output.requests], tokens
+
+    @property
+    def size(self) -> int:
+        """How many requests it names, each as often as it does."""
+        outputs = sum(len(output.requests) for output in self.outputs)
+        return outputs + len(self.scheduled or ()) + len(self.prompts)
 
     @property
     def even(self) -> bool:

@@ -12,24 +12,38 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from sidestep.wire.limits import MAX_BOUNDS, MAX_LABELS, FamilyName, Labels, Number, Text
+from sidestep.wire.limits import (
+    MAX_BOUNDS,
+    MAX_LABELS,
+    Count,
+    FamilyName,
+    Labels,
+    Number,
+    Seconds,
+    Text,
+)
 from sidestep.wire.messages import Bounds, EngineInfo
 
 MAX_PLACES = 4096
-"""Scalars, histograms or labelled families of one engine."""
-MAX_CHILDREN = 4096
+"""Scalars, histograms or self-described families of one engine."""
+MAX_KEYED = 256
+MAX_CHILDREN = 1024
+"""Of one family: twice what the caps on label values let in, several times over."""
+TOTAL_LIMIT = 1 << 62
 
 Amount = int | float | str
 """A string is an integer that 64 bits do not hold: operations of a GPU are such."""
+Total = Annotated[int, Meta(ge=0, le=TOTAL_LIMIT)]
 Names = Annotated[list[Text], Meta(max_length=MAX_PLACES)]
-Values = Annotated[list[Text], Meta(max_length=MAX_LABELS)]
+# All adapters in use are one label value, as the engine has it: longer than any other.
+Values = Annotated[list[Annotated[str, Meta(max_length=1 << 17)]], Meta(max_length=MAX_LABELS)]
 
 
 class Buckets(msgspec.Struct, array_like=True, gc=False):
     """A histogram's sum, and its counts per bucket, not cumulative, the last for +Inf."""
 
     total: float = 0.0
-    counts: Annotated[list[int], Meta(max_length=MAX_BOUNDS + 1)] = []
+    counts: Annotated[list[int | str], Meta(max_length=MAX_BOUNDS + 1)] = []
 
 
 class Child(msgspec.Struct, array_like=True, gc=False):
@@ -57,9 +71,9 @@ class OpenTotals(msgspec.Struct, array_like=True, gc=False):
 class Hits(msgspec.Struct, array_like=True, gc=False):
     """Cache lookups of the recent past, as one."""
 
-    requests: int = 0
-    queries: int = 0
-    hits: int = 0
+    requests: Total = 0
+    queries: Total = 0
+    hits: Total = 0
 
 
 class Head(msgspec.Struct, array_like=True, gc=False):
@@ -79,7 +93,7 @@ class Head(msgspec.Struct, array_like=True, gc=False):
     scalars: Annotated[list[tuple[Text, Text]], Meta(max_length=MAX_PLACES)]
     histograms: Names
     bounds: Annotated[list[Bounds], Meta(max_length=MAX_PLACES)]
-    keyed: Names
+    keyed: Annotated[list[Text], Meta(max_length=MAX_KEYED)]
 
 
 class Totals(msgspec.Struct, array_like=True, gc=False):
@@ -101,16 +115,16 @@ class Totals(msgspec.Struct, array_like=True, gc=False):
 
     scalars: Annotated[list[Amount | None], Meta(max_length=MAX_PLACES)] = []
     histograms: Annotated[list[Buckets | None], Meta(max_length=MAX_PLACES)] = []
-    keyed: Annotated[list[Children], Meta(max_length=MAX_PLACES)] = []
+    keyed: Annotated[list[Children], Meta(max_length=MAX_KEYED)] = []
     open: Annotated[list[OpenTotals], Meta(max_length=MAX_PLACES)] = []
-    gauge_stamp: float = 0.0
-    held_tokens: int = 0
+    gauge_stamp: Seconds = 0.0
+    held_tokens: Total = 0
     hits: Annotated[list[Hits], Meta(max_length=8)] = []
     seen: Names = []
-    restarts: int = 0
-    last_seen: float = 0.0
-    limited: int = 0
-    cut_off: int | None = None
+    restarts: Total = 0
+    last_seen: Seconds = 0.0
+    limited: Count = 0
+    cut_off: Count | None = None
     blocks: bool = False
 
 

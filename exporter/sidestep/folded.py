@@ -1,0 +1,67 @@
+"""What a sender may say it folded: the form is a kept record's, the word is a stranger's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+from sidestep.errors import WireError
+from sidestep.records import check_places, number_of
+from sidestep.registry import Engine
+from sidestep.wire.limits import MAX_OBSERVATIONS, MAX_OPEN_VALUES
+from sidestep.wire.totals import Amount, Buckets, Child, Record
+
+LARGEST = 10**30
+"""What items within their own limits come to in years; and sums of it, added up for as long as
+seqs last, are still numbers that a float holds and a snapshot takes back."""
+MAX_CHILDREN = 4 * MAX_OPEN_VALUES
+"""Of one family: one with two labels has twice the values."""
+
+Name = TypeVar("Name", str, tuple[str, str])
+
+
+def check(engine: Engine, record: Record) -> None:
+    """Whether all of ``record`` can be added to ``engine``, but for what describes itself.
+
+    Raises:
+        WireError: Nothing of it may be added: a number beyond all bounds, one place told of
+            twice, more than an engine has.
+    """
+    head, totals = record.head, record.totals
+    _once(head.scalars)
+    _once(head.histograms)
+    _once(head.keyed)
+    _once([family.name for family in totals.open])
+    told = [*totals.keyed, *(family.children for family in totals.open)]
+    if sum(map(len, told)) > MAX_OBSERVATIONS or max(map(len, told), default=0) > MAX_CHILDREN:
+        raise WireError("over_limit", "more children than an engine has")
+    _check_numbers(value for value in totals.scalars if value is not None)
+    _check_histograms(totals.histograms)
+    for children in told:
+        _check_children(children)
+    check_places(engine, record)
+
+
+def _once(names: Sequence[Name]) -> None:
+    if len(set(names)) != len(names):
+        raise WireError("bad_item", "a record names a place twice")
+
+
+def _check_children(children: Sequence[Child]) -> None:
+    _check_numbers(child.value for child in children)
+    _check_histograms([child.buckets for child in children])
+
+
+def _check_histograms(histograms: Iterable[Buckets | None]) -> None:
+    for buckets in histograms:
+        if buckets is not None:
+            _check_numbers((buckets.total, *buckets.counts))
+
+
+def _check_numbers(values: Iterable[Amount]) -> None:
+    if any(not -LARGEST <= _plain(value) <= LARGEST for value in values):
+        raise WireError("bad_item", "a number that nothing adds up to")
+
+
+def _plain(value: Amount) -> float:
+    return number_of(value) if isinstance(value, str) else value
