@@ -143,7 +143,8 @@ class Delivery(RuleBasedStateMachine):
         last = self.processes.get(stream)
         if last is not None:
             sender = last.sender
-            durable = sender._ring[0].first - 1 if sender._ring else sender._seq
+            held = sender._ring.first
+            durable = sender._seq if held is None else held - 1
             if sender.state is State.STOPPED:
                 durable = 0
             for engine in last.engines:

@@ -17,10 +17,11 @@ from sidestep.apply import Applier
 from sidestep.catalogue.self_metrics import PER_ENGINE
 from sidestep.descriptions import check as check_engines
 from sidestep.descriptions import excess
+from sidestep.engine import Engine
 from sidestep.errors import WireError
 from sidestep.logs import Limited
 from sidestep.records import decode_record
-from sidestep.registry import GONE, SILENT, Engine, Registry
+from sidestep.registry import GONE, SILENT, Registry
 from sidestep.selfmetrics import SelfMetrics
 from sidestep.session.receiver import Receiver, Stream
 from sidestep.transport.guard import Guard
