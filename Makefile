@@ -3,9 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-SOURCES := exporter adapters tests benchmarks
+SOURCES := exporter adapters tests benchmarks chaos
 
-.PHONY: demo test check lint fix bench docs golden test-engines tools clean
+.PHONY: demo test check lint fix bench chaos docs golden test-engines tools clean
 
 demo: $(STAMP)
 	$(BIN)/sidestep demo
@@ -29,6 +29,10 @@ fix: $(STAMP)
 
 bench: $(STAMP)
 	for bench in engine_cost ingest events scrape snapshot residency; do $(BIN)/python -m benchmarks.bench_$$bench || exit 1; done
+
+# Every fault over every transport: over an hour. CHAOS="--quick", "--fault kill --seed 7", ...
+chaos: $(STAMP)
+	$(BIN)/python -m chaos $(CHAOS)
 
 docs: $(STAMP)
 	$(BIN)/python tools/docs.py

@@ -24,9 +24,10 @@ from benchmarks.client import new_metric
 from benchmarks.steps import Steps, engine_info
 from benchmarks.table import percentile, show
 from sidestep.apply import Applier
+from sidestep.engine import Engine
 from sidestep.histogram import Histogram
 from sidestep.plan import compile_layout
-from sidestep.registry import Engine, Registry
+from sidestep.registry import Registry
 from sidestep.render.text import render
 from sidestep.view import Family, children, combined, families, is_shared, labels_of
 from sidestep.wire.items import VllmStep

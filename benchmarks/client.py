@@ -14,10 +14,10 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from sidestep.catalogue.model import Hook, Row
+from sidestep.engine import Engine
 from sidestep.lifecycle.machine import Lifecycle
 from sidestep.lifecycle.outcomes import Outcomes
 from sidestep.plan import Layout, Placed, Section
-from sidestep.registry import Engine
 from sidestep.wire.items import Item, VllmStep
 from sidestep.wire.requests import RequestEvents
 

@@ -24,12 +24,12 @@ from sidestep.histogram import Histogram
 from sidestep.intake import Intake
 from sidestep.lifecycle.rules import Rules
 from sidestep.plan import compile_layout
+from sidestep.engine import Engine
 from sidestep.registry import (
     MAX_BYTES,
     MAX_ENGINES,
     MAX_OPEN_FAMILIES,
     MAX_SERIES,
-    Engine,
     Registry,
     Sampling,
 )
@@ -44,7 +44,7 @@ from sidestep.wire.vllm import IterationStats
 
 REASONS = frozenset({
     "bad_bounds", "bad_family", "bad_item", "bad_label", "bad_schema", "changed_family",
-    "multipart", "negative_counter", "over_limit", "owned_family", "too_big",
+    "multipart", "negative_counter", "over_limit", "owned_family", "throttled", "too_big",
     "unknown_dialect", "unknown_engine", "version",
 })  # fmt: skip
 HONEST = EngineInfo("honest", "vllm", {"engine": "honest", "model_name": "honest"})

@@ -8,10 +8,11 @@ import pytest
 
 from sidestep.apply import Applier
 from sidestep.catalogue import DIALECTS
+from sidestep.engine import Engine
 from sidestep.errors import WireError
 from sidestep.histogram import Histogram
 from sidestep.plan import compile_layout
-from sidestep.registry import MAX_ENGINE_SERIES, Engine, Registry
+from sidestep.registry import MAX_ENGINE_SERIES, Registry
 from sidestep.render.text import render
 from sidestep.view import children, combined, families, is_shared, labels_of
 from sidestep.wire.items import Family, Item, Sample, Samples, VllmRejection, VllmSleep, VllmStep

@@ -143,7 +143,8 @@ class Delivery(RuleBasedStateMachine):
         last = self.processes.get(stream)
         if last is not None:
             sender = last.sender
-            durable = sender._ring[0].first - 1 if sender._ring else sender._seq
+            held = sender._ring.first
+            durable = sender._seq if held is None else held - 1
             if sender.state is State.STOPPED:
                 durable = 0
             for engine in last.engines:
@@ -290,6 +291,29 @@ class Delivery(RuleBasedStateMachine):
         process.turn(self.now)
         process.up *= 2
         self.all_arrive(process)
+
+    @rule(which=st.integers(0, 2))
+    def miss_one(self, which: int) -> None:
+        """Of two frames that an engine sends, the first does not arrive."""
+        process = self.pick(which)
+        self.round_trip(process)
+        for _ in range(2):
+            self.push(which, 1, 1)
+            process.turn(self.now)
+        del process.up[:1]
+        self.all_arrive(process)
+
+    @rule(which=st.integers(0, 2), count=st.integers(1, 3))
+    def two_of_a_name(self, which: int, count: int) -> None:
+        """A process is replaced while the exporter has applied what it holds, and greets again."""
+        self.work(which, 0, 2)
+        self.apply_only(which, count)
+        self.take_over(which)
+        self.work(which, count, 3)
+        zombie = self.zombies[-1]
+        zombie.sender.reopen = True
+        for process in (zombie, self.pick(which)) * 2:
+            self.round_trip(process)
 
     @rule(which=st.integers(0, 2), count=st.integers(1, 3), dies=st.booleans())
     def save_slowly(self, which: int, count: int, dies: bool) -> None:

@@ -48,8 +48,8 @@ MUTANTS: Mapping[str, tuple[str, str, str]] = {
     ),
     "the ring is freed by what is applied": (
         SENDER,
-        "self._ring[0].last <= ack.durable",
-        "self._ring[0].last <= ack.applied",
+        "self._ring.free(ack.durable)",
+        "self._ring.free(ack.applied)",
     ),
     "any acknowledgement completes the handshake": (
         SENDER,
@@ -57,9 +57,9 @@ MUTANTS: Mapping[str, tuple[str, str, str]] = {
         "if self._greeted:",
     ),
     "nothing is sent again after a handshake": (
-        SENDER,
-        "self._unsent = sum(chunk.last <= ack.applied for chunk in self._ring)",
-        "self._unsent = len(self._ring)",
+        "session/ring.py",
+        "self._next = sum(chunk.last <= applied for chunk in self._chunks)",
+        "self._next = len(self._chunks)",
     ),
     "what was folded is left out where something waits": (
         SENDER,
@@ -82,12 +82,12 @@ MUTANTS: Mapping[str, tuple[str, str, str]] = {
         "        self.count += 1\n        if self.count == 1:\n            return True\n        try:",
     ),
     "what was folded replaces what was counted": (
-        "records.py",
+        "merge.py",
         "engine.values[slot] = (engine.values[slot] or 0) + value",
         "engine.values[slot] = value",
     ),
     "a record's histograms are left out": (
-        "records.py",
+        "merge.py",
         "        if buckets is not None and name in slots:\n            moved",
         "        if buckets is None and name in slots:\n            moved",
     ),

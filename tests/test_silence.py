@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import cycle
+
 import pytest
 
 from intakes import Fed
@@ -169,3 +171,20 @@ def test_gauges_that_describe_themselves_go_as_well(fed: Fed) -> None:
     fed.greet("one", [engine()])
     assert "own_state" not in fed.page
     assert fed.intake.registry.open_series == series - 9
+
+
+def test_clocks_that_jump_change_nothing() -> None:
+    """Unix time is told to people; what is silent or old is measured by a clock that never jumps."""
+    pages = []
+    for times in (cycle([1e9]), cycle([1e9, 2e9, 5.0])):
+        fed = Fed()
+        fed.greet("one", [engine()])
+        for tokens in range(5):
+            fed.intake._wall = lambda times=times: next(times)  # type: ignore[misc]
+            fed.items("one", [step(tokens)])
+            fed.pass_time(2.0)
+            assert up(fed) == {"e": 1.0}
+            fed = fed.reborn(fed.snapshot())
+        pages.append(fed.page)
+
+    assert pages[0] == pages[1]

@@ -7,26 +7,26 @@ sends, retransmits and reads acknowledgements by the rules of ``session.sender``
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import secrets
 import sys
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from multiprocessing import util as multiprocessing_util
 from random import Random
 
 import zmq
 
+from sidestep.errors import ConfigError
 from sidestep.session.folding import Folder
 from sidestep.session.sender import Sender, State
 from sidestep.wire.items import Item, encode_item
 from sidestep.wire.limits import MAX_ITEM_BYTES
 from sidestep.wire.messages import EngineInfo
+from sidestep_adapters import processes
+from sidestep_adapters.connection import connect
 
 log = logging.getLogger(__name__)
 
@@ -44,14 +44,14 @@ DRAIN = 2.0
 GREETING = 0.5
 """Seconds of them to wait for an exporter that has not answered yet."""
 COMPLAIN = 60.0
+RETRY = 1.0
+"""Seconds between two looks at key files that cannot be used."""
+PATIENCE = 30.0
+"""Seconds without any answer after which a new socket may have more luck."""
 
 Socket = zmq.Socket[bytes]
 Later = Callable[[], Iterable[Item]]
 """Makes items in the publisher thread, from values of its own."""
-
-_publishers: weakref.WeakSet[Publisher] = weakref.WeakSet()
-_inherited: list[object] = []
-"""A forked child keeps its parent's sockets referenced: closing them would disturb the parent."""
 
 
 class Publisher:
@@ -93,10 +93,10 @@ class Publisher:
         self._told: tuple[int | None, int] = (None, 0)
         self._thread: threading.Thread | None = None
         self._complained_at = -COMPLAIN
+        self._opened_at = 0.0
         self._closed = False
         self._start()
-        _publishers.add(self)
-        atexit.register(_weakly(self))
+        processes.enter(self)
 
     def push(self, item: Item | Later) -> None:
         """Queue ``item``, which must own its values; where the queue is full, count it."""
@@ -156,6 +156,11 @@ class Publisher:
         """Items given up so far."""
         return self._sender.dropped + self._overflowed
 
+    @property
+    def folded(self) -> int:
+        """Items added up so far, because the ring was full."""
+        return self._sender.folded
+
     def close(self, timeout: float = DRAIN) -> None:
         """Send what is queued, say goodbye, stop; at most ``timeout`` seconds, at most once."""
         if self._closed or self._thread is None:
@@ -167,7 +172,7 @@ class Publisher:
 
     def after_fork(self) -> None:
         """In a forked child: the thread is the parent's, and so is all that is queued."""
-        _inherited.append((self._sender, self._thread, self._stop, self._described))
+        processes.leave_alone(self._sender, self._thread, self._stop, self._described)
         self._thread = None
         self._queue = deque()
 
@@ -181,9 +186,7 @@ class Publisher:
         self._deadline = 0.0
         thread = threading.Thread(target=self._run, name="sidestep-publisher", daemon=True)
         self._thread = thread
-        # A child of multiprocessing leaves by os._exit, past atexit, but runs the
-        # finalizers that were made in it.
-        multiprocessing_util.Finalize(self, _weakly(self), exitpriority=10)
+        processes.started(self)
         thread.start()
 
     def _revive(self) -> None:
@@ -204,6 +207,10 @@ class Publisher:
                 if socket is None:
                     socket = self._connect(context)
                 self._work(socket)
+            except ConfigError as error:
+                # Keys that cannot be used: files may yet appear, so try again, but never without.
+                self._complain("nothing is sent: %s", error)
+                self._stop.wait(RETRY)
             except Exception:  # noqa: BLE001 - nothing here may ever reach the engine
                 self.fail("publishing failed")
                 self._sender.reopen = True
@@ -215,6 +222,8 @@ class Publisher:
         try:
             socket = socket or self._connect(context)
             self._finish(socket)
+        except ConfigError as error:
+            self._complain("nothing is sent: %s", error)
         except Exception:  # noqa: BLE001 - likewise
             self.fail("closing failed")
         if socket is not None:
@@ -229,6 +238,10 @@ class Publisher:
 
     def _work(self, socket: Socket) -> None:
         """One flush."""
+        if not self.connected and time.monotonic() - self._opened_at > PATIENCE:
+            # After some errors, such as at a port that wants a key, libzmq does not try again.
+            self._sender.reopen = True
+            return
         if self._extra is not None and time.monotonic() >= self._extra_at:
             self._extra_at = time.monotonic() + 1.0
             self._queue.append(self._extra)
@@ -254,20 +267,18 @@ class Publisher:
         )
 
     def _connect(self, context: zmq.Context[Socket]) -> Socket:
-        socket = context.socket(zmq.DEALER)
-        socket.linger = 0
+        self._opened_at = time.monotonic()
         # Without IMMEDIATE, frames would queue for, and die with, a connection never made.
-        for option, value in (
+        return connect(
+            context,
+            self._endpoint,
             (zmq.IMMEDIATE, 1),
             (zmq.SNDHWM, 64),
             (zmq.RECONNECT_IVL, 50),
             (zmq.RECONNECT_IVL_MAX, 1000),
             (zmq.HEARTBEAT_IVL, 5000),
             (zmq.HEARTBEAT_TIMEOUT, 15000),
-        ):
-            socket.setsockopt(option, value)
-        socket.connect(self._endpoint)
-        return socket
+        )
 
     def _encode(self) -> None:
         """Encode what is queued, in slices: the interpreter belongs to the engine."""
@@ -360,23 +371,3 @@ def _receive(socket: Socket) -> bytes | None:
         return socket.recv(zmq.NOBLOCK)
     except zmq.Again:
         return None
-
-
-def _weakly(publisher: Publisher) -> Callable[[], None]:
-    """Closes the publisher if it still exists."""
-    reference = weakref.ref(publisher)
-
-    def close() -> None:
-        alive = reference()
-        if alive is not None:
-            alive.close()
-
-    return close
-
-
-def _after_fork() -> None:
-    for publisher in list(_publishers):
-        publisher.after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork)

@@ -16,10 +16,12 @@ from typing import Any
 
 import zmq
 
-from sidestep.endpoint import Claim, claim, router
 from sidestep.errors import RunError, WireError
 from sidestep.session.receiver import Received, Receiver
+from sidestep.transport.access import Access
+from sidestep.transport.listener import Listener
 from sidestep.wire.messages import FromExporter, decode_from_sender, encode
+from sidestep_adapters.connection import connect, keys_for
 from sidestep_adapters.recording import Greeting, Items, Writer
 
 POLL_MS = 50
@@ -32,25 +34,40 @@ class Tee:
     Args:
         upstream: The exporter's endpoint; empty where there is none.
         path: The recording; written anew.
+        access: Who may connect, as to an exporter.
+
+    Raises:
+        ConfigError: The endpoint, the recording or a key cannot be had.
     """
 
-    def __init__(self, endpoint: str, upstream: str, path: Path) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        upstream: str,
+        path: Path,
+        access: Access = Access(),  # noqa: B008 - frozen
+    ) -> None:
         self.items = 0
         self._upstream = upstream
         self._peers: dict[str, bytes] = {}
         self._receiver = Receiver(secrets.randbits(63))
         self._started = time.monotonic()
         self._context = zmq.Context()
-        self._front = router(self._context)
         self._backs: dict[bytes, Socket] = {}
+        keys_for(upstream)
+        self._listener = Listener([endpoint], access)
+        front = self._listener.socket
+        assert front is not None
+        self._front: Socket = front
         self._poller = zmq.Poller()
         self._poller.register(self._front, zmq.POLLIN)
+        if self._listener.zap is not None:
+            self._poller.register(self._listener.zap.socket, zmq.POLLIN)
         try:
-            self._claim: Claim = claim(self._front, endpoint)
             # Not before: an endpoint that cannot be had must not empty an old recording.
             self._writer = Writer(path)
         except Exception:
-            self._front.close(linger=0)
+            self._listener.close(0)
             self._context.term()
             raise
 
@@ -63,7 +80,9 @@ class Tee:
         try:
             while not stop.is_set():
                 for socket, _ in self._poller.poll(POLL_MS):
-                    if not socket.closed:
+                    if self._listener.zap is not None and socket is self._listener.zap.socket:
+                        self._listener.authenticate()
+                    elif not socket.closed:
                         self._read(socket)
                 if not self._upstream:
                     self._answer(self._receiver.acks(time.monotonic()))
@@ -71,10 +90,10 @@ class Tee:
         except (OSError, zmq.ZMQError) as error:
             raise RunError(f"cannot go on recording: {error.strerror}") from None
         finally:
-            for socket in (self._front, *self._backs.values()):
-                socket.close(linger=200)
+            for back in self._backs.values():
+                back.close(linger=200)
             self._context.term()
-            self._claim.release()
+            self._listener.close(linger=200)
             self._writer.close()
 
     def _read(self, socket: Any) -> None:
@@ -125,10 +144,7 @@ class Tee:
         """The connection to the exporter that stands for ``peer``."""
         back = self._backs.get(peer)
         if back is None:
-            back = self._context.socket(zmq.DEALER)
-            back.linger = 0
-            back.connect(self._upstream)
-            self._backs[peer] = back
+            back = self._backs[peer] = connect(self._context, self._upstream)
             self._poller.register(back, zmq.POLLIN)
         return back
 

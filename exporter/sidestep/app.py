@@ -14,7 +14,6 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from aiohttp import web
 from prometheus_client.registry import Collector
 
 from sidestep import __version__, logs
@@ -31,6 +30,11 @@ from sidestep.registry import Registry, Sampling
 from sidestep.selfmetrics import SelfMetrics, own_registry
 from sidestep.snapshots import Snapshots
 from sidestep.statslog import StatsLog
+from sidestep.transport.access import Access
+from sidestep.transport.guard import Guard
+from sidestep.transport.process import raise_open_files, resident
+from sidestep.transport.watchdog import MIB, Watchdog
+from sidestep.web.front import Front
 from sidestep.wire.messages import Settings
 
 log = logging.getLogger(__name__)
@@ -69,19 +73,25 @@ class Exporter:
         sampling = Sampling(config.kv_sample_rate, config.kv_scale_samples, config.kv_max_tracked)
         self.registry = Registry(layouts, config.buckets, rules, sampling)
         self.metrics = SelfMetrics()
+        allowed = access(config)
+        watchdog = Watchdog(
+            config.limits_memory_soft * MIB, config.limits_memory_hard * MIB, resident
+        )
         self.intake = Intake(
             self.registry,
             self.metrics,
             boot=secrets.randbits(63),
             clock=time.monotonic,
             wall=time.time,
+            guard=Guard(self.metrics, time.monotonic, allowed.keys, lambda: watchdog.full),
         )
         self.intake.receiver.settings = _settings(config)
-        self.ingest = Ingest(self.intake)
+        self.ingest = Ingest(self.intake, allowed, watchdog)
         self.promise = NO_PROMISE
         self._set_sample_rate()
         self.collectors = own_registry(self.metrics, [*installed_collectors(), *collectors])
         self.addresses: list[tuple[str, int]] = []
+        self.front = Front(config.web_config_file, self.metrics)
 
     @property
     def endpoints(self) -> list[str]:
@@ -94,7 +104,7 @@ class Exporter:
         host, port = self.addresses[0]
         shown = "127.0.0.1" if host in ("", "0.0.0.0", "::") else host  # noqa: S104
         shown = f"[{shown}]" if ":" in shown else shown
-        return f"http://{shown}:{port}{self.config.web_telemetry_path}"
+        return f"{self.front.scheme}://{shown}:{port}{self.config.web_telemetry_path}"
 
     def adjust(self, config: Config) -> None:
         """Take over what of ``config`` can change while running; say what has and what cannot."""
@@ -120,10 +130,10 @@ class Exporter:
             ConfigError: An address, an endpoint or the state directory cannot be had.
         """
         async with contextlib.AsyncExitStack() as stack:
-            sockets = [
-                stack.enter_context(listen(host, port))
-                for host, port in self.config.web_listen_address
-            ]
+            sockets = []
+            for host, port in self.config.web_listen_address:
+                sockets.append(listen(host, port))
+                stack.callback(sockets[-1].close)
             self.addresses = [s.getsockname()[:2] for s in sockets]
             stack.callback(self.ingest.leave)
             snapshots = self._recover()
@@ -134,11 +144,7 @@ class Exporter:
             self.ingest.open(self.config.ingest_endpoint)
             pages = Pages(self.registry, self.collectors, self.metrics, self.endpoints, snapshots)
             app = application(pages, self.config.web_telemetry_path, lambda: bool(self.endpoints))
-            runner = web.AppRunner(app, access_log=None, shutdown_timeout=5.0)
-            await runner.setup()
-            stack.push_async_callback(runner.cleanup)
-            for bound in sockets:
-                await web.SockSite(runner, bound).start()
+            await stack.enter_async_context(self.front.serving(app, sockets))
             lines = StatsLog(self.registry).run(self.config.log_stats_interval)
             stack.callback(_background(lines).cancel)
             if snapshots is not None:
@@ -171,6 +177,20 @@ def _settings(config: Config) -> Settings:
         config.requests_max_age,
         config.kv_scale_samples,
         config.kv_max_tracked,
+    )
+
+
+def access(config: Config) -> Access:
+    """Who may connect by ``config``.
+
+    Raises:
+        ConfigError: A key, directory or group cannot be had, or one key is missing.
+    """
+    return Access.of(
+        config.ingest_curve_key,
+        config.ingest_authorized_keys,
+        config.ingest_ipc_group,
+        plain_tcp=config.ingest_allow_plain_tcp,
     )
 
 
@@ -250,6 +270,7 @@ async def serve(config: Config, reload: Callable[[], Config] | None = None) -> N
     loop.set_exception_handler(on_error)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    raise_open_files()
     exporter = Exporter(config)
     if reload is not None:
         loop.add_signal_handler(signal.SIGHUP, on_hangup, exporter, reload)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from sidestep.core_hooks import CoreHooks
+from sidestep.engine import Engine
 from sidestep.errors import CatalogueError
 from sidestep.folded import check as check_folded
 from sidestep.lifecycle.outcomes import Outcomes
+from sidestep.merge import add_record
 from sidestep.reads import compile_reads
-from sidestep.records import add_record
-from sidestep.registry import Engine, Registry
+from sidestep.registry import Registry
 from sidestep.samples import add_samples
 from sidestep.vllm_hooks import VllmHooks
 from sidestep.wire.blocks import BlockEvents, CacheEvents
@@ -73,7 +74,7 @@ class Applier:
         """Add what a sender folded; how many observations had foreign bounds.
 
         Raises:
-            WireError: See ``records.add_record`` and ``folded.check``.
+            WireError: See ``merge.add_record`` and ``folded.check``.
         """
         check_folded(engine, record)
         totals = record.totals

@@ -21,6 +21,7 @@ from sidestep.errors import ConfigError, SidestepError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 RECORDING = "vllm-0.32.jsonl.gz"
+BCRYPT_BYTES = 72
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -96,10 +97,12 @@ def demo(*, once: bool, speed: str, **flags: Any) -> None:
 )
 def replay(file: Path, connect: str | None, speed: str, namespace: str) -> None:
     """Play FILE, a recording of either form, to an exporter."""
+    from sidestep_adapters.connection import keys_for
     from sidestep_adapters.replay import Replay
 
     logs.set_up("warning", "text")
     endpoint = _endpoint(connect or os.environ.get("SIDESTEP_ENDPOINT") or default_endpoint())
+    keys_for(endpoint)
     player = Replay(file, endpoint, realtime=speed == "real", namespace=namespace)
     player.run()
     click.echo(f"replayed {player.progress.records} records; the exporter has applied all of them")
@@ -111,6 +114,7 @@ def replay(file: Path, connect: str | None, speed: str, namespace: str) -> None:
 @click.option("--connect", metavar="ENDPOINT", default="", help="Exporter to pass everything to.")
 def record(file: Path, listen: str | None, connect: str) -> None:
     """Write what engines send to FILE, and pass it on to an exporter if there is one."""
+    from sidestep.app import access
     from sidestep_adapters.tee import Tee
 
     logs.set_up("info", "text")
@@ -118,10 +122,41 @@ def record(file: Path, listen: str | None, connect: str) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     endpoint = listen or default_endpoint()
-    tee = Tee(endpoint, _endpoint(connect) if connect else "", file)
+    # In the place of an exporter, and so with its keys, which its environment names.
+    config = read({}, os.environ)
+    tee = Tee(endpoint, _endpoint(connect) if connect else "", file, access(config))
     click.echo(f"recording what engines send to {endpoint}; Ctrl-C ends", err=True)
     tee.run(stop)
     click.echo(f"recorded {tee.items} items to {file}", err=True)
+
+
+@cli.command()
+@click.argument("name")
+@click.option(
+    "--out",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    default=Path(),
+    help="Directory to write to; the present one by default.",
+)
+def keygen(name: str, out: Path) -> None:
+    """Write a new CURVE key pair: NAME.key, which stays where it is used, and NAME.pub."""
+    from sidestep.transport.keys import generate
+
+    secret, public = generate(out, name)
+    click.echo(f"wrote {secret} (secret) and {public}")
+
+
+@cli.command("hash-password")
+def hash_password() -> None:
+    """Ask for a password, print its bcrypt hash for basic_auth_users."""
+    import bcrypt
+
+    # No option for it: what stands in a command line is everybody's to see.
+    given = click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True).encode()
+    if len(given) > BCRYPT_BYTES:
+        raise ConfigError(f"a password has at most {BCRYPT_BYTES} bytes: bcrypt looks at no more")
+    click.echo(bcrypt.hashpw(given, bcrypt.gensalt(10)).decode())
 
 
 def _endpoint(text: str) -> str:

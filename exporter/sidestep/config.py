@@ -73,12 +73,62 @@ SETTINGS: tuple[Setting, ...] = (
         "web.telemetry-path", "Path of the metrics page.", parsing.path, "/metrics", metavar="PATH"
     ),
     Setting(
+        "web.config.file",
+        "YAML file of exporter-toolkit's format: TLS, client certificates, passwords, rate limit;"
+        " read again when it changes. See security.md.",
+        parsing.text,
+        "",
+        metavar="FILE",
+    ),
+    Setting(
         "ingest.endpoint",
         "Where engines connect, ipc:// or tcp://; repeatable.",
         parsing.text,
         (),
         repeatable=True,
         metavar="ENDPOINT",
+    ),
+    Setting(
+        "ingest.curve-key",
+        "File with the exporter's secret key (sidestep keygen); tcp:// then requires CURVE.",
+        parsing.text,
+        "",
+        metavar="FILE",
+    ),
+    Setting(
+        "ingest.authorized-keys",
+        "Directory of the engines' public keys, NAME.pub, read again every second.",
+        parsing.text,
+        "",
+        metavar="DIR",
+    ),
+    Setting(
+        "ingest.allow-plain-tcp",
+        "Let tcp:// beyond this host be open to anyone who can reach it.",
+        parsing.boolean,
+        default=False,
+        switch=True,
+    ),
+    Setting(
+        "ingest.ipc-group",
+        "Group that may connect to ipc:// paths as well: the directory is made with mode 2770.",
+        parsing.text,
+        "",
+        metavar="GROUP",
+    ),
+    Setting(
+        "limits.memory-soft",
+        "Resident memory from which no new streams are taken; 0 is off.",
+        parsing.whole,
+        384,
+        metavar="MIB",
+    ),
+    Setting(
+        "limits.memory-hard",
+        "Resident memory at which all connections are cut and the socket is bound anew; 0 is off.",
+        parsing.whole,
+        512,
+        metavar="MIB",
     ),
     Setting(
         "state.dir",
@@ -112,7 +162,8 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "kv.max-tracked",
-        "Sampled blocks followed at once, per engine; over it the rate halves itself. Where more than two engines have any, later ones get fewer.",
+        "Sampled blocks followed at once, per engine; over it the rate halves itself. All"
+        " engines together follow ten times as many at most, in equal shares.",
         parsing.positive,
         100_000,
         metavar="NUMBER",
@@ -135,7 +186,8 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "requests.max-tracked",
-        "Requests in flight followed at once, per engine; all engines together twice as many, of which each has its share.",
+        "Requests in flight followed at once, per engine; all engines together twice as many,"
+        " of which each has its share.",
         parsing.positive,
         100_000,
         metavar="NUMBER",
@@ -178,7 +230,14 @@ class Config:
 
     web_listen_address: tuple[tuple[str, int], ...]
     web_telemetry_path: str
+    web_config_file: str
     ingest_endpoint: tuple[str, ...]
+    ingest_curve_key: str
+    ingest_authorized_keys: str
+    ingest_allow_plain_tcp: bool
+    ingest_ipc_group: str
+    limits_memory_soft: int
+    limits_memory_hard: int
     state_dir: str
     metrics_legacy: bool
     kv_sample_rate: float
@@ -252,6 +311,15 @@ def _find(
     return setting.default, f"default of --{setting.flag}"
 
 
+def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """One level of tables less: what was below a key has the key before its own."""
+    return {
+        f"{section}.{key}" if key else section: value
+        for section, keys in tree.items()
+        for key, value in (keys.items() if isinstance(keys, dict) else {"": keys}.items())
+    }
+
+
 def _read_file(name: str) -> tuple[dict[str, Any], dict[str, buckets.Bounds]]:
     try:
         tree = tomllib.loads(Path(name).read_text(encoding="utf-8"))
@@ -270,11 +338,7 @@ def _read_file(name: str) -> tuple[dict[str, Any], dict[str, buckets.Bounds]]:
         if not isinstance(values, list):
             raise ConfigError(f"{name}: buckets.{family} must be a list of numbers")
         bounds[family] = buckets.checked(family, values)
-    found = {
-        f"{section}.{key}": value
-        for section, keys in tree.items()
-        for key, value in (keys.items() if isinstance(keys, dict) else {"": keys}.items())
-    }
+    found = _flat(_flat(tree))
     known_flags = {setting.flag for setting in SETTINGS}
     for key in found:
         if key not in known_flags:

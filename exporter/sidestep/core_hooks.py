@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
+from sidestep.engine import Engine
 from sidestep.histogram import Histogram
 from sidestep.lifecycle.outcomes import Outcomes
 from sidestep.plan import Layout
-from sidestep.registry import Engine, Registry
+from sidestep.registry import Registry
 from sidestep.residency.follower import CachedLives, Lives, Observation
 
 CACHED = "sidestep_kv_cached_block_{}_seconds"

@@ -10,9 +10,10 @@ import functools
 from collections.abc import Mapping, Sequence
 
 from sidestep.buckets import DEFAULTS
+from sidestep.engine import LINE
 from sidestep.errors import WireError
 from sidestep.plan import Layout
-from sidestep.registry import LINE, MAX_ENGINES, Registry
+from sidestep.registry import MAX_ENGINES, Registry
 from sidestep.wire.limits import MAX_OPEN_VALUES
 from sidestep.wire.messages import EngineInfo
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
+from sidestep.engine import Engine
 from sidestep.errors import WireError
-from sidestep.records import check_places, number_of
-from sidestep.registry import Engine
+from sidestep.merge import check_places
+from sidestep.records import number_of
 from sidestep.wire.limits import MAX_OBSERVATIONS, MAX_OPEN_VALUES
 from sidestep.wire.totals import Amount, Buckets, Child, Record
 

@@ -17,8 +17,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
 from sidestep import __version__
+from sidestep.engine import Engine
 from sidestep.histogram import Histogram
-from sidestep.registry import Engine, Registry
+from sidestep.registry import Registry
 from sidestep.render.text import render
 from sidestep.selfmetrics import SelfMetrics
 from sidestep.snapshots import Snapshots

@@ -7,11 +7,13 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 
-import zmq
-
-from sidestep.endpoint import Claim, claim, router
 from sidestep.intake import Intake
 from sidestep.selfmetrics import LagMeter
+from sidestep.transport.access import Access
+from sidestep.transport.listener import SKIPPING, Listener
+from sidestep.transport.process import resident
+from sidestep.transport.upkeep import Upkeep
+from sidestep.transport.watchdog import Watchdog
 from sidestep.wire.messages import FromExporter, encode
 
 BUDGET = 0.002
@@ -24,15 +26,27 @@ CLOSING = 1.0
 
 
 class Ingest:
-    """Owns the socket, and gives the intake its turns."""
+    """Owns the socket, and gives the intake its turns.
 
-    def __init__(self, intake: Intake, clock: Callable[[], float] = time.monotonic) -> None:
+    Args:
+        access: Who may connect.
+        watchdog: Says when the socket holds too much; by default never.
+    """
+
+    def __init__(
+        self,
+        intake: Intake,
+        access: Access = Access(),  # noqa: B008 - frozen
+        watchdog: Watchdog | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.intake = intake
         self.lag = LagMeter(clock)
         self._clock = clock
-        self._context = zmq.Context()
-        self._socket: zmq.Socket[bytes] | None = None
-        self._claims: list[Claim] = []
+        self._access = access
+        self._watchdog = watchdog or Watchdog(0, 0, resident)
+        self._listener: Listener | None = None
+        self._upkeep: Upkeep | None = None
         self._scheduled = self._ack_due = False
         self._holds = 0
         self._tick: asyncio.TimerHandle | None = None
@@ -42,7 +56,7 @@ class Ingest:
     @property
     def endpoints(self) -> list[str]:
         """Where engines connect; a port 0 shows as the one that was found."""
-        return [claimed.endpoint for claimed in self._claims]
+        return [] if self._listener is None else self._listener.endpoints
 
     def open(self, endpoints: Iterable[str]) -> None:
         """Bind and start to drain in the running event loop.
@@ -50,19 +64,22 @@ class Ingest:
         Raises:
             ConfigError: An endpoint is malformed, taken, or may not be bound.
         """
-        self._socket = socket = router(self._context)
-        for endpoint in endpoints:
-            self._claims.append(claim(socket, endpoint))
+        metrics = self.intake.metrics
+        self._listener = Listener(
+            list(endpoints),
+            self._access,
+            lambda: metrics.add("sidestep_auth_denied_total", 1, "curve"),
+        )
+        self._upkeep = Upkeep(self._listener, self._watchdog, metrics)
+        self._watch(self._listener)
         loop = asyncio.get_running_loop()
-        loop.add_reader(socket.fileno(), self._drain)
         self._tick = loop.call_later(TICK, self._on_tick, loop.time() + TICK)
 
     def drain(self) -> None:
         """Apply what has arrived; nothing more is taken in."""
-        if self._socket is None:
+        if self._listener is None:
             return
-        loop = asyncio.get_running_loop()
-        loop.remove_reader(self._socket.fileno())
+        self._unwatch(self._listener)
         if self._tick is not None:
             self._tick.cancel()
         # What has arrived, but not for as long as a flood lasts.
@@ -72,15 +89,20 @@ class Ingest:
 
     def leave(self) -> None:
         """Say a last time what is safe, and unbind."""
-        if self._socket is None:
+        if self._listener is None:
             return
         self._reply(self.intake.receiver.acks(float("inf")))
         # The final acknowledgements still sit in libzmq: give them a moment to leave.
-        self._socket.close(linger=200)
-        self._context.term()
-        self._socket = None
-        for claimed in self._claims:
-            claimed.release()
+        self._listener.close(linger=200)
+        self._listener = None
+
+    def _watch(self, listener: Listener) -> None:
+        for descriptor in listener.descriptors:
+            asyncio.get_running_loop().add_reader(descriptor, self._drain)
+
+    def _unwatch(self, listener: Listener) -> None:
+        for descriptor in listener.descriptors:
+            asyncio.get_running_loop().remove_reader(descriptor)
 
     # Two sources that re-arm each other would take the loop hostage: one flag
     # says that a turn is coming, and whoever finds it set leaves.
@@ -119,16 +141,27 @@ class Ingest:
             if now >= self._look_at:
                 self._look_at = now + LOOK_AROUND
                 self.intake.pass_time(now)
+        self._keep_up(now)
         self._drain()
         due = loop.time() + TICK
         self._tick = loop.call_at(due, self._on_tick, due)
 
+    def _keep_up(self, now: float) -> None:
+        """What the socket needs now and then; nothing of it touches what is applied."""
+        if self._access.keys is not None:
+            self.intake.guard.release(self._access.keys.refresh(now))
+        if self._listener is not None and self._upkeep is not None and self._upkeep.due(now):
+            self._unwatch(self._listener)
+            self._upkeep.act(now)
+            self._watch(self._listener)
+
     def _turn(self, budget: float) -> bool:
         """Work for ``budget`` seconds at most; whether there is more to do."""
-        socket, intake = self._socket, self.intake
-        if socket is None:
+        listener, intake = self._listener, self.intake
+        if listener is None:
             return False
         deadline = time.perf_counter() + budget
+        more = listener.authenticate()
         while True:
             while intake.busy:
                 intake.work()
@@ -141,21 +174,17 @@ class Ingest:
                 self.acknowledge()
             if self._holds:
                 return False
-            try:
-                peer, *frames = socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return False
-            self._reply(intake.take(peer, frames, self._clock()))
+            arrival = listener.receive()
+            if arrival is None:
+                return more
+            if arrival is not SKIPPING:
+                peer, key, frames = arrival
+                self._reply(intake.take(peer, frames, self._clock(), key))
             # Most frames bring items, whose time is counted above; a flood of others would not.
             if not intake.busy and time.perf_counter() > deadline:
                 return True
 
     def _reply(self, replies: Iterable[tuple[bytes, FromExporter]]) -> None:
-        if self._socket is None:
-            return
-        for peer, message in replies:
-            try:
-                self._socket.send_multipart([peer, encode(message)], zmq.NOBLOCK)
-            except zmq.ZMQError:
-                # The peer is gone or does not read; it will ask again.
-                continue
+        if self._listener is not None:
+            for peer, message in replies:
+                self._listener.send(peer, encode(message))

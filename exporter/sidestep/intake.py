@@ -17,12 +17,14 @@ from sidestep.apply import Applier
 from sidestep.catalogue.self_metrics import PER_ENGINE
 from sidestep.descriptions import check as check_engines
 from sidestep.descriptions import excess
+from sidestep.engine import Engine
 from sidestep.errors import WireError
 from sidestep.logs import Limited
 from sidestep.records import decode_record
-from sidestep.registry import GONE, SILENT, Engine, Registry
+from sidestep.registry import GONE, SILENT, Registry
 from sidestep.selfmetrics import SelfMetrics
 from sidestep.session.receiver import Receiver, Stream
+from sidestep.transport.guard import Guard
 from sidestep.wire.items import decode_item
 from sidestep.wire.limits import MAX_ITEM_BYTES
 from sidestep.wire.messages import FromExporter, Heartbeat, Hello, decode_from_sender
@@ -38,6 +40,7 @@ class Intake:
 
     Args:
         wall: Unix time, told to people only.
+        guard: Knows who may say what; by default everybody may say everything.
 
     Attributes:
         refused: Frames that could not be taken, so far.
@@ -52,11 +55,13 @@ class Intake:
         boot: int,
         clock: Callable[[], float],
         wall: Callable[[], float],
+        guard: Guard | None = None,
     ) -> None:
         self.registry = registry
         self.metrics = metrics
         self.receiver = Receiver(boot)
         self.applier = Applier(registry)
+        self.guard = guard or Guard(metrics, clock)
         self.refused = self.items = 0
         self._wall = wall
         self._engines: dict[int, list[Engine]] = {}
@@ -64,7 +69,7 @@ class Intake:
         self._work: deque[Work] = deque()
         self._arrived = 0.0
         """Unix time of the frame whose items are being applied."""
-        self._bugs = Limited(log, clock)
+        self._bugs = Limited(log, clock=clock)
         self._read_metrics()
 
     @property
@@ -72,11 +77,28 @@ class Intake:
         """Whether there is something to apply; until then no further frame may be taken."""
         return bool(self._work)
 
-    def take(self, peer: bytes, frames: Sequence[bytes], now: float) -> Replies:
-        """Take in a message of the connection ``peer``; the answers to it."""
+    def take(self, peer: bytes, frames: Sequence[bytes], now: float, key: str = "") -> Replies:
+        """Take in a message of the connection ``peer``; the answers to it.
+
+        Args:
+            peer: Where the answers go.
+            frames: One, in a message as it should be.
+            now: Monotonic seconds.
+            key: What the peer has proved to own, if it had to.
+        """
+        if not self.guard.hears(peer, key, now):
+            return []
+        refused = self.refused
+        replies = self._take(peer, frames, now, key)
+        if self.refused != refused:
+            self.guard.bad(peer, key, now)
+        return replies
+
+    def _take(self, peer: bytes, frames: Sequence[bytes], now: float, key: str) -> Replies:
         if len(frames) != 1:
             return self._refuse("multipart")
         try:
+            self.guard.check(key)
             message = decode_from_sender(frames[0])
         except WireError as error:
             return [*self._refuse(error.reason), *self.receiver.refuse_frame(peer, error)]
@@ -84,6 +106,7 @@ class Intake:
         if isinstance(message, Hello):
             try:
                 check_engines(self.registry, self._named_by_others(message), message.engines)
+                self.guard.admit(key, message, self.receiver.streams.get)
             except WireError as error:
                 refusal = self.receiver.refuse_hello(peer, message, error)
                 return [*self._refuse(error.reason), *refusal.replies]
@@ -114,9 +137,11 @@ class Intake:
             engine = apply(engines, raw)
         except WireError as error:
             self._reject(error.reason)
-        except Exception:  # noqa: BLE001 - a bug of ours costs its item, and is loud
+        except Exception as error:  # noqa: BLE001 - a bug of ours costs its item, and is loud
             self._reject("bug")
-            self._bugs.exception("bug", "an item could not be applied; this is a bug in sidestep")
+            self._bugs.error(
+                "bug", "an item could not be applied; this is a bug in sidestep", trace=error
+            )
         else:
             engine.last_seen = self._arrived
             self.items += 1

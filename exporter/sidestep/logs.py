@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
-
-INTERVAL = 60.0
-MAX_KEYS = 256
 
 
 class _Json(logging.Formatter):
@@ -53,36 +52,78 @@ def set_level(level: str) -> None:
 
 
 class Limited:
-    """At most one line a minute and key; the next one says how many were left out.
+    """At most one line of a kind in a while; the next one says how many were left out.
+
+    For what a peer can cause as often as it likes.
 
     Args:
-        clock: Monotonic seconds.
+        logger: Where the lines go.
+        every: Seconds between two lines of a kind.
+        kinds: Kinds told apart; the rest counts as one, so that memory is bounded even where a
+            peer chooses the kind.
     """
 
-    def __init__(self, logger: logging.Logger, clock: Callable[[], float]) -> None:
-        self._logger = logger
-        self._clock = clock
-        self._said: dict[str, tuple[float, int]] = {}
-
-    def warning(self, key: str, text: str, *args: object) -> None:
-        """Log a warning."""
-        self._log(logging.WARNING, key, text, args)
-
-    def exception(self, key: str, text: str, *args: object) -> None:
-        """Log an error with the traceback that is being handled."""
-        self._log(logging.ERROR, key, text, args, exc_info=True)
-
-    def _log(
-        self, level: int, key: str, text: str, args: tuple[object, ...], *, exc_info: bool = False
+    def __init__(
+        self,
+        logger: logging.Logger,
+        every: float = 60.0,
+        kinds: int = 64,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        now = self._clock()
-        at, left_out = self._said.get(key, (now - INTERVAL, 0))
-        if now - at < INTERVAL:
-            self._said[key] = at, left_out + 1
+        self._logger = logger
+        self._every = every
+        self._kinds = kinds
+        self._clock = clock
+        self._known: dict[str, tuple[float, int]] = {}
+
+    def info(self, kind: str, message: str, *arguments: object) -> None:
+        """Log a line of ``kind``, unless there was one a moment ago."""
+        self.log(logging.INFO, kind, message, *arguments)
+
+    def warning(self, kind: str, message: str, *arguments: object) -> None:
+        """Likewise, as a warning."""
+        self.log(logging.WARNING, kind, message, *arguments)
+
+    def error(self, kind: str, message: str, *arguments: object, trace: object = None) -> None:
+        """Likewise, as an error; ``trace`` is an exception whose traceback is to be shown."""
+        self.log(logging.ERROR, kind, message, *arguments, trace=trace)
+
+    def log(
+        self, level: int, kind: str, message: str, *arguments: object, trace: Any = None
+    ) -> None:
+        """Likewise, at ``level``; a line that the logger would not show is none."""
+        if not self._logger.isEnabledFor(level):
             return
-        if len(self._said) >= MAX_KEYS:
-            self._said.clear()
-        self._said[key] = now, 0
+        left_out = self.left_out(kind)
+        if left_out < 0:
+            return
         if left_out:
-            text = f"{text} ({left_out} more like this in the last minute)"
-        self._logger.log(level, text, *args, exc_info=exc_info)
+            message += " (%d more like this since the last)"
+            arguments = (*arguments, left_out)
+        self._logger.log(level, message, *arguments, exc_info=trace)
+
+    def left_out(self, kind: str) -> int:
+        """Take note of a line of ``kind``.
+
+        Returns:
+            How many were left out since the last, where this one is to be shown; else -1.
+        """
+        now = self._clock()
+        if kind not in self._known and len(self._known) >= self._kinds:
+            self._forget(now)
+        if kind not in self._known and len(self._known) >= self._kinds:
+            kind = ""
+        since, count = self._known.get(kind, (-math.inf, 0))
+        if now - since < self._every:
+            self._known[kind] = since, count + 1
+            return -1
+        self._known[kind] = now, 0
+        return count
+
+    def _forget(self, now: float) -> None:
+        """Drop the kinds of a while ago; what they left out counts with those of no kind."""
+        over = [kind for kind, (since, _) in self._known.items() if now - since >= self._every]
+        left_out = sum(self._known.pop(kind)[1] for kind in over)
+        if left_out:
+            since, count = self._known.get("", (-math.inf, 0))
+            self._known[""] = since, count + left_out

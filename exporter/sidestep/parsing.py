@@ -64,6 +64,14 @@ def positive(value: object) -> int:
     return int(digits)
 
 
+def whole(value: object) -> int:
+    """A whole number, 0 included."""
+    digits = str(value)
+    if not digits.isdecimal():
+        raise ValueError("must be a whole number")
+    return int(digits)
+
+
 def boolean(value: object) -> bool:
     """Yes or no, in a few words for each."""
     words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from sidestep.registry import Engine, Number
+from sidestep.engine import Engine, Number
 
 
 def scalar(engine: Engine, name: str) -> Number:

@@ -17,8 +17,9 @@ from typing import Any
 
 import msgspec
 
+from sidestep.engine import Engine
 from sidestep.plan import Layout, Placed, Section
-from sidestep.registry import Engine, Registry
+from sidestep.registry import Registry
 
 Read = Callable[[Engine, Any, bool], None]
 """Of engine, item, and whether the item's gauges are fresh."""

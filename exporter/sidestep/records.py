@@ -1,27 +1,17 @@
-"""An engine's series as bytes and back: of a snapshot, and of what a sender folded.
-
-Adding a record to an engine that has nothing yet restores it; adding what a sender
-folded to an engine that went on is the same work: counters and buckets add up, a gauge
-yields to a newer one.
-"""
+"""An engine's series as bytes and back: of a snapshot, and of what a sender folded."""
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import msgspec
 
-from sidestep.buckets import Bounds
+from sidestep.engine import ORIGIN, Engine, Number, OpenFamily
 from sidestep.errors import WireError
 from sidestep.histogram import Histogram
 from sidestep.hit_window import HitWindow
-from sidestep.registry import ORIGIN, Engine, Key, Number, OpenFamily, Registry
-from sidestep.samples import add_samples
-from sidestep.wire.items import Family, Sample, Samples
-from sidestep.wire.limits import OTHER, is_printable
 from sidestep.wire.messages import DECODE_ERRORS, EngineInfo
 from sidestep.wire.totals import (
     TOTAL_LIMIT,
@@ -74,7 +64,7 @@ def decode_record(raw: bytes | msgspec.Raw) -> Record:
         raise WireError("bad_item", "a record's columns differ in length")
     for bounds, buckets in zip(head.bounds, totals.histograms, strict=True):
         if buckets is not None:
-            _check(buckets, bounds)
+            check_buckets(buckets, bounds)
     return record
 
 
@@ -92,87 +82,6 @@ def totals_of(engine: Engine) -> Totals:
         engine.restarts,
         engine.last_seen,
     )
-
-
-def add_record(registry: Registry, engine: Engine, record: Record) -> int:
-    """Add ``record`` to the series of ``engine``; how many observations had foreign bounds.
-
-    Raises:
-        WireError: It holds what cannot be counted, and nothing was changed; or families
-            that describe themselves contradict what is known, and all others were added.
-    """
-    moved, refused = _merge(registry, engine, record)
-    if refused is not None:
-        raise refused
-    return moved
-
-
-def _merge(registry: Registry, engine: Engine, record: Record) -> tuple[int, WireError | None]:
-    """Likewise; what is wrong with families that describe themselves is returned."""
-    totals = record.totals
-    # Numbers are looked at before the first is added.
-    scalars = list(_scalars(engine, record))
-    keyed = list(_keyed(engine, record))
-    newer = totals.gauge_stamp >= engine.gauge_stamp or not totals.gauge_stamp
-    _add_scalars(engine, scalars, newer=newer)
-    for children, kind, found in keyed:
-        _add_children(registry, children, kind, found, newer=newer)
-    moved = _add_histograms(engine, record)
-    for window, hits in zip(WINDOWS, totals.hits, strict=False):
-        if hits.requests:
-            getattr(engine, window).add(hits.requests, hits.queries, hits.hits)
-    engine.gauge_stamp = max(engine.gauge_stamp, totals.gauge_stamp)
-    engine.held_tokens = min(engine.held_tokens + totals.held_tokens, TOTAL_LIMIT)
-    engine.seen |= engine.layout.shown_paths.intersection(totals.seen)
-    registry.limited["label_values"] += totals.limited
-    registry.touch(engine)
-    more, refused = _add_families(registry, engine, totals)
-    return moved + more, refused
-
-
-def check_places(engine: Engine, record: Record) -> None:
-    """Whether what has a place in ``engine`` can be added to it.
-
-    Raises:
-        WireError: It cannot.
-    """
-    for _ in _scalars(engine, record):
-        pass
-    for _ in _keyed(engine, record):
-        pass
-
-
-def restored(registry: Registry, record: Record) -> Engine:
-    """The engine that ``record`` was made of, of which nobody has told yet.
-
-    A family that describes itself and whose name the catalogue has by now is left out:
-    one name must not cost all counters.
-
-    Raises:
-        WireError: It holds what cannot be counted, or its dialect is unknown.
-    """
-    head = record.head
-    layout = registry.layouts.get(head.engine.dialect)
-    if layout is None:
-        raise WireError("unknown_dialect", head.engine.dialect)
-    engine = Engine(layout, head.engine, registry.overrides)
-    engine.core_info = head.core_info
-    engine.info = {**head.core_info, **head.engine.info}
-    _drop_foreign(engine, record)
-    _merge(registry, engine, record)
-    engine.restarts = record.totals.restarts
-    engine.last_seen = record.totals.last_seen
-    engine.live = False
-    return engine
-
-
-def _drop_foreign(engine: Engine, record: Record) -> None:
-    """A histogram whose bounds are others now starts anew: its counts cannot be moved."""
-    slots = {row.name: slot for slot, row in enumerate(engine.layout.histograms)}
-    head, histograms = record.head, record.totals.histograms
-    for place, (name, bounds) in enumerate(zip(head.histograms, head.bounds, strict=True)):
-        if name in slots and tuple(bounds) != engine.bounds_of(slots[name]):
-            histograms[place] = None
 
 
 def _head(engine: Engine) -> bytes:
@@ -200,105 +109,6 @@ def _head(engine: Engine) -> bytes:
     return engine.head
 
 
-def _scalars(engine: Engine, record: Record) -> Iterator[tuple[int, Number]]:
-    """Where each number goes; what no row here has is left out."""
-    layout = engine.layout
-    places = {name: slot for slot, name in enumerate(layout.scalar_names)}
-    for (name, label), value in zip(record.head.scalars, record.totals.scalars, strict=True):
-        slot = places.get((name, label), places.get((name, OTHER)))
-        if value is not None and slot is not None:
-            yield slot, number_of(value, negative=slot in layout.scalar_gauges)
-
-
-def _keyed(
-    engine: Engine, record: Record
-) -> Iterator[tuple[dict[Key, Number], str, list[tuple[Key, Number]]]]:
-    """Children of each family with open label values, its kind, and what to add to them."""
-    rows = {row.name: (slot, row) for slot, row in enumerate(engine.layout.keyed)}
-    for name, children in zip(record.head.keyed, record.totals.keyed, strict=True):
-        if name not in rows:
-            continue
-        slot, row = rows[name]
-        if any(len(child.labels) != len(row.own_labels) for child in children):
-            raise WireError("bad_label", name)
-        if not all(map(is_printable, (label for child in children for label in child.labels))):
-            raise WireError("bad_label", name)
-        gauge = row.kind == "gauge"
-        found = [(tuple(c.labels), number_of(c.value, negative=gauge)) for c in children]
-        yield engine.keyed[slot], row.kind, found
-
-
-def _add_scalars(engine: Engine, found: list[tuple[int, Number]], *, newer: bool) -> None:
-    gauges, timeless = engine.layout.scalar_gauges, engine.layout.timeless
-    for slot, value in found:
-        if slot not in gauges:
-            engine.values[slot] = (engine.values[slot] or 0) + value
-        elif newer or slot in timeless:
-            engine.values[slot] = value
-
-
-def _add_children(
-    registry: Registry,
-    children: dict[Key, Number],
-    kind: str,
-    found: list[tuple[Key, Number]],
-    *,
-    newer: bool,
-) -> None:
-    if kind == "gauge":
-        if newer:
-            children.clear()
-            children.update(found)
-        return
-    for key, value in found:
-        capped = registry.capped(children, key)
-        children[capped] = children.get(capped, 0) + value
-
-
-def _add_histograms(engine: Engine, record: Record) -> int:
-    slots = {row.name: slot for slot, row in enumerate(engine.layout.histograms)}
-    head = record.head
-    moved = 0
-    for name, bounds, buckets in zip(
-        head.histograms, head.bounds, record.totals.histograms, strict=True
-    ):
-        if buckets is not None and name in slots:
-            moved += _add(engine.histogram(slots[name]), tuple(bounds), buckets)
-    return moved
-
-
-def _add_families(
-    registry: Registry, engine: Engine, totals: Totals
-) -> tuple[int, WireError | None]:
-    """Add those that describe themselves, all that can be; say what is wrong with the last other."""
-    moved = 0
-    refused: WireError | None = None
-    for family in totals.open:
-        try:
-            moved += _add_open(registry, engine, family)
-        except WireError as error:
-            refused = error
-    return moved, refused
-
-
-def _add(histogram: Histogram, bounds: Bounds, buckets: Buckets) -> int:
-    """Add counts; those of other bounds land by their upper bound, and are returned."""
-    if bounds == histogram.bounds:
-        histogram.add(_counts(buckets), buckets.total)
-        return 0
-    counts = rebucket(bounds, _counts(buckets), histogram.bounds)
-    histogram.add(counts, buckets.total)
-    return sum(counts)
-
-
-def rebucket(bounds: Bounds, counts: list[int], wanted: Bounds) -> list[int]:
-    """``counts`` in buckets of other bounds, none lower than it was."""
-    found = [0] * (len(wanted) + 1)
-    for bound, count in zip((*bounds, math.inf), counts, strict=True):
-        found[bisect_left(wanted, bound)] += count
-    return found
-
-
 def _open(family: OpenFamily) -> OpenTotals:
     children = [
         Child(list(key), 0, Buckets(value.sum, [*value.counts]))
@@ -311,43 +121,17 @@ def _open(family: OpenFamily) -> OpenTotals:
     )
 
 
-def _add_open(registry: Registry, engine: Engine, totals: OpenTotals) -> int:
-    wanted = _wanted(engine, totals)
-    family = Family(totals.name, totals.kind, totals.labels, [], totals.help, list(wanted))
-    moved = 0
-    for child in totals.children:
-        sample = Sample(child.labels, number_of(child.value, negative=True))
-        if child.buckets is not None:
-            _check(child.buckets, totals.bounds)
-            sample.counts, sample.total = _counts(child.buckets), child.buckets.total
-            if tuple(totals.bounds) != wanted:
-                sample.counts = rebucket(tuple(totals.bounds), sample.counts, wanted)
-                moved += sum(sample.counts)
-        family.samples.append(sample)
-    add_samples(registry, engine, Samples(0, 0.0, [family]))
-    return moved
+def check_buckets(buckets: Buckets, bounds: Sequence[float]) -> None:
+    """Whether ``buckets`` are of a histogram with these bounds.
 
-
-def _wanted(engine: Engine, totals: OpenTotals) -> Bounds:
-    """The bounds of the engine's family of that name."""
-    known = engine.open.get(totals.name)
-    row = engine.layout.sampled.get(totals.name)
-    if known is None and row is not None:
-        known = engine.sampled(row)
-    return tuple(totals.bounds) if known is None else known.bounds
-
-
-def _check(buckets: Buckets, bounds: Sequence[float]) -> None:
+    Raises:
+        WireError: They are not.
+    """
     if len(buckets.counts) != len(bounds) + 1 or any(a >= b for a, b in pairwise(bounds)):
         raise WireError("bad_bounds", "a histogram's bounds and counts do not fit")
     if min(n if isinstance(n, int) else number_of(n) for n in buckets.counts) < 0:
         raise WireError("bad_item", "a histogram cannot have these counts")
     number_of(buckets.total)
-
-
-def _counts(buckets: Buckets) -> list[int]:
-    """Counts that are checked, as numbers."""
-    return [int(count) for count in buckets.counts]
 
 
 def number_of(value: Amount, *, negative: bool = False) -> Number:

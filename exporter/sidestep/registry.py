@@ -6,29 +6,20 @@ import dataclasses
 from collections import Counter
 from collections.abc import Mapping
 
-from sidestep.buckets import DEFAULTS, Bounds
-from sidestep.catalogue.engine_core import FEATURE as ENGINE_CORE
-from sidestep.catalogue.engine_core import UNTRACKED
-from sidestep.catalogue.model import ENGINE_LABELS, Kind, Row
+from sidestep.buckets import Bounds
+from sidestep.catalogue.model import ENGINE_LABELS, Kind
+from sidestep.engine import ORIGIN, Engine, Key, OpenFamily
 from sidestep.errors import WireError
-from sidestep.histogram import Histogram
-from sidestep.hit_window import HitWindow
 from sidestep.lifecycle.machine import Lifecycle
 from sidestep.lifecycle.rules import Rules
 from sidestep.lifecycle.siblings import Questions
 from sidestep.plan import Layout, Placed, taken
 from sidestep.residency.follower import Residency
 from sidestep.wire.limits import MAX_OPEN_VALUES, OTHER, is_printable
-from sidestep.wire.messages import CORE_INFO, KV_SAMPLING, EngineInfo
+from sidestep.wire.messages import EngineInfo
 
-Number = int | float
-Key = tuple[str, ...]
 Look = frozenset[tuple[str, str]]
 
-ORIGIN = "origin"
-"""Label of the later of two engines that would look alike: its identity."""
-LEAST_RATE = 1e-9
-RESTART = UNTRACKED.index("restart")
 MAX_ENGINES = 1024
 """Shown, and as many that are kept."""
 SILENT = 30.0
@@ -44,8 +35,8 @@ MAX_SERIES = 50_000
 MAX_ENGINE_BYTES = 12 << 20
 MAX_BYTES = 16 << 20
 """What these take on a page, about: a line repeats all labels, a histogram has many lines."""
-LINE = 32
-"""Bytes of a line beside names and labels."""
+FULL_SHARES = 10
+"""Engines that may follow as many KV blocks as one may; more of them share."""
 LIMITS = (
     "label_values",
     "engine_series",
@@ -56,235 +47,6 @@ LIMITS = (
     "engines",
     "descriptions",
 )
-
-
-@dataclasses.dataclass(slots=True)
-class OpenFamily:
-    """A family that a Samples item described, or a catalogue row that such items feed."""
-
-    name: str
-    kind: Kind
-    help: str
-    labels: Key
-    bounds: Bounds
-    children: dict[Key, Number | Histogram] = dataclasses.field(default_factory=dict)
-
-    def size(self, key: Key, engine: Engine) -> int:
-        """Bytes, about, that the child of those label values takes on a page."""
-        line = LINE + len(self.name) + engine.label_chars + sum(map(len, (*self.labels, *key)))
-        return line * (len(self.bounds) + 3 if self.kind == "histogram" else 1)
-
-
-class Engine:
-    """One engine's series and what it takes to derive them. One owner, no references elsewhere.
-
-    Attributes:
-        labels: What every series carries: engine and model_name, and an origin
-            where another engine would show the same.
-        core_info: Info metrics by short name, as its core told them last.
-        front_info: As a front end did.
-        info: As they are shown.
-        values: Scalars by slot; None is no sample.
-        histograms: By slot; None is not shown yet.
-        keyed: Scalars with open label values, by slot and own label values.
-        gauge_stamp: Host-monotonic stamp of the newest gauges applied.
-        last_seen: Unix time here when its last item came.
-        streams: Incarnations that feed it now.
-        heard: Monotonic time here when the last of them was heard.
-        live: Whether its gauges are shown: what they say goes soon after the last stream.
-        sent_bounds: Bucket bounds as the engine has them.
-        version: The registry's, when this engine last changed.
-        seen: Paths of the plan whose families are shown.
-        series: Children of its self-described families.
-        open_bytes: What they take on a page, about.
-        label_chars: Characters of the labels that stand in each of its lines.
-        excess: Bytes that its page can have over an ordinary engine's; see ``descriptions``.
-        text: The renderer's own: what stands before a value, by family and key.
-        frames: The renderer's own: a histogram's lines without their values.
-        head: The records' own: what changes with a hello only, encoded.
-        throughput: Prompt and generated tokens per second of the last interval.
-        requests: Its requests in flight, where it sends request events.
-        blocks: Its KV blocks, where it sends events of them.
-    """
-
-    __slots__ = (
-        "blocks",
-        "bounds",
-        "closed",
-        "core_info",
-        "excess",
-        "external_hits",
-        "features",
-        "frames",
-        "front_info",
-        "gauge_stamp",
-        "head",
-        "heard",
-        "held_tokens",
-        "histograms",
-        "id",
-        "info",
-        "keyed",
-        "label_chars",
-        "labels",
-        "last_seen",
-        "layout",
-        "live",
-        "mm_hits",
-        "open",
-        "open_bytes",
-        "overrides",
-        "prefix_hits",
-        "requests",
-        "restarts",
-        "seen",
-        "sent_bounds",
-        "series",
-        "streams",
-        "text",
-        "throughput",
-        "values",
-        "version",
-
-    )  # fmt: skip
-
-    def __init__(self, layout: Layout, info: EngineInfo, overrides: Mapping[str, Bounds]) -> None:
-        self.id = info.id
-        self.layout = layout
-        self.labels: dict[str, str] = dict(info.labels)
-        self.core_info: Mapping[str, dict[str, str]] = {}
-        self.front_info: Mapping[str, dict[str, str]] = {}
-        self.info: Mapping[str, Mapping[str, str]] = {}
-        self.features: frozenset[str] = frozenset()
-        self.closed: Mapping[str, list[str]] = {}
-        self.overrides = overrides
-        self.bounds: Mapping[str, Bounds] = {}
-        self.values: list[Number | None] = [None] * layout.scalars
-        self.histograms: list[Histogram | None] = [None] * len(layout.histograms)
-        self.keyed: list[dict[Key, Number]] = [{} for _ in layout.keyed]
-        self.open: dict[str, OpenFamily] = {}
-        self.sent_bounds: Mapping[str, list[float]] = {}
-        self.gauge_stamp = self.last_seen = self.heard = 0.0
-        self.held_tokens = self.version = 0
-        self.live = True
-        self.head = b""
-        self.prefix_hits, self.external_hits, self.mm_hits = HitWindow(), HitWindow(), HitWindow()
-        self.throughput: tuple[float, float] | None = None
-        self.requests: Lifecycle | None = None
-        self.blocks: Residency | None = None
-        self.restarts = 0
-        self.streams: set[int] = set()
-        self.seen: set[str] = set()
-        self.series = self.open_bytes = self.excess = 0
-        self.label_chars = sum(len(name) + len(value) + 4 for name, value in info.labels.items())
-        self.text: dict[tuple[str, Key], str] = {}
-        self.frames: dict[tuple[str, Key, Bounds], bytes] = {}
-        self.update(info)
-
-    def update(self, info: EngineInfo) -> None:
-        """Take over what a new hello says; counters that are shown go on.
-
-        A histogram whose bounds changed starts anew: its counts cannot be moved.
-        """
-        features = frozenset(info.features)
-        if ENGINE_CORE in self.features - features:
-            self.forget_core()
-        self.features = features
-        if any(name.startswith(CORE_INFO) for name in info.info):
-            self.core_info = {n.removeprefix(CORE_INFO): said for n, said in info.info.items()}
-        else:
-            self.front_info = info.info
-        # In this order: a front end's word replaces the core's, whoever greets last.
-        self.info = {**self.core_info, **self.front_info}
-        self.forget_texts()
-        self.head = b""
-        self.closed = info.closed
-        self.sent_bounds = info.bounds
-        sent = {name: tuple(bounds) for name, bounds in info.bounds.items()}
-        self.bounds = {**DEFAULTS, **sent, **self.overrides}
-        for slot, known in enumerate(self.histograms):
-            if known is not None and known.bounds != self.bounds_of(slot):
-                self.histograms[slot] = Histogram(self.bounds_of(slot))
-        for placed in self.layout.placed:
-            row = placed.row
-            # What describes itself is shown at 0 for an option only: most of it nobody ever has.
-            if row.feature in self.features or (not row.feature and placed.where != "sampled"):
-                self.show(placed)
-
-    def forget_texts(self) -> None:
-        """Its labels are others now."""
-        self.text.clear()
-        self.frames.clear()
-        histograms = [*self.histograms]
-        for family in self.open.values():
-            if family.kind == "histogram":
-                histograms += [h for h in family.children.values() if isinstance(h, Histogram)]
-        for histogram in histograms:
-            if histogram is not None:
-                histogram.cache = None
-
-    @property
-    def own_sample_rate(self) -> float | None:
-        """Share of KV blocks that the engine itself samples; None where it does not."""
-        try:
-            rate = float(self.info.get(KV_SAMPLING, {}).get("rate", ""))
-        except ValueError:
-            return None
-        return rate if LEAST_RATE <= rate <= 1.0 else None
-
-    def forget_core(self) -> None:
-        """Nobody tells of its requests and blocks any more."""
-        hooks = self.layout.hooks
-        if self.requests is not None:
-            slot = hooks["untracked_requests"].slots[RESTART]
-            self.values[slot] = (self.values[slot] or 0) + self.requests.close()
-        self.requests = self.blocks = None
-        self.core_info = {}
-        for slot in (*hooks["requests_by_state"].slots, *hooks["longest_preemption"].slots):
-            self.values[slot] = None
-
-    def show(self, placed: Placed) -> None:
-        """Start ``placed``'s counters and histograms at 0 where the engine does; gauges wait."""
-        row = placed.row
-        if placed.where == "histogram":
-            self.histogram(placed.slots[0])
-        elif placed.where == "sampled":
-            self.open.setdefault(row.name, self.sampled(row))
-        elif row.kind != "counter":
-            return
-        elif placed.where == "scalars":
-            for slot in placed.slots[: len(row.closed) or 1]:
-                self.values[slot] = self.values[slot] or 0
-        elif placed.where == "keyed" and len(row.own_labels) == 1:
-            children = self.keyed[placed.slots[0]]
-            for value in self.closed.get(row.own_labels[0], ()):
-                # Every hello may know others beforehand.
-                if len(children) < MAX_OPEN_VALUES:
-                    children.setdefault((value,), 0)
-
-    def sampled(self, row: Row) -> OpenFamily:
-        """A family for a row that Samples items feed; with known label values it starts at 0."""
-        bounds: Bounds = ()
-        if row.kind == "histogram":
-            bounds = row.bounds or self.bounds[row.buckets]
-        made = OpenFamily(row.name, row.kind, row.exposed_help, row.own_labels, bounds)
-        if row.kind != "gauge" and (row.closed or not row.own_labels):
-            keys: list[Key] = [(value,) for value in row.closed] or [()]
-            for key in keys:
-                made.children[key] = Histogram(bounds) if bounds else 0
-        return made
-
-    def histogram(self, slot: int) -> Histogram:
-        """The histogram in ``slot``, shown from now on."""
-        found = self.histograms[slot]
-        if found is None:
-            found = self.histograms[slot] = Histogram(self.bounds_of(slot))
-        return found
-
-    def bounds_of(self, slot: int) -> Bounds:
-        """What the histogram in ``slot`` has as bounds."""
-        row = self.layout.histograms[slot]
-        return row.bounds or self.bounds[row.buckets]
 
 
 @dataclasses.dataclass(slots=True)
@@ -503,11 +265,19 @@ class Registry:
         """The KV blocks of ``engine``, followed from now on."""
         if engine.blocks is None:
             chosen = self.sampling
-            # Two may have all they want; what many have together grows with their logarithm.
-            before = sum(other.blocks is not None for other in self.engines.values())
-            capacity = min(chosen.capacity, max(2 * chosen.capacity // (before + 1), 1))
-            engine.blocks = Residency(rate=chosen.rate, scale=chosen.scale, capacity=capacity)
+            engine.blocks = Residency(
+                rate=chosen.rate, scale=chosen.scale, capacity=chosen.capacity
+            )
+            self._share_blocks()
         return engine.blocks
+
+    def _share_blocks(self) -> None:
+        """All engines together may follow so many blocks, and each as many as any other."""
+        following = [e.blocks for e in self.engines.values() if e.blocks is not None]
+        capacity = self.sampling.capacity
+        share = max(FULL_SHARES * capacity // max(len(following), 1), 1)
+        for blocks in following:
+            blocks.capacity = min(capacity, share)
 
     def add(self, engine: Engine, placed: Placed, value: str, count: int) -> None:
         """Add to the child of a counter whose own label is ``value``."""

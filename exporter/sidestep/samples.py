@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice, pairwise
 
+from sidestep.engine import ORIGIN, Engine, OpenFamily
 from sidestep.errors import WireError
 from sidestep.histogram import Histogram
 from sidestep.plan import taken
@@ -14,9 +15,6 @@ from sidestep.registry import (
     MAX_ENGINE_SERIES,
     MAX_OPEN_FAMILIES,
     MAX_SERIES,
-    ORIGIN,
-    Engine,
-    OpenFamily,
     Registry,
 )
 from sidestep.wire.items import Family, Sample, Samples

@@ -11,13 +11,15 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from sidestep import __version__
+from sidestep.engine import ORIGIN, Engine
 from sidestep.errors import WireError
 from sidestep.intake import Intake
 from sidestep.lifecycle import kept
 from sidestep.lifecycle.kept import KeptGroup, KeptLifecycle, KeptRequests
 from sidestep.lifecycle.siblings import Siblings
-from sidestep.records import decode_record, encode_record, restored, totals_of
-from sidestep.registry import ORIGIN, Engine, Registry
+from sidestep.merge import restored
+from sidestep.records import decode_record, encode_record, totals_of
+from sidestep.registry import Registry
 from sidestep.session.receiver import Stream
 from sidestep.wire.messages import DECODE_ERRORS, EngineInfo, Heartbeat
 from sidestep.wire.totals import TOTAL_LIMIT

@@ -46,7 +46,7 @@ class Snapshots:
         self._healthy = True
         self._lock = asyncio.Lock()
         self._writer = ThreadPoolExecutor(1, "sidestep-snapshot")
-        self._lines = Limited(log, clock)
+        self._lines = Limited(log, clock=clock)
         metrics = self._intake.metrics
         metrics.read("sidestep_snapshot_healthy", lambda: [((), float(self._healthy))])
         self._intake.receiver.durable = True

@@ -8,8 +8,9 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
+from sidestep.engine import Engine
 from sidestep.readings import scalar
-from sidestep.registry import Engine, Registry
+from sidestep.registry import Registry
 
 log = logging.getLogger(__name__)
 

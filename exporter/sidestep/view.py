@@ -10,10 +10,11 @@ import dataclasses
 from collections.abc import Collection, Iterable, Iterator
 
 from sidestep.catalogue.model import ENGINE_LABELS, Combine, Constant, Info, Kind, Reading
+from sidestep.engine import Engine, Key, Number
 from sidestep.histogram import Histogram
 from sidestep.plan import Placed
 from sidestep.readings import READINGS
-from sidestep.registry import Engine, Key, Number, Registry
+from sidestep.registry import Registry
 
 Child = tuple[Key, Number | Histogram]
 """Own label values, and the series."""

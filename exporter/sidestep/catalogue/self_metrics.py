@@ -36,6 +36,23 @@ ROWS: tuple[SelfRow, ...] = (
         ("reason",),
     ),
     SelfRow(
+        "sidestep_authorized_keys",
+        "gauge",
+        "Keys that may connect; no sample where none is needed.",
+    ),
+    SelfRow(
+        "sidestep_zap_up",
+        "gauge",
+        "1 while keys are checked as they should be, 0 from one that could not be.",
+    ),
+    SelfRow(
+        "sidestep_rebinds_total",
+        "counter",
+        "Times the ingest socket was closed and bound anew, by reason: its memory, or a path that"
+        " somebody else had taken. Senders reconnect; nothing is lost.",
+        ("reason",),
+    ),
+    SelfRow(
         "sidestep_duplicates_total",
         "counter",
         "Items received again and not applied again.",
@@ -139,6 +156,27 @@ ROWS: tuple[SelfRow, ...] = (
         "Starts of this exporter, by what they went on from: snapshot, none (there was none), or"
         " damaged (it could not be read, and was set aside).",
         ("from",),
+    ),
+    SelfRow(
+        "sidestep_auth_denied_total",
+        "counter",
+        "Clients and requests that were not let in, by reason; curve is an engine's key, overload"
+        " is a password that could not be verified because too many others waited.",
+        ("reason",),
+    ),
+    SelfRow(
+        "sidestep_http_refused_total",
+        "counter",
+        "Connections and requests of the HTTP side closed or answered with an error for what they"
+        " would cost, by reason.",
+        ("reason",),
+    ),
+    SelfRow("sidestep_http_connections", "gauge", "Connections to the HTTP side."),
+    SelfRow(
+        "sidestep_web_config_current",
+        "gauge",
+        "1 while the web configuration on disk is the one in force, 0 while it is wrong and the"
+        " last good one stays.",
     ),
     SelfRow("sidestep_scrape_duration_seconds", "gauge", "Time to render the last page."),
     SelfRow(

@@ -14,9 +14,10 @@ from prometheus_client.utils import floatToGoString
 
 from sidestep.buckets import Bounds
 from sidestep.catalogue.model import Same
+from sidestep.engine import Engine, Key, Number
 from sidestep.histogram import Histogram
 from sidestep.plan import Placed
-from sidestep.registry import Engine, Key, Number, Registry
+from sidestep.registry import Registry
 from sidestep.view import Family, children, combined, families, is_shared, labels_of, showing
 
 

@@ -56,6 +56,15 @@ class Residency:
             self._room.sweep()
 
     @property
+    def capacity(self) -> int:
+        """Lives to hold at most; where it becomes less than is held, the next ones halve the ratio."""
+        return self._room.capacity
+
+    @capacity.setter
+    def capacity(self, capacity: int) -> None:
+        self._room.capacity = capacity
+
+    @property
     def ratio(self) -> float:
         """Share of cached hashes that are followed: the rate, halved as often as it took."""
         return self._hash_sample.bound / ALL

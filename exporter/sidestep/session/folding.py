@@ -12,10 +12,11 @@ from typing import NamedTuple
 
 from sidestep.apply import Applier
 from sidestep.catalogue import DIALECTS
+from sidestep.engine import Engine
 from sidestep.lifecycle.rules import Rules
 from sidestep.plan import compile_layout
 from sidestep.records import encode_record, totals_of
-from sidestep.registry import Engine, Registry, Sampling
+from sidestep.registry import Registry, Sampling
 from sidestep.wire.items import decode_item
 from sidestep.wire.limits import COUNT_LIMIT, MAX_FRAME_BYTES
 from sidestep.wire.messages import EngineInfo, Settings

@@ -169,12 +169,13 @@ class Receiver:
 
     def refuse_frame(self, peer: bytes, error: WireError) -> list[tuple[bytes, FromExporter]]:
         """The answer to a frame that could not be read."""
-        code = "version" if error.reason == "version" else "bad_schema"
+        code = error.reason if error.reason in ("version", "unauthorised") else "bad_schema"
         return self._refuse(peer, 0, code, str(error)).replies
 
     def refuse_hello(self, peer: bytes, hello: Hello, error: WireError) -> Received:
         """The answer to a Hello whose engines cannot be taken; nothing changes."""
-        return self._refuse(peer, hello.incarnation, "over_limit", str(error))
+        code = "unauthorised" if error.reason == "unauthorised" else "over_limit"
+        return self._refuse(peer, hello.incarnation, code, str(error))
 
     def _hello(self, peer: bytes, hello: Hello, now: float) -> Received:
         stream = self.streams.get(hello.stream)

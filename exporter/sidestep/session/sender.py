@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections import deque
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ import msgspec
 
 from sidestep.errors import WireError
 from sidestep.session.folding import Folded, Folder
+from sidestep.session.ring import Chunk, Ring
 from sidestep.wire.limits import MAX_BATCH_ITEMS, VERSION
 from sidestep.wire.messages import (
     Ack,
@@ -47,13 +47,6 @@ class State(Enum):
 
 NIL = msgspec.Raw(b"\xc0")
 """An item that is none: takes the seq of one that cannot be read."""
-
-
-@dataclasses.dataclass(slots=True)
-class _Chunk:
-    first: int
-    last: int
-    frame: bytes
 
 
 class Sender:
@@ -100,14 +93,7 @@ class Sender:
         self._ring_bytes = ring_bytes
         self._pending: deque[bytes | Folded] = deque()
         self._pending_bytes = 0
-        self._ring: deque[_Chunk] = deque()
-        self._ring_used = 0
-        self._unsent = 0
-        """Index in the ring of the next chunk to send."""
-        self._flying: deque[tuple[int, int]] = deque()
-        """Last seq and size of frames sent and not known to be applied."""
-        self._in_flight = 0
-        """Bytes of them."""
+        self._ring = Ring()
         self._seq = self._applied = 0
         self.boot: int | None = None
         self._unreadable = False
@@ -122,7 +108,7 @@ class Sender:
     @property
     def held_bytes(self) -> int:
         """Bytes in the ring and before it."""
-        return self._ring_used + self._pending_bytes
+        return self._ring.used + self._pending_bytes
 
     @property
     def drained(self) -> bool:
@@ -174,10 +160,10 @@ class Sender:
             return None
         if self.state is State.GREETING:
             return None if self._greeted or now < self._greet_at else encode(self._hello())
-        if self._unsent == len(self._ring):
+        if self._ring.next is None:
             self._cut()
-        if self._unsent < len(self._ring):
-            return self._ring[self._unsent].frame
+        if self._ring.next is not None:
+            return self._ring.next.frame
         if now >= self._beat_at or self._reported != self.dropped + self.errors:
             return encode(self._heartbeat())
         return None
@@ -187,11 +173,8 @@ class Sender:
         if self.state is State.GREETING:
             self._greeted = True
             self._deadline = now + self._backoff * self._random.uniform(0.75, 1.25)
-        elif self._unsent < len(self._ring):
-            chunk = self._ring[self._unsent]
-            self._unsent += 1
-            self._flying.append((chunk.last, len(chunk.frame)))
-            self._in_flight += len(chunk.frame)
+        elif self._ring.next is not None:
+            self._ring.sent()
             self._deadline = min(self._deadline, now + ACK_TIMEOUT)
         else:
             self._beat_at = now + HEARTBEAT
@@ -233,7 +216,7 @@ class Sender:
         self._deadline = math.inf
 
     def _hello(self) -> Hello:
-        first = self._ring[0].first if self._ring else self._seq + 1
+        first = self._seq + 1 if self._ring.first is None else self._ring.first
         return Hello(VERSION, self.stream, self.incarnation, self._nonce, first, self.engines)
 
     def _heartbeat(self) -> Heartbeat:
@@ -257,9 +240,7 @@ class Sender:
         self._folder.settings = ack.settings or Settings()
         self._backoff = HELLO_BACKOFF[0]
         self._beat_at = now
-        self._unsent = sum(chunk.last <= ack.applied for chunk in self._ring)
-        self._flying.clear()
-        self._in_flight = 0
+        self._ring.resume(ack.applied)
         # Not the larger of the two: a restarted exporter may know less than the last one.
         self._applied = ack.applied
         if self._unreadable:
@@ -272,22 +253,20 @@ class Sender:
         if ack.kv_sample_rate is not None:
             self.kv_sample_rate = ack.kv_sample_rate
             self._folder.kv_sample_rate = ack.kv_sample_rate
-        while self._flying and self._flying[0][0] <= self._applied:
-            self._in_flight -= self._flying.popleft()[1]
-        while self._ring and self._ring[0].last <= ack.durable:
-            self._ring_used -= len(self._ring.popleft().frame)
-            self._unsent = max(self._unsent - 1, 0)
-        self._deadline = now + ACK_TIMEOUT if self._flying else math.inf
+        self._ring.land(self._applied)
+        self._ring.free(ack.durable)
+        self._deadline = now + ACK_TIMEOUT if self._ring.in_flight else math.inf
 
     def _refused(self, nack: Nack, now: float) -> None:
-        self.complaint = f"{nack.code} {nack.detail}".strip()
+        if nack.code != "need_hello":
+            self.complaint = f"{nack.code} {nack.detail}".strip()
         if nack.code == "id_conflict":
             self.state = State.STOPPED
             waiting = sum(p.items if isinstance(p, Folded) else 1 for p in self._pending)
             self.dropped += waiting + self._folder.seal().items + self._seq - self._applied
             self._pending.clear()
             self._ring.clear()
-            self._pending_bytes = self._ring_used = self._unsent = 0
+            self._pending_bytes = 0
             return
         if nack.code == "bad_schema" and self.state is State.STREAMING:
             # Which frame it was shows when the exporter says what it has applied.
@@ -301,26 +280,21 @@ class Sender:
 
         Its seqs stay taken: a gap would make the receiver ask for it for ever.
         """
-        for index, chunk in enumerate(self._ring):
-            if chunk.first <= self._applied:
-                continue
-            self.dropped += chunk.last - chunk.first + 1
-            empty: list[_Chunk] = []
-            for first in range(chunk.first, chunk.last + 1, MAX_BATCH_ITEMS):
-                last = min(first + MAX_BATCH_ITEMS - 1, chunk.last)
-                nothing = Batch(self.incarnation, first, [NIL] * (last - first + 1))
-                empty.append(_Chunk(first, last, encode(nothing)))
-            del self._ring[index]
-            for place, made in enumerate(empty, start=index):
-                self._ring.insert(place, made)
-            self._ring_used += sum(len(c.frame) for c in empty) - len(chunk.frame)
-            return
+        self.dropped += self._ring.replace(self._applied, self._empty)
+
+    def _empty(self, first: int, last: int) -> list[Chunk]:
+        chunks: list[Chunk] = []
+        for start in range(first, last + 1, MAX_BATCH_ITEMS):
+            end = min(start + MAX_BATCH_ITEMS - 1, last)
+            nothing = Batch(self.incarnation, start, [NIL] * (end - start + 1))
+            chunks.append(Chunk(start, end, encode(nothing)))
+        return chunks
 
     def _cut(self) -> None:
         """Move pending items into the ring as one frame, if the window has room."""
         if self._folder.count and self.held_bytes <= self._ring_bytes // 2:
             self._seal()
-        if not self._pending or self._in_flight >= self._ring_bytes // 2:
+        if not self._pending or self._ring.in_flight >= self._ring_bytes // 2:
             return
         head = self._pending[0]
         if isinstance(head, Folded):
@@ -358,7 +332,5 @@ class Sender:
             self._append(last, Aggregate(self.incarnation, first, last, raws))
 
     def _append(self, last: int, message: Batch | Aggregate) -> None:
-        frame = encode(message)
-        self._ring.append(_Chunk(message.first, last, frame))
-        self._ring_used += len(frame)
+        self._ring.append(message.first, last, encode(message))
         self._seq = last

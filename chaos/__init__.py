@@ -1,0 +1,1 @@
+"""Faults with real processes and sockets, and what they cost: ``python -m chaos``."""

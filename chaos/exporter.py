@@ -1,0 +1,143 @@
+"""The exporter's process: started, asked, killed, stopped and continued, as an operator's would be."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from sidestep.config import SETTINGS
+
+START = 30.0
+PAUSE = 0.01
+
+
+class ExporterProcess:
+    """One place of an exporter: the process changes, address, flags and log file stay.
+
+    Args:
+        folder: For its log.
+        flags: Of ``sidestep serve``, behind those for address and log.
+    """
+
+    def __init__(self, folder: Path, flags: Sequence[str]) -> None:
+        self.log = folder / "exporter.log"
+        self.port = free_port()
+        self._flags = list(flags)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Of the process that runs.
+
+        Raises:
+            RuntimeError: None does.
+        """
+        if self._process is None:
+            raise RuntimeError("no exporter runs")
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether there is one, stopped or not."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> float:
+        """Start one and wait until it is ready; the monotonic time when it was started.
+
+        Raises:
+            RuntimeError: It has ended, or is not ready in time.
+        """
+        command = [sys.executable, "-m", "sidestep", "serve", *self._flags]
+        command += ["--web.listen-address", f"127.0.0.1:{self.port}"]
+        command += ["--log.stats-interval", "0", "--log.level", "info"]
+        started = time.monotonic()
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+        while not self.ready():
+            if not self.running or time.monotonic() > started + START:
+                self.kill()
+                raise RuntimeError(f"the exporter does not start: {self.said()[-600:]}")
+            time.sleep(PAUSE)
+        return started
+
+    def ready(self) -> bool:
+        """Whether ``/-/ready`` says so."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=2.0)
+        try:
+            connection.request("GET", "/-/ready")
+            return connection.getresponse().status == http.HTTPStatus.OK
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+
+    def kill(self) -> None:
+        """``kill -9``."""
+        self._end(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        """As an orchestrator ends it: SIGTERM, then its drain."""
+        self._end(signal.SIGTERM)
+
+    def halt(self) -> None:
+        """SIGSTOP: it keeps its sockets, and does nothing."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """SIGCONT."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def said(self, since: int = 0) -> str:
+        """What it has logged, from byte ``since`` on."""
+        with contextlib.suppress(FileNotFoundError):
+            return self.log.read_bytes()[since:].decode(errors="replace")
+        return ""
+
+    def _end(self, number: int) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.send_signal(signal.SIGCONT)
+        process.send_signal(number)
+        try:
+            process.wait(15.0)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def knows(flag: str) -> bool:
+    """Whether this release has a setting of that name."""
+    return any(setting.flag == flag for setting in SETTINGS)
+
+
+def free_port() -> int:
+    """A port that nobody has at present."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def keys(folder: Path) -> tuple[list[str], Mapping[str, str]]:
+    """Key pairs for both ends: the exporter's flags, and the engine's environment."""
+    for name in ("exporter", "engine"):
+        command = [sys.executable, "-m", "sidestep", "keygen", "--out", str(folder), name]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    authorized = folder / "authorized"
+    authorized.mkdir()
+    (folder / "engine.pub").rename(authorized / "engine.pub")
+    flags = ["--ingest.curve-key", str(folder / "exporter.key")]
+    flags += ["--ingest.authorized-keys", str(authorized)]
+    return flags, {
+        "SIDESTEP_SERVER_KEY": str(folder / "exporter.pub"),
+        "SIDESTEP_CLIENT_KEY": str(folder / "engine.key"),
+    }

@@ -1,0 +1,100 @@
+"""Results as a table for people, and as files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from benchmarks.table import machine
+
+from chaos.faults import FAULTS
+from chaos.stage import Options
+from chaos.verdict import Result
+
+HEAD = (
+    *("fault", "transport", "rounds", "items", "lost", "counted", "doubled", "decreases"),
+    *("push p50 us", "p99", "p99.9", "ring peak MB", "recovery s", "engine +MB", "promise"),
+)
+PHASE_HEAD = (
+    *("fault", "transport", "exporter", "pushes", "push p50 us", "p99", "p99.9", "max"),
+    *("256 values p50", "p99", "p99.9", "woke late p50", "p99", "p99.9"),
+)
+Rows = list[Sequence[str]]
+
+
+def row(result: Result) -> Sequence[str]:
+    """A line of the table; pushing is that during the fault."""
+    phases = result.phases
+    push = phases.get(FAULTS[result.fault].phase, phases["up"])["push"]
+    return (
+        result.fault,
+        result.transport,
+        str(result.rounds),
+        str(result.items),
+        str(result.comparison.lost),
+        str(result.counted),
+        str(result.comparison.doubled),
+        f"{result.decreases} on {result.reset_pages} pages" if result.decreases else "0",
+        *(f"{push[share]:.1f}" for share in ("p50", "p99", "p999")),
+        f"{result.ring_peak / 1e6:.2f}",
+        "-" if result.recovery is None else f"{result.recovery:.2f}",
+        f"{result.growth / 1e6:.1f}",
+        "broken" if result.broken else "reset" if result.reset else "kept",
+    )
+
+
+def phase_rows(results: Sequence[Result]) -> Rows:
+    """What pushing cost, by what went on."""
+    rows: Rows = []
+    for result in results:
+        for name, kinds in result.phases.items():
+            push, big, late = (kinds[kind] for kind in ("push", "big", "late"))
+            if push["count"]:
+                rows.append(
+                    (
+                        *(result.fault, result.transport, name, f"{push['count']:.0f}"),
+                        *(f"{push[share]:.1f}" for share in ("p50", "p99", "p999", "max")),
+                        *(f"{big[share]:.1f}" for share in ("p50", "p99", "p999")),
+                        *(f"{late[share]:.0f}" for share in ("p50", "p99", "p999")),
+                    )
+                )
+    return rows
+
+
+def remarks(results: Sequence[Result]) -> Iterator[str]:
+    """What the table cannot hold."""
+    for result in results:
+        where = f"{result.fault}, {result.transport}: "
+        yield from (f"{where}BROKEN: {line}" for line in result.broken)
+        yield from (where + note for note in result.notes)
+
+
+def markdown(head: Sequence[str], rows: Rows) -> str:
+    """A table."""
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    lines = [head, ["-" * width for width in widths], *rows]
+    return "\n".join(
+        "| " + " | ".join(t.ljust(w) for t, w in zip(line, widths, strict=True)) + " |"
+        for line in lines
+    )
+
+
+def text(results: Sequence[Result], skipped: Sequence[str], options: Options) -> str:
+    """All of it."""
+    head = (
+        f"{options.rate:.0f} items a second, seed {options.seed}, {options.work:.0f} us of work"
+        f" an item, {'with' if options.state else 'without'} a state directory; {machine()}"
+    )
+    parts = [head, markdown(HEAD, [row(result) for result in results])]
+    parts.append(markdown(PHASE_HEAD, phase_rows(results)))
+    parts += [f"- {line}" for line in remarks(results)]
+    parts += [f"- not run: {line}" for line in skipped]
+    return "\n\n".join(parts[:3]) + "\n\n" + "\n".join(parts[3:]) + "\n"
+
+
+def write(path: Path, results: Sequence[Result], shown: str) -> None:
+    """As JSON, or as the text where the name does not end so."""
+    if path.suffix == ".json":
+        shown = json.dumps([result.json for result in results], indent=1) + "\n"
+    path.write_text(shown, encoding="utf-8")

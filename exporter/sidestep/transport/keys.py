@@ -1,0 +1,143 @@
+"""CURVE keys as files: one Z85 text on the first line, the secret for its owner's eyes alone."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import struct
+from pathlib import Path
+from typing import NamedTuple
+
+import zmq
+from zmq.utils import z85
+
+from sidestep.errors import ConfigError
+
+KEY_CHARS = 40
+MAX_FILE_BYTES = 64 << 10
+SECRET, PUBLIC = ".key", ".pub"
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+
+
+class PublicKey(NamedTuple):
+    """What a public key file says.
+
+    Attributes:
+        text: The key as Z85, which is canonical: equal texts are equal keys.
+        engines: Patterns of the engine ids that its owner may feed; empty: all.
+    """
+
+    text: str
+    engines: tuple[str, ...] = ()
+
+
+def is_key(text: str) -> bool:
+    """Whether ``text`` is a key: five characters must also fit 32 bits, not only the alphabet."""
+    if len(text) != KEY_CHARS or not text.isascii():
+        return False
+    try:
+        return z85.encode(z85.decode(text)) == text.encode()
+    except (KeyError, ValueError, struct.error):
+        return False
+
+
+def require_curve() -> None:
+    """Refuse to go on where libzmq was built without encryption.
+
+    Raises:
+        ConfigError: It was.
+    """
+    if not zmq.has("curve"):
+        raise ConfigError("this pyzmq's libzmq has no CURVE; install pyzmq from its wheels")
+
+
+def read_secret(path: Path) -> bytes:
+    """The secret key in ``path``.
+
+    Raises:
+        ConfigError: Not readable, no key, a public one, or readable for everybody.
+    """
+    require_curve()
+    # Any 40 characters are a secret key: a mix-up would only show as nobody being let in.
+    if path.suffix == PUBLIC:
+        raise ConfigError(f"{path} holds a public key; name the secret one, *{SECRET}")
+    lines, mode = _read(path)
+    if mode & stat.S_IRWXO:
+        raise ConfigError(f"{path}: everybody may read this secret key; chmod 600 it")
+    return _key(path, lines).encode()
+
+
+def read_public(path: Path) -> PublicKey:
+    """The public key in ``path``, and the engine ids that further lines allow it.
+
+    Raises:
+        ConfigError: Not readable, no key, or a secret one.
+    """
+    if path.suffix == SECRET:
+        raise ConfigError(f"{path} holds a secret key; name the public one, *{PUBLIC}")
+    lines, _ = _read(path)
+    patterns = (line.strip() for line in lines[1:])
+    return PublicKey(_key(path, lines), tuple(p for p in patterns if p and p[0] != "#"))
+
+
+def public_of(secret: bytes) -> bytes:
+    """The public key of ``secret``."""
+    return zmq.curve_public(secret)
+
+
+def generate(directory: Path, name: str) -> tuple[Path, Path]:
+    """Write a new pair, ``name.key`` and ``name.pub``, into ``directory``.
+
+    Returns:
+        The paths of the secret and of the public key.
+
+    Raises:
+        ConfigError: A file is there already, cannot be written, or the name is no name.
+    """
+    require_curve()
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"key name {name!r}: must be letters, digits and ._-")
+    secret, public = directory / f"{name}{SECRET}", directory / f"{name}{PUBLIC}"
+    for path in (secret, public):
+        if path.is_symlink() or path.exists():
+            raise ConfigError(f"{path} is there already; keys are never overwritten")
+    public_key, secret_key = zmq.curve_keypair()
+    _write(secret, secret_key, 0o600)
+    try:
+        _write(public, public_key, 0o644)
+    except ConfigError:
+        secret.unlink(missing_ok=True)
+        raise
+    return secret, public
+
+
+def _write(path: Path, key: bytes, mode: int) -> None:
+    try:
+        opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        with os.fdopen(opened, "wb") as file:
+            # Whatever the umask takes away or, for the secret, a default ACL adds.
+            os.fchmod(opened, mode)
+            file.write(key + b"\n")
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _read(path: Path) -> tuple[list[str], int]:
+    try:
+        # A pipe would be waited for, and a device read, for ever.
+        opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(opened, "rb") as file:
+            mode = os.fstat(opened).st_mode
+            data = file.read(MAX_FILE_BYTES) if stat.S_ISREG(mode) else b""
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"cannot read key file {path}: {reason}") from None
+    return data.decode("utf-8", "replace").splitlines(), mode
+
+
+def _key(path: Path, lines: list[str]) -> str:
+    key = lines[0].strip() if lines else ""
+    if not is_key(key):
+        raise ConfigError(f"{path}: the first line is no key of {KEY_CHARS} Z85 characters")
+    return key

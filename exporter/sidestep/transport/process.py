@@ -1,0 +1,49 @@
+"""What the operating system knows of this process, and may give it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import secrets
+from pathlib import Path
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def resident() -> int:
+    """Bytes of memory in use; 0 where there is no /proc."""
+    try:
+        return int(Path("/proc/self/statm").read_bytes().split()[1]) * _PAGE
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def trim() -> None:
+    """Give the allocator's free pages back, which it would keep for the next time."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def seed_library() -> None:
+    """Let the C library's random numbers begin where nobody knows.
+
+    A ROUTER numbers its peers from one of them, which unseeded is 1804289383 in every
+    process, and libzmq 4.3.5 aborts the process when a peer has chosen the number that is next.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).srand(secrets.randbits(32))
+
+
+def raise_open_files() -> int:
+    """Take as many file descriptors as the system lets us have; how many those are.
+
+    Every engine and every stranger who connects costs one; where they run out, a
+    listening socket that is readable and cannot be accepted from takes a whole core.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        soft = hard
+    return soft

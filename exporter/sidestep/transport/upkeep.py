@@ -1,0 +1,59 @@
+"""When the socket is to be closed and bound anew: its memory is too much, or its path is lost."""
+
+from __future__ import annotations
+
+import logging
+
+from sidestep.selfmetrics import SelfMetrics
+from sidestep.transport.listener import Listener
+from sidestep.transport.process import trim
+from sidestep.transport.watchdog import Watchdog
+
+log = logging.getLogger(__name__)
+
+PAUSE = 1.0
+"""Seconds at least between two bindings, and between two looks at the paths. Senders hold what is
+not acknowledged, so a pause delays; a longer one lets them, whose attempts to reconnect get
+rarer, miss their turn against somebody who fills the memory again at once."""
+RETRY = 10.0
+"""Seconds until an endpoint that somebody else has by now is tried again: all peers pay."""
+
+
+class Upkeep:
+    """Keeps a listener within its memory and on its paths; ask ``due`` often, then ``act``."""
+
+    def __init__(self, listener: Listener, watchdog: Watchdog, metrics: SelfMetrics) -> None:
+        self._listener = listener
+        self._watchdog = watchdog
+        self._metrics = metrics
+        self._reason = ""
+        self._bound_at = self._looked_at = float("-inf")
+        metrics.read("sidestep_zap_up", listener.zap_readings)
+
+    def due(self, now: float) -> bool:
+        """Whether the listener is to be closed, or opened, by ``act``."""
+        if self._listener.socket is None:
+            return now >= self._bound_at + PAUSE
+        if self._watchdog.must_cut():
+            self._reason = "memory"
+        elif now >= self._looked_at + PAUSE:
+            self._looked_at = now
+            wait = RETRY if self._listener.unbound else PAUSE
+            if now >= self._bound_at + wait and self._listener.lost:
+                self._reason = "stolen"
+        return bool(self._reason)
+
+    def act(self, now: float) -> None:
+        """Close the listener, unless it is, and bind it anew, unless it was a moment ago."""
+        if self._reason:
+            self._metrics.add("sidestep_rebinds_total", 1, self._reason)
+            self._listener.cut()
+        if self._reason == "memory":
+            trim()
+            self._watchdog.cut()
+        elif self._reason:
+            log.warning("an ingest path is no longer ours: binding it anew")
+        self._reason = ""
+        if now >= self._bound_at + PAUSE:
+            self._bound_at = now
+            self._listener.reopen()

@@ -1,0 +1,111 @@
+"""One connection: between its transport and aiohttp's protocol, with a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import ssl
+from collections.abc import Callable
+from typing import cast
+
+from sidestep.web.limits import Limits
+
+Admit = Callable[[ssl.SSLObject | None], bool]
+
+
+class Connection(asyncio.Protocol):
+    """Passes everything on to ``inner``, and knows when the peer is late.
+
+    aiohttp closes an idle connection, but lets a client take a byte a minute, in either
+    direction, for ever. The peer has to be through with the handshake and the head of its
+    request, or with taking the answer, by ``deadline``.
+
+    Attributes:
+        deadline: On the loop's clock.
+        asked: Whether it has ever sent a whole request.
+        transport: None before the handshake is done and after the end.
+    """
+
+    def __init__(
+        self, make: Callable[[], asyncio.Protocol], admit: Admit, limits: Limits, peer: str
+    ) -> None:
+        self._make = make
+        self._admit = admit
+        self._limits = limits
+        self._loop = asyncio.get_running_loop()
+        self._inner: asyncio.Protocol | None = None
+        self._answering = False
+        self._received = 0
+        self.peer = peer
+        self.transport: asyncio.Transport | None = None
+        self.deadline = self._loop.time() + limits.asking
+        self.asked = False
+        self.closed: asyncio.Future[None] = self._loop.create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The handshake is done; who may not come does not reach aiohttp."""
+        self.transport = cast(asyncio.Transport, transport)
+        if not self._admit(transport.get_extra_info("ssl_object")):
+            self.transport.abort()
+            return
+        self._inner = self._make()
+        # aiohttp starts its task here: whatever it runs knows whose it is.
+        context = contextvars.copy_context()
+        context.run(serving.set, self)
+        context.run(self._inner.connection_made, transport)
+
+    def data_received(self, data: bytes) -> None:
+        """The peer began a request, or sends what nobody reads: that has a bound."""
+        if self._inner is None or self.transport is None:
+            return
+        if not self._received and not self._answering:
+            self.deadline = min(self.deadline, self._loop.time() + self._limits.asking)
+        self._received += len(data)
+        if self._received > self._limits.body:
+            self.transport.abort()
+            return
+        self._inner.data_received(data)
+
+    def began(self) -> None:
+        """The head of a request is whole; it is being answered from now on."""
+        self._answering = self.asked = True
+        self._received = 0
+        self.deadline = self._loop.time() + self._limits.answering
+
+    def ended(self) -> None:
+        """The answer is with the transport; idle, unless more of the peer has come meanwhile."""
+        self._answering = False
+        late = self._limits.asking if self._received else self._limits.idle + self._limits.asking
+        self.deadline = self._loop.time() + late
+
+    def late(self, now: float) -> bool:
+        """Whether the deadline is over; a connection that is closing has no idle time."""
+        if self.transport is not None and self.transport.is_closing():
+            self.deadline = min(self.deadline, now + self._limits.asking)
+        return now > self.deadline
+
+    def eof_received(self) -> bool | None:
+        """For ``inner``."""
+        return self._inner.eof_received() if self._inner is not None else None
+
+    def pause_writing(self) -> None:
+        """For ``inner``."""
+        if self._inner is not None:
+            self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        """For ``inner``."""
+        if self._inner is not None:
+            self._inner.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The end, of either side's making."""
+        self.transport = None
+        if not self.closed.done():
+            self.closed.set_result(None)
+        if self._inner is not None:
+            self._inner.connection_lost(exc)
+
+
+serving: contextvars.ContextVar[Connection] = contextvars.ContextVar("serving")
+"""The connection whose request a task works on."""

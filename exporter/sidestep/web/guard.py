@@ -1,0 +1,131 @@
+"""What every request passes: rate limit, password, a place in the queue; and what it gets."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+from aiohttp import web
+
+from sidestep.logs import Limited
+from sidestep.selfmetrics import SelfMetrics
+from sidestep.web.answers import Answers, Overload
+from sidestep.web.auth import Busy, Passwords, credentials
+from sidestep.web.connection import serving
+from sidestep.web.current import Current
+from sidestep.web.limits import Limits, TokenBucket
+from sidestep.web.webconfig import WebConfig
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+DENIED = ("client_cert", "no_password", "password", "rate_limit", "overload")
+"""Reasons of ``sidestep_auth_denied_total``."""
+
+
+class Guard:
+    """Stands before every page, health and the landing page included, as the toolkit does."""
+
+    def __init__(self, current: Current, metrics: SelfMetrics, limits: Limits) -> None:
+        self._current = current
+        self._metrics = metrics
+        self._limits = limits
+        self._answers = Answers(limits)
+        self._limited = Limited(log)
+        self._executor = ThreadPoolExecutor(1, "sidestep-bcrypt")
+        self._config = WebConfig()
+        self._passwords: Passwords | None = None
+        self._bucket: TokenBucket | None = None
+        self.follow(current.in_force.config)
+        for reason in DENIED:
+            metrics.add("sidestep_auth_denied_total", 0, reason)
+
+    def attach(self, app: web.Application) -> None:
+        """Stand before the pages of ``app``."""
+        app.middlewares.append(self._middleware)
+        app.on_response_prepare.append(self._headers)
+
+    def close(self) -> None:
+        """Verify no more passwords."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def follow(self, config: WebConfig) -> None:
+        """Take over the users, with nothing remembered of others, and the rate."""
+        if config.users != self._config.users:
+            known = Passwords(config.users, self._executor, self._limits.passwords)
+            self._passwords = known if config.users else None
+        if config.rate_limit != self._config.rate_limit:
+            self._bucket = TokenBucket(config.rate_limit) if config.rate_limit else None
+        self._config = config
+
+    @web.middleware
+    async def _middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        with _answering():
+            await self._current.fresh()
+            refusal = await self._refusal(request)
+            if refusal is not None:
+                return refusal
+            try:
+                if request.path.startswith("/-/"):
+                    return await handler(request)
+                async with self._answers.turn():
+                    response = await handler(request)
+                return await self._answers.send(request, response)
+            except Overload:
+                self._metrics.add("sidestep_http_refused_total", 1, "overload")
+                self._limited.warning("overload", "too many requests at once")
+                return _refused(503, "Service Unavailable", {"Retry-After": "1"})
+
+    async def _refusal(self, request: web.Request) -> web.StreamResponse | None:
+        """The answer to who may not ask, or not now."""
+        if self._bucket is not None and not self._bucket.take():
+            self._deny("rate_limit", request)
+            return _refused(429, "Too Many Requests", {})
+        if self._passwords is None:
+            return None
+        given = credentials(request.headers.get("Authorization", ""))
+        if given is None:
+            self._deny("no_password", request)
+            return _unauthorized()
+        try:
+            if await self._passwords.admit(*given):
+                return None
+        except Busy:
+            self._deny("overload", request)
+            return _refused(503, "Service Unavailable", {"Retry-After": "1"})
+        self._deny("password", request)
+        return _unauthorized()
+
+    def _deny(self, reason: str, request: web.Request) -> None:
+        self._metrics.add("sidestep_auth_denied_total", 1, reason)
+        self._limited.warning(reason, "denied a request of %s: %s", request.remote, reason)
+
+    async def _headers(self, _: web.Request, response: web.StreamResponse) -> None:
+        """The configured headers; the server's versions are nobody's business."""
+        response.headers["Server"] = "sidestep"
+        for name, value in self._config.headers.items():
+            if value:
+                response.headers[name] = value
+
+
+@contextlib.contextmanager
+def _answering() -> Iterator[None]:
+    connection = serving.get()
+    connection.began()
+    try:
+        yield
+    finally:
+        connection.ended()
+
+
+def _unauthorized() -> web.StreamResponse:
+    return _refused(401, "Unauthorized", {"WWW-Authenticate": 'Basic realm="sidestep"'})
+
+
+def _refused(status: int, text: str, headers: dict[str, str]) -> web.StreamResponse:
+    """An answer and the end of the connection: only who is let in may keep one open."""
+    response = web.Response(status=status, text=f"{text}\n", headers=headers)
+    response.force_close()
+    return response

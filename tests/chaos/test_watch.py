@@ -1,0 +1,58 @@
+"""The scraper: what it takes for a decrease."""
+
+from __future__ import annotations
+
+from chaos.watch import Monotony, parse, total
+
+PAGE = """\
+# HELP vllm:a_total Some.
+# TYPE vllm:a_total counter
+vllm:a_total{engine="0",model_name="m"} 5
+vllm:a_total{engine="0",model_name="other"} 6
+# HELP vllm:g A state.
+# TYPE vllm:g gauge
+vllm:g{engine="0",model_name="m"} 7
+# HELP vllm:h Times.
+# TYPE vllm:h histogram
+vllm:h_bucket{engine="0",model_name="m",le="+Inf"} 2
+vllm:h_sum{engine="0",model_name="m"} 0.5
+# HELP sidestep_engine_restarts_total The exporter's own.
+# TYPE sidestep_engine_restarts_total counter
+sidestep_engine_restarts_total{engine="0",model_name="m"} 3.0
+# HELP sidestep_items_total Likewise.
+# TYPE sidestep_items_total counter
+sidestep_items_total 9.0
+"""
+
+
+def test_what_may_never_go_back_is_read() -> None:
+    """Counters and histograms of these engines; no gauge, nothing about the exporter itself."""
+    assert parse(PAGE, "m") == {
+        'vllm:a_total{engine="0",model_name="m"}': 5.0,
+        'vllm:h_bucket{engine="0",model_name="m",le="+Inf"}': 2.0,
+        'vllm:h_sum{engine="0",model_name="m"}': 0.5,
+    }
+    assert total(PAGE, "sidestep_items_total") == 9.0
+    assert total(PAGE, "sidestep_folded_items_total") == 0.0
+
+
+def test_a_series_that_goes_back_is_a_decrease() -> None:
+    """Once for each time; what then grows again is none."""
+    monotony = Monotony()
+
+    found = [monotony.look({"a": a, "b": b}, 0.0) for a, b in ((5, 1), (6, 1), (2, 0), (3, 4))]
+
+    assert found == [0, 0, 2, 0]
+    assert (monotony.decreases, monotony.pages) == (2, 1)
+    assert (monotony.examples[0].series, monotony.examples[0].before) == ("a", 6)
+
+
+def test_a_series_that_comes_back_lower_is_a_decrease() -> None:
+    """However long it was away; one that comes back as it was is none."""
+    monotony = Monotony()
+    monotony.look({"a": 5, "b": 5}, 0.0)
+    monotony.look({}, 0.0)
+    monotony.look({"c": 1}, 0.0)
+
+    assert monotony.decreases == 0
+    assert monotony.look({"a": 4, "b": 5}, 0.0) == 1

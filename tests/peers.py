@@ -1,0 +1,95 @@
+"""Those who connect to an exporter: a real publisher, and one that speaks ZMTP by hand."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+from sidestep.app import Exporter
+from sidestep.readings import scalar
+from sidestep.wire.items import VllmStep
+from sidestep.wire.messages import EngineInfo
+from sidestep.wire.vllm import IterationStats
+from sidestep_adapters.push import Publisher
+
+LABELS = {"engine": "0", "model_name": "m"}
+
+
+def count(tokens: int = 1) -> VllmStep:
+    """A step that generated ``tokens``."""
+    iteration = IterationStats(num_generation_tokens=tokens)
+    return VllmStep(0, time.monotonic(), time.time(), None, iteration)
+
+
+def publisher(endpoint: str, stream: str = "s", engine: str = "e") -> Publisher:
+    """Of one engine."""
+    return Publisher(endpoint, stream, [EngineInfo(engine, "vllm", LABELS)], flush=0.01)
+
+
+def generated(exporter: Exporter, engine: str = "e") -> int:
+    """Tokens on the page."""
+    found = exporter.registry.engines.get(engine)
+    return 0 if found is None else int(scalar(found, "vllm:generation_tokens_total"))
+
+
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+
+
+def zmtp(path: Path, identity: bytes = b"") -> socket.socket:
+    """A connection that has shaken hands as a DEALER, and may now say what it likes."""
+    peer = socket.socket(socket.AF_UNIX)
+    peer.settimeout(10)
+    ready = _property(b"Socket-Type", b"DEALER") + _property(b"Identity", identity)
+    body = b"\x05READY" + ready
+    try:
+        peer.connect(str(path))
+        peer.sendall(GREETING + b"\x04" + bytes([len(body)]) + body)
+        heard = b""
+        # What comes before the exporter's READY may be taken for part of the handshake.
+        while b"READY" not in heard:
+            heard += peer.recv(1024) or _closed()
+    except OSError:
+        peer.close()
+        raise
+    return peer
+
+
+def _closed() -> NoReturn:
+    raise ConnectionResetError
+
+
+def _property(name: bytes, value: bytes) -> bytes:
+    return bytes([len(name)]) + name + struct.pack(">I", len(value)) + value
+
+
+@contextlib.contextmanager
+def endless(path: Path, frame: bytes) -> Iterator[list[int]]:
+    """Someone who sends parts of a message that never ends, and comes back when cut off.
+
+    Yields:
+        Bytes sent so far, one number a connection.
+    """
+    stop = threading.Event()
+    sent: list[int] = []
+
+    def attack() -> None:
+        while not stop.wait(0.005):
+            with contextlib.suppress(OSError), zmtp(path) as peer:
+                sent.append(0)
+                while not stop.is_set():
+                    peer.sendall(frame)
+                    sent[-1] += len(frame)
+
+    thread = threading.Thread(target=attack)
+    thread.start()
+    try:
+        yield sent
+    finally:
+        stop.set()
+        thread.join()

@@ -1,0 +1,191 @@
+"""Passwords: who is let in, what it costs, and what a flood of wrong ones does."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import bcrypt
+import pytest
+
+from fronts import HASH, front, user
+from sidestep.web.auth import REMEMBERED, Busy, Passwords, credentials, verify
+
+USERS = f"basic_auth_users:\n  alice: {HASH}\n  böb: {HASH}\n"
+
+
+@pytest.fixture
+def executor() -> Iterator[ThreadPoolExecutor]:
+    """As the guard's."""
+    with ThreadPoolExecutor(1) as made:
+        yield made
+
+
+class Counted:
+    """bcrypt, and how often it ran; held up while ``gate`` is closed."""
+
+    def __init__(self) -> None:
+        self.hashes: list[bytes] = []
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def __call__(self, password: bytes, hashed: bytes) -> bool:
+        """As ``verify``."""
+        self.gate.wait(10)
+        self.hashes.append(hashed)
+        return verify(password, hashed)
+
+
+async def test_who_is_let_in(tmp_path: Path) -> None:
+    """A user with their password; health and unknown pages are no exception."""
+    async with front(tmp_path, USERS) as site:
+        for path in ("/", "/-/healthy"):
+            assert (await site.get(path, headers=user("alice", "sesame"))).status == 200
+            assert (await site.get(path, headers=user("böb", "sesame"))).status == 200
+            for wrong in (user("alice", "Sesame"), user("carol", "sesame"), user("", ""), {}):
+                answer = await site.get(path, headers=wrong)
+                assert answer.status == 401
+                assert answer.headers["WWW-Authenticate"] == 'Basic realm="sidestep"'
+                assert answer.headers["Connection"] == "close"
+                assert b"short" not in answer.body
+        assert (await site.get("/nothing")).status == 401
+        assert (await site.get("/", method="POST")).status == 401
+        assert (await site.get("/nothing", headers=user("alice", "sesame"))).status == 404
+
+        assert site.denied("password") == 6
+        assert site.denied("no_password") == 4
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "", "Basic", "Basic ", "Bearer abc", "Basic !!!", "Basic YQ", "Basic YWxpY2U=",
+        "Basic YTpi=Yg==", "Basic ü",
+    ],
+)  # fmt: skip
+def test_headers_that_are_no_credentials(header: str) -> None:
+    """Another scheme, no base64, no colon."""
+    assert credentials(header) is None
+
+
+def test_credentials() -> None:
+    """The first colon parts them; the scheme is of any case; any bytes are a password."""
+    for text in (b"alice:a:b", b"alice:", b":", b"\xff\0:\xfe"):
+        header = f"bAsIc {base64.b64encode(text).decode()}"
+        assert credentials(header) == text.partition(b":")[::2]
+
+
+def test_long_passwords_and_odd_ones() -> None:
+    """Bcrypt looks at 72 bytes, as in Go; nothing raises."""
+    assert not verify(b"a\0b", HASH.encode())
+    assert not verify(b"x" * 1000, HASH.encode())
+    assert verify(b"x" * 1000, bcrypt.hashpw(b"x" * 72, bcrypt.gensalt(4)))
+    assert not verify(b"x" * 1000, bcrypt.hashpw(b"x" * 71, bcrypt.gensalt(4)))
+
+
+async def test_an_answer_is_remembered(executor: ThreadPoolExecutor) -> None:
+    """Right or wrong, bcrypt runs once for it, for any number of requests at a time."""
+    counted = Counted()
+    passwords = Passwords({b"alice": HASH.encode()}, executor, 4, counted)
+    counted.gate.clear()
+    asked = [asyncio.create_task(passwords.admit(b"alice", b"sesame")) for _ in range(50)]
+    await asyncio.sleep(0)
+    counted.gate.set()
+
+    assert all(await asyncio.gather(*asked))
+    assert await passwords.admit(b"alice", b"sesame")
+    assert len(counted.hashes) == 1
+    for _ in range(3):
+        assert not await passwords.admit(b"alice", b"wrong")
+    assert len(counted.hashes) == 2
+
+
+async def test_wrong_passwords_do_not_push_out_right_ones(executor: ThreadPoolExecutor) -> None:
+    """However many there are; of them only the last are remembered."""
+    counted = Counted()
+    passwords = Passwords({b"alice": HASH.encode()}, executor, 4, counted)
+    assert await passwords.admit(b"alice", b"sesame")
+    for number in range(REMEMBERED + 1):
+        assert not await passwords.admit(b"alice", str(number).encode())
+    ran = len(counted.hashes)
+
+    assert await passwords.admit(b"alice", b"sesame")
+    assert len(counted.hashes) == ran
+    assert not await passwords.admit(b"alice", b"0")
+    assert len(counted.hashes) == ran + 1
+    assert len(passwords._wrong) == REMEMBERED
+
+
+async def test_an_unknown_user_costs_what_a_known_one_does(executor: ThreadPoolExecutor) -> None:
+    """Bcrypt with a hash of the same cost, the same for the same name; and never lets in."""
+    counted = Counted()
+    hashes = [HASH.replace("$2b$", kind).encode() for kind in ("$2a$", "$2b$", "$2y$")]
+    known = dict(zip([b"a", b"b", b"c"], hashes, strict=True))
+    passwords = Passwords(known, executor, 4, counted)
+    for password in (b"sesame", b"x", b"y"):
+        assert not await passwords.admit(b"nobody", password)
+
+    assert len(counted.hashes) == 3
+    assert len(set(counted.hashes)) == 1
+    assert counted.hashes[0] in hashes
+
+
+async def test_too_many_wait(executor: ThreadPoolExecutor) -> None:
+    """The rest is turned away at once; what is remembered is answered all the same."""
+    counted = Counted()
+    passwords = Passwords({b"alice": HASH.encode()}, executor, 4, counted)
+    assert await passwords.admit(b"alice", b"sesame")
+    counted.gate.clear()
+    asked = [
+        asyncio.create_task(passwords.admit(b"alice", str(number).encode())) for number in range(9)
+    ]
+    await asyncio.sleep(0)
+    assert await passwords.admit(b"alice", b"sesame")
+    counted.gate.set()
+    answers = await asyncio.gather(*asked, return_exceptions=True)
+
+    assert answers[:4] == [False] * 4
+    assert all(isinstance(answer, Busy) for answer in answers[4:])
+    assert not passwords._pending
+
+
+async def test_one_at_a_time() -> None:
+    """Two never run at once: a flood has one core."""
+    running, most = 0, 0
+    lock = threading.Lock()
+
+    def slow(_: bytes, __: bytes) -> bool:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        verify(b"x", HASH.encode())
+        with lock:
+            running -= 1
+        return False
+
+    with ThreadPoolExecutor(1) as executor:
+        passwords = Passwords({b"alice": HASH.encode()}, executor, 50, slow)
+        await asyncio.gather(*(passwords.admit(b"alice", bytes([i])) for i in range(50)))
+
+    assert most == 1
+
+
+async def test_a_flood_of_wrong_passwords_is_answered(tmp_path: Path) -> None:
+    """401 or 503, none is let in, nothing is left waiting, and who is known goes on."""
+    costly = USERS.replace("$04$", "$10$")
+    async with front(tmp_path, costly + f"  carol: {HASH}\n") as site:
+        assert await site.status(headers=user("carol", "sesame")) == 200
+        flood = [site.status(headers=user("alice", f"{number}")) for number in range(60)]
+        found = await asyncio.gather(
+            *flood, *(site.status(headers=user("carol", "sesame")) for _ in range(10))
+        )
+
+        assert found[60:] == [200] * 10
+        assert set(found[:60]) == {401, 503}
+        assert site.denied("overload") == found.count(503)
+        assert site.denied("password") == found.count(401)
