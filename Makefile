@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-SOURCES := exporter adapters tests benchmarks chaos
+SOURCES := exporter adapters tests benchmarks fuzz
 
 .PHONY: demo test check lint fix bench chaos docs golden test-engines tools clean
 
