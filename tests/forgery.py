@@ -79,7 +79,9 @@ WILD = 6
 def wrong() -> Values:
     """What is of no type, or of another."""
     raw = st.sampled_from(sorted(RAW)).map(lambda name: msgspec.Raw(RAW[name]))
-    other: Values = st.sampled_from([None, True, 2**64 - 1, -1, 0.5, "x", b"x", [], {}, [[]], {"a": 1}])
+    other: Values = st.sampled_from(
+        [None, True, 2**64 - 1, -1, 0.5, "x", b"x", [], {}, [[]], {"a": 1}]
+    )
     return raw | other
 
 
