@@ -6,6 +6,7 @@ one by one; between two of them, after 2 ms, the event loop does other things.
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +21,7 @@ from sidestep.render.text import render
 from sidestep.snapshot import Capture, restore
 from sidestep.wire.limits import MAX_FRAME_BYTES, MAX_ITEM_BYTES, VERSION
 from sidestep.wire.messages import EngineInfo
+from sidestep.wire.requests import MAX_REQUESTS
 
 encode = msgspec.msgpack.encode
 Frames = Iterator[list[Any]]
@@ -48,6 +50,8 @@ class Case:
         frame = encode(parts)
         assert len(frame) <= MAX_FRAME_BYTES, len(frame)
         self.held = self.spent = 0.0
+        # What was made before is not this message's.
+        gc.collect()
         self._time(lambda: self.intake.take(b"p", [frame], 0.0))
         while self.intake.busy:
             self._time(self.intake.work)
@@ -184,7 +188,7 @@ def large_tallies() -> Case:
 def repeated_outputs() -> Case:
     """One request's output, as often as an item can name it."""
     case = Case()
-    outputs = [[1.0, [1] * 65_000], [1.0, [1] * 65_000]]
+    outputs = [[1.0, [1] * MAX_REQUESTS]]
     case.events([4, 0.5, 1.0, 1.0, outputs])
     return case
 
@@ -192,7 +196,7 @@ def repeated_outputs() -> Case:
 def repeated_tokens() -> Case:
     """Likewise, of several tokens each."""
     case = Case()
-    outputs = [[float(n), [1] * 60_000, [2] * 60_000] for n in (1, 2)]
+    outputs = [[float(n), [1] * (MAX_REQUESTS // 2), [2] * (MAX_REQUESTS // 2)] for n in (1, 2)]
     case.events([4, 0.5, 1.0, 1.0, outputs])
     return case
 
@@ -200,14 +204,14 @@ def repeated_tokens() -> Case:
 def new_outputs() -> Case:
     """Outputs of as many unknown requests as an item can name."""
     case = Case()
-    case.events([4, 0.5, 1.0, 1.0, [[1.0, list(range(65_536))]]])
+    case.events([4, 0.5, 1.0, 1.0, [[1.0, list(range(MAX_REQUESTS))]]])
     return case
 
 
 def prompts() -> Case:
     """As many prompts as an item can have."""
     case = Case()
-    case.events([4, 0.5, 1.0, 1.0, [], None, [], 0, [[n % 100] for n in range(65_536)]])
+    case.events([4, 0.5, 1.0, 1.0, [], None, [], 0, [[n % 100] for n in range(MAX_REQUESTS)]])
     return case
 
 
@@ -256,6 +260,17 @@ def blocks_over() -> Case:
     return case
 
 
+def block_crowd() -> Case:
+    """A block handed out where a hundred engines more share what one had."""
+    case = Case([info(n) for n in range(200)])
+    for start in range(0, LIVE, 4096):
+        case.items(_allocated(range(start, start + 4096)))
+    for number in range(1, 200):
+        case.items(["be", number, 0.0, 1, 1.0])
+    case.items(_allocated(range(2 * LIVE, 2 * LIVE + 4096)))
+    return case
+
+
 def block_resets() -> Case:
     """A cache that is emptied after every block."""
     case = Case()
@@ -294,13 +309,12 @@ def clears() -> Case:
 
 
 def tiny_children() -> Case:
-    """A record of half a million children of two bytes."""
+    """A record of as many children of two bytes as it may have."""
     case = Case()
     record = _record(case)
     head, totals = record
-    name = head[5][0]
-    head[5] = [name] * 255
-    totals[2] = [[[[]]] * 1000] * 255
+    head[5] = [head[5][0]] * 64
+    totals[2] = [[[[]]] * 256] * 64
     case.records(encode([head, totals]))
     return case
 
@@ -309,7 +323,7 @@ def open_children() -> Case:
     """Likewise, of families that describe themselves."""
     case = Case()
     head, totals = _record(case)
-    totals[3] = [[f"f{n}", "gauge", "", [], [], [[[]]] * 1000] for n in range(500)]
+    totals[3] = [[f"f{n}", "gauge", "", [], [], [[[]]] * 96] for n in range(640)]
     case.records(encode([head, totals]))
     return case
 
@@ -318,7 +332,7 @@ def open_families() -> Case:
     """As many self-described families as a record may have."""
     case = Case()
     head, totals = _record(case)
-    totals[3] = [[f"f{n}", "counter", "", [], [], []] for n in range(4096)]
+    totals[3] = [[f"f{n}", "counter", "", [], [], []] for n in range(640)]
     case.records(encode([head, totals]))
     return case
 
@@ -408,14 +422,14 @@ CASES: tuple[Callable[[], Case], ...] = (
     hello, lambda: hello(features=ALL), hello_again, hello_large, noise, empties, empty_samples,
     many_samples, new_families, wide_histograms, observations, large_step, large_tallies,
     repeated_outputs, repeated_tokens, new_outputs, prompts, leaping_stamps, aging,
-    another_source, lambda: another_source(True), cut_off, blocks_over, block_resets, shares,
+    another_source, lambda: another_source(True), cut_off, blocks_over, block_crowd, block_resets, shares,
     hashes, clears, tiny_children, open_children, open_families, same_histogram, small_records,
     snapshot, page,
 )  # fmt: skip
 
 
 def main() -> None:
-    """Print the table; with arguments only cases whose text has one of them."""
+    """Print the table."""
     print(f"{'ms held':>8} {'ms frame':>9}  case")
     for make in CASES:
         case = make()

@@ -27,7 +27,7 @@ from sidestep.registry import (
 )
 from sidestep.render.text import render
 from sidestep.statslog import StatsLog
-from sidestep.wire.blocks import MAX_HASHES, CacheChange, CacheEvents
+from sidestep.wire.blocks import MAX_HASHES, BlockEvents, CacheChange, CacheEvents
 from sidestep.wire.items import Family, Sample, Samples, VllmStep, encode_item
 from sidestep.wire.limits import (
     COUNT_LIMIT,
@@ -614,6 +614,27 @@ def test_engines_share_the_room_for_blocks() -> None:
 
     assert len(held) == count
     assert sum(held) <= 10 * 10 + count
+
+
+def test_a_share_that_became_smaller_is_reached_a_part_at_a_time() -> None:
+    """Not with the next block, which would hold the loop; and without any, too."""
+    fed = Fed()
+    fed.intake.registry.sampling = Sampling(1.0, capacity=2000)
+    fed.greet("s", [engine(str(n)) for n in range(200)])
+    numbers = list(range(2000))
+    first = BlockEvents(0, 1.0, 1, 1.0, bytes(2000), numbers, [1.0] * 2000)
+    fed.items("s", [encode_item(first)])
+    for number in range(1, 200):
+        fed.items("s", [encode_item(BlockEvents(number, 1.0, 1, 1.0))])
+    blocks = fed.intake.registry.blocks_of(fed.intake.registry.engines["0"])
+    assert (blocks.capacity, blocks.tracked) == (100, 2000)
+    fed.items("s", [encode_item(BlockEvents(0, 2.0, 1, 1.0, b"\0", [9999], [2.0]))])
+    assert blocks.tracked > 1000
+    for _ in range(100):
+        fed.intake.applier.drain()
+
+    assert blocks.tracked <= 100
+    assert not blocks.waiting
 
 
 def test_requests_that_are_too_old_go_a_part_at_a_time() -> None:

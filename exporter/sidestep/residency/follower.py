@@ -58,11 +58,11 @@ class Residency:
     @property
     def capacity(self) -> int:
         """Lives to hold at most; where it becomes less than is held, the next ones halve the ratio."""
-        return self._room.capacity
+        return self._room.wanted
 
     @capacity.setter
     def capacity(self, capacity: int) -> None:
-        self._room.capacity = capacity
+        self._room.resize(capacity)
 
     @property
     def ratio(self) -> float:

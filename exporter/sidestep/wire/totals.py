@@ -27,9 +27,10 @@ from sidestep.wire.messages import Bounds, EngineInfo
 MAX_PLACES = 4096
 """Scalars, histograms or self-described families of one engine."""
 MAX_KEYED = 64
-MAX_OPEN = 1024
+MAX_OPEN = 640
 """Families with label values that nobody knows, of the catalogue and not."""
 MAX_CHILDREN = 256
+MAX_OPEN_CHILDREN = 96
 """Of one family: more than the caps on label values let in, and few enough for all to be read."""
 TOTAL_LIMIT = 1 << 62
 
@@ -67,7 +68,7 @@ class OpenTotals(msgspec.Struct, array_like=True, gc=False):
     help: str
     labels: Values
     bounds: Annotated[list[Number], Meta(max_length=MAX_BOUNDS)] = []
-    children: Children = []
+    children: Annotated[list[Child], Meta(max_length=MAX_OPEN_CHILDREN)] = []
 
 
 class Hits(msgspec.Struct, array_like=True, gc=False):
