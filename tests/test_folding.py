@@ -225,7 +225,7 @@ def test_what_is_too_large_for_a_frame_is_sent_in_several() -> None:
     folder = Folder()
     bounds = [float(n) for n in range(250)]
     pushed: Counter[str] = Counter()
-    for number in range(14):
+    for number in range(10):
         name = f"own_{number}"
         children = [Sample([str(n)], 0.0, [], [1 << 35] * 251, 1.0) for n in range(60)]
         family = Family(name, "histogram", ["k"], children, "Own.", bounds)

@@ -15,6 +15,7 @@ from typing import Any, cast
 from sidestep.wire.limits import MAX_OBSERVATIONS
 from sidestep.wire.requests import (
     MAX_EVENTS,
+    MAX_REQUESTS,
     PREEMPTED,
     RUNNING,
     WAITING,
@@ -99,10 +100,16 @@ class SchedulerEvents:
 
     def _cut(self, events: Sequence[Event]) -> list[RequestEvents]:
         stamp = _monotonic()
-        return [
-            RequestEvents(0, stamp, self._source, list(events[start : start + MAX_EVENTS]))
-            for start in range(0, len(events), MAX_EVENTS)
-        ]
+        cut: list[list[Event]] = []
+        room = 0
+        for event in events:
+            size = event.size if isinstance(event, Iteration) else 0
+            if not cut or size > room or len(cut[-1]) >= MAX_EVENTS:
+                cut.append([])
+                room = MAX_REQUESTS
+            cut[-1].append(event)
+            room -= size
+        return [RequestEvents(0, stamp, self._source, some) for some in cut]
 
     def _number(self, request_id: str) -> int:
         number = self._numbers.get(request_id)

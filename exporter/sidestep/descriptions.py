@@ -28,7 +28,7 @@ ENTRY = 24
 """Of them, what a text or a number takes beside its characters."""
 PUNCTUATION = 4
 """Characters of a line that a label takes beside its name and value."""
-MAX_EXCESS = 32 << 20
+MAX_EXCESS = 16 << 20
 """Bytes of page, about, that all engines may have over what as many ordinary ones have."""
 ORDINARY_LABEL_CHARS = 192
 ORDINARY_INFO_CHARS = 4096

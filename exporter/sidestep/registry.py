@@ -32,8 +32,8 @@ MAX_OPEN_FAMILIES = 512
 MAX_ENGINE_SERIES = 2000
 MAX_SERIES = 50_000
 """Children of self-described families, of one engine and of all."""
-MAX_ENGINE_BYTES = 16 << 20
-MAX_BYTES = 32 << 20
+MAX_ENGINE_BYTES = 12 << 20
+MAX_BYTES = 16 << 20
 """What these take on a page, about: a line repeats all labels, a histogram has many lines."""
 FULL_SHARES = 10
 """Engines that may follow as many KV blocks as one may; more of them share."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from sidestep import __version__
-from sidestep.engine import Engine
+from sidestep.engine import ORIGIN, Engine
 from sidestep.errors import WireError
 from sidestep.intake import Intake
 from sidestep.lifecycle import kept
@@ -41,10 +41,11 @@ class KeptStream(msgspec.Struct, array_like=True, gc=False, tag="s"):
 
 
 class KeptEngine(msgspec.Struct, array_like=True, gc=False, tag="e"):
-    """An engine; ``shown``: it was on the page."""
+    """An engine; ``shown``: it was on the page; ``origin``: with that label."""
 
     shown: bool
     record: msgspec.Raw
+    origin: bool = False
 
 
 class KeptProcess(msgspec.Struct, array_like=True, gc=False, tag="p"):
@@ -115,7 +116,7 @@ class Capture:
     def _of(self, engine: Engine) -> Iterator[bytes]:
         shown = engine.id in self._intake.registry.engines
         record = msgspec.Raw(encode_record(engine, totals_of(engine)))
-        yield _encoder.encode(KeptEngine(shown, record))
+        yield _encoder.encode(KeptEngine(shown, record, ORIGIN in engine.labels))
         if engine.requests is not None:
             yield from map(_encoder.encode, kept.keep(engine.id, engine.requests))
 
@@ -142,6 +143,9 @@ def _restore(intake: Intake, pieces: Sequence[Piece], now: float) -> None:
             case KeptEngine():
                 engine = restored(registry, decode_record(piece.record))
                 engine.heard = now
+                if piece.origin:
+                    # Whom it looked like may have gone: its series stay the same all the same.
+                    engine.labels[ORIGIN] = engine.id
                 if piece.shown:
                     registry.enter(engine)
                 else:

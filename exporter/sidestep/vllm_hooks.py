@@ -9,7 +9,7 @@ from sidestep.hit_window import HitWindow
 from sidestep.plan import Layout
 from sidestep.registry import Registry
 from sidestep.wire.items import VllmRejection, VllmSleep, VllmStep
-from sidestep.wire.limits import MAX_OPEN_VALUES, OTHER
+from sidestep.wire.limits import MAX_OPEN_VALUES, OTHER, is_printable
 from sidestep.wire.totals import TOTAL_LIMIT
 from sidestep.wire.vllm import CacheStats, IterationStats, SchedulerStats
 
@@ -114,7 +114,8 @@ class VllmHooks:
             }
         if not now:
             return
-        named = set(list(dict.fromkeys(adapter for adapter, _ in now))[:MAX_OPEN_VALUES])
+        names = dict.fromkeys(adapter for adapter, _ in now if is_printable(adapter))
+        named = set(list(names)[:MAX_OPEN_VALUES])
         for (adapter, state), count in now.items():
             if adapter not in named:
                 self.registry.limited["label_values"] += 1
@@ -122,7 +123,7 @@ class VllmHooks:
             requests[key] = requests.get(key, 0) + count
         max_lora = engine.info.get("lora", {}).get("max_lora", "")
         running, waiting = (
-            ",".join(adapter for adapter, state in now if state == wanted)
+            ",".join(adapter for adapter, state in requests if state == wanted)
             for wanted in ("running", "waiting")
         )
         combination[(max_lora, running, waiting)] = wall

@@ -154,19 +154,20 @@ class InFlight:
             self._count_unknown()
         return request
 
-    def too_old(self, now: float) -> Iterator[Request]:
-        """Give up, and yield, requests that have not finished for too long."""
-        if now < self._check_at:
+    def too_old(self, now: float, most: int) -> Iterator[Request]:
+        """Give up, and yield, up to so many requests that have not finished for too long."""
+        if now < self._check_at or not most:
             return
         old: list[int] = []
         eldest = now
         for number, request in self.live.items():
             eldest = request.since
-            if now - eldest <= self.max_age:
+            if now - eldest <= self.max_age or len(old) == most:
                 break
             old.append(number)
-        # Until the eldest is too old there is nothing to look for: stamps may leap.
-        self._check_at = max(now + AGE_CHECK, eldest + self.max_age)
+        if len(old) < most:
+            # Until the eldest is too old there is nothing to look for: stamps may leap.
+            self._check_at = max(now + AGE_CHECK, eldest + self.max_age)
         for number in old:
             request = self.live.pop(number)
             self._places.used -= 1

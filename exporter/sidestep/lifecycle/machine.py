@@ -41,6 +41,8 @@ from sidestep.wire.vllm import (
 
 MANY = 12
 """Equal latencies from which on they are handed over as a run."""
+AGED = 4096
+"""Requests that one item may find too old; the next finds more."""
 
 
 class Lifecycle:
@@ -64,6 +66,7 @@ class Lifecycle:
         self.source: int | None = None
         self.steps = Steps()
         self._now = 0.0
+        self._patience = AGED
         self._out = Outcomes(IterationStats())
 
     def apply(self, item: RequestEvents) -> Outcomes:
@@ -80,6 +83,7 @@ class Lifecycle:
                 size += event.size
         if size > MAX_REQUESTS:
             raise WireError("too_big", "more requests than a scheduler's item holds")
+        self._patience = AGED
         self._out = out = Outcomes(IterationStats(prompt_token_stats=PromptTokenStats()))
         if item.source != self.source:
             self._restart(item.source)
@@ -103,8 +107,7 @@ class Lifecycle:
 
     def _cut(self, reason: str, more: int) -> None:
         self.steps = Steps()
-        for request in self.requests.live.values():
-            self._leave(request, 0.0, aborted=True)
+        self.siblings.cut(r.group for r in self.requests.live.values() if r.group)
         self.requests.clear(reason, more)
         self.siblings.clear()
 
@@ -139,7 +142,8 @@ class Lifecycle:
     def _pass_time(self, now: float) -> None:
         self._now = now
         self.siblings.pass_time(now)
-        for request in self.requests.too_old(now):
+        for request in self.requests.too_old(now, self._patience):
+            self._patience -= 1
             self._leave(request, now, aborted=True)
 
     def _take(self, event: Event) -> None:

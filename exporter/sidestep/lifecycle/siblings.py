@@ -6,6 +6,8 @@ in any order. The question counts for the engine whose sample ended last, by the
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from sidestep.lifecycle.places import Places
 
 TOGETHER = 5.0
@@ -96,6 +98,19 @@ class Siblings:
         group.deadline = now + TOGETHER
         if len(self._open) > MAX_OPEN:
             self._end(next(iter(self._open.values())))
+
+    def cut(self, numbers: Iterable[int]) -> None:
+        """Samples of these questions were cut off here, one for each time that one is named.
+
+        As if each had left, aborted; written out, since there may be very many.
+        """
+        groups = self._questions.groups
+        for number in numbers:
+            group = groups[number]
+            group.live -= 1
+            group.aborted = True
+            if not group.live:
+                del groups[number]
 
     def pass_time(self, now: float) -> None:
         """End the questions that no sample joins any more."""

@@ -81,12 +81,14 @@ class CachedBlocks:
         if item.source != self._source:
             self._source = item.source
             for medium in self._media.values():
-                self._forget(medium, abandoned=True)
+                if medium.lives:
+                    self._forget(medium, abandoned=True)
             self._sample.forget()
         for change in item.changes:
             if change.kind == "cleared":
-                for name, medium in self._media.items():
-                    if change.medium in ("", name):
+                named = [self._media[change.medium]] if change.medium in self._media else []
+                for medium in self._media.values() if not change.medium else named:
+                    if medium.lives:
                         self._forget(medium, abandoned=False)
                 continue
             hashes, bound = change.hashes, self._sample.bound
@@ -176,9 +178,8 @@ class CachedBlocks:
 
     def _forget(self, medium: _Medium, *, abandoned: bool) -> None:
         """Know of no lives in ``medium``."""
-        if medium.lives:
-            self._room.leave(self._leave(medium.lives, abandoned=abandoned))
-            medium.lives = {}
+        self._room.leave(self._leave(medium.lives, abandoned=abandoned))
+        medium.lives = {}
 
     def _leave(self, lives: dict[int, _Life], *, abandoned: bool) -> Turns:
         for value in list(lives):

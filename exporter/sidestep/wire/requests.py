@@ -16,10 +16,9 @@ from sidestep.wire.limits import Count, Seconds, Text, Tokens
 
 MAX_EVENTS = 512
 """Of one item; an iteration is one event whatever the size of its batch."""
-MAX_BATCH = 1 << 16
-"""Requests of one iteration; what more there is would not fit into an item."""
-MAX_REQUESTS = 1 << 17
-"""Of all iterations of one item: as many as numbers of two bytes fit into it."""
+MAX_BATCH = MAX_REQUESTS = 1 << 15
+"""Requests of one iteration, and of all of one item, each as often as it is named: to
+follow as many that are new takes 50 ms, in which nothing else is done."""
 MAX_CLIENTS = 256
 """API servers whose requests one iteration had output for."""
 

@@ -26,9 +26,11 @@ from sidestep.wire.messages import Bounds, EngineInfo
 
 MAX_PLACES = 4096
 """Scalars, histograms or self-described families of one engine."""
-MAX_KEYED = 256
-MAX_CHILDREN = 1024
-"""Of one family: twice what the caps on label values let in, several times over."""
+MAX_KEYED = 64
+MAX_OPEN = 1024
+"""Families with label values that nobody knows, of the catalogue and not."""
+MAX_CHILDREN = 256
+"""Of one family: more than the caps on label values let in, and few enough for all to be read."""
 TOTAL_LIMIT = 1 << 62
 
 Amount = int | float | str
@@ -116,7 +118,7 @@ class Totals(msgspec.Struct, array_like=True, gc=False):
     scalars: Annotated[list[Amount | None], Meta(max_length=MAX_PLACES)] = []
     histograms: Annotated[list[Buckets | None], Meta(max_length=MAX_PLACES)] = []
     keyed: Annotated[list[Children], Meta(max_length=MAX_KEYED)] = []
-    open: Annotated[list[OpenTotals], Meta(max_length=MAX_PLACES)] = []
+    open: Annotated[list[OpenTotals], Meta(max_length=MAX_OPEN)] = []
     gauge_stamp: Seconds = 0.0
     held_tokens: Total = 0
     hits: Annotated[list[Hits], Meta(max_length=8)] = []

@@ -1,0 +1,17 @@
+"""An intake as an exporter has it."""
+
+from __future__ import annotations
+
+from sidestep.catalogue import DIALECTS
+from sidestep.intake import Intake
+from sidestep.plan import compile_layout
+from sidestep.registry import Registry, Sampling
+from sidestep.selfmetrics import SelfMetrics
+
+
+def make_intake(rate: float = 1.0) -> Intake:
+    """One with the limits that are the defaults."""
+    registry = Registry(
+        {name: compile_layout(name) for name in DIALECTS}, {}, sampling=Sampling(rate)
+    )
+    return Intake(registry, SelfMetrics(), boot=1, clock=lambda: 0.0, wall=lambda: 1.0)

@@ -1,0 +1,294 @@
+"""Whether a peer has done harm: what must hold of an intake whatever it was sent.
+
+Beside whom it attacks stands an honest engine, of which every count is known.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+
+import msgspec
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+from prometheus_client.openmetrics.parser import (
+    text_string_to_metric_families as openmetrics_families,
+)
+from prometheus_client.parser import text_string_to_metric_families
+
+from sidestep.catalogue import DIALECTS
+from sidestep.histogram import Histogram
+from sidestep.intake import Intake
+from sidestep.lifecycle.rules import Rules
+from sidestep.plan import compile_layout
+from sidestep.engine import Engine
+from sidestep.registry import (
+    MAX_BYTES,
+    MAX_ENGINES,
+    MAX_OPEN_FAMILIES,
+    MAX_SERIES,
+    Registry,
+    Sampling,
+)
+from sidestep.render.text import render
+from sidestep.selfmetrics import SelfMetrics
+from sidestep.session.receiver import MAX_RETIRED, MAX_STREAMS
+from sidestep.snapshot import Capture, restore
+from sidestep.wire.items import VllmStep, encode_item
+from sidestep.wire.limits import MAX_OPEN_VALUES, VERSION
+from sidestep.wire.messages import Batch, EngineInfo, Hello, encode
+from sidestep.wire.vllm import IterationStats
+
+REASONS = frozenset({
+    "bad_bounds", "bad_family", "bad_item", "bad_label", "bad_schema", "changed_family",
+    "multipart", "negative_counter", "over_limit", "owned_family", "throttled", "too_big",
+    "unknown_dialect", "unknown_engine", "version",
+})  # fmt: skip
+HONEST = EngineInfo("honest", "vllm", {"engine": "honest", "model_name": "honest"})
+INCARNATION = 1 << 40
+LATENCIES = [0.01, 0.2]
+TOKENS = 7
+CAPACITY = 300
+"""Requests, and blocks, followed at once."""
+RETURNING = ("sidestep_kv_", "sidestep_kv_cached_")
+"""Gauges that a snapshot does not bring back: sampled lives start anew."""
+
+layouts = {name: compile_layout(name) for name in DIALECTS}
+Numbers = dict[object, float]
+
+
+class World:
+    """An intake, an honest engine, and anybody else.
+
+    Attributes:
+        slowest: Seconds of this process that the dearest call took.
+    """
+
+    def __init__(self, *, boot: int = 1, scale: bool = False) -> None:
+        registry = Registry(
+            layouts, {}, Rules(capacity=CAPACITY), Sampling(1.0, scale=scale, capacity=CAPACITY)
+        )
+        self.intake = Intake(
+            registry, SelfMetrics(), boot=boot, clock=lambda: 0.0, wall=lambda: 1.0
+        )
+        self.own = CollectorRegistry()
+        self.own.register(self.intake.metrics)
+        self.now = 0.0
+        self.slowest = 0.0
+        self._steps = 0
+        self._known: dict[int, tuple[Engine, Numbers]] = {}
+        self._totals: dict[tuple[str, tuple[str, ...]], float] = {}
+
+    def take(self, peer: bytes, *frames: bytes) -> None:
+        """Take a message in, and apply it."""
+        self._timed(lambda: self.intake.take(peer, frames, self.now))
+        while self.intake.busy:
+            self._timed(self.intake.work)
+
+    def pass_time(self, seconds: float) -> None:
+        """Nothing comes for so long; the intake looks around, and tells what is left to tell."""
+        self.now += seconds
+        self._timed(lambda: self.intake.pass_time(self.now))
+        self._timed(self.intake.applier.drain)
+
+    def be_honest(self) -> None:
+        """The honest engine makes a step; it greets where it has to, as a sender does."""
+        stream = self.intake.receiver.streams.get(HONEST.id)
+        if stream is None or not stream.peer or stream.silent:
+            hello = Hello(VERSION, HONEST.id, INCARNATION, 1, self._steps + 1, [HONEST])
+            self.take(b"honest", encode(hello))
+        self._steps += 1
+        found = IterationStats(TOKENS, inter_token_latencies_iter=list(LATENCIES))
+        item = encode_item(VllmStep(0, self.now + 1.0, 1.0, None, found))
+        self.take(b"honest", encode(Batch(INCARNATION, self._steps, [msgspec.Raw(item)])))
+
+    def check(self) -> None:
+        """Everything."""
+        self.check_refusals()
+        self.check_bounds()
+        self.check_counters()
+        self.check_honest()
+        self.check_pages()
+        self.check_snapshot()
+
+    def check_refusals(self) -> None:
+        """Each has one of a few reasons, and none is a bug of ours."""
+        found = self.intake.metrics.counters()
+        reasons = {labels[0] for name, labels, _ in found if name == "sidestep_rejected_total"}
+
+        assert reasons <= REASONS, reasons - REASONS
+
+    def check_honest(self) -> None:
+        """Its counts are exactly what it said."""
+        if not self._steps:
+            return
+        engine = self.intake.registry.engines[HONEST.id]
+        tokens = engine.layout.find("vllm:generation_tokens_total").slots[0]
+        latency = engine.histogram(engine.layout.find("vllm:inter_token_latency_seconds").slots[0])
+
+        assert engine.values[tokens] == self._steps * TOKENS
+        assert sum(latency.counts) == self._steps * len(LATENCIES)
+        assert math.isclose(latency.sum, self._steps * sum(LATENCIES))
+
+    def check_bounds(self) -> None:
+        """What is held is no more than the limits say, and what is counted of it is true."""
+        registry, receiver = self.intake.registry, self.intake.receiver
+        everyone = [*registry.engines.values(), *registry.kept.values()]
+        assert len(registry.engines) <= MAX_ENGINES
+        assert registry.engines.keys().isdisjoint(registry.kept)
+        assert len(receiver.streams) <= MAX_STREAMS
+        assert len(receiver._by_incarnation) <= (MAX_RETIRED + 1) * len(receiver.streams)
+        assert len(self.intake._engines) <= len(receiver.streams)
+        assert registry.open_series == sum(engine.series for engine in everyone)
+        assert registry.open_bytes == sum(engine.open_bytes for engine in everyone)
+        assert registry.open_series <= MAX_SERIES
+        assert registry.open_bytes <= MAX_BYTES
+        assert len(registry.open_families) <= MAX_OPEN_FAMILIES
+        held = {name for e in everyone for name in e.open if name not in e.layout.sampled}
+        assert held == registry.open_families.keys()
+        for engine in everyone:
+            _check_engine(engine)
+        lives = [engine.requests for engine in everyone if engine.requests is not None]
+        places = registry.questions.places
+        assert places.engines == len(lives)
+        assert places.used == sum(len(lifecycle.requests.live) for lifecycle in lives)
+        waiting = sum(group.live for group in registry.questions.groups.values())
+        assert waiting <= places.used
+
+    def check_counters(self) -> None:
+        """None has ever gone back, of any engine for as long as it is the same."""
+        known = self._known
+        self._known = {}
+        registry = self.intake.registry
+        for engine in (*registry.engines.values(), *registry.kept.values()):
+            now = dict(_counters(engine))
+            _, before = known.get(id(engine), (engine, {}))
+            _check_grown(before, now)
+            # Held, so that no other object gets its address.
+            self._known[id(engine)] = engine, now
+        totals = {(name, labels): n for name, labels, n in self.intake.metrics.counters()}
+        totals |= {("limited", (limit,)): n for limit, n in registry.limited.items()}
+        _check_grown(self._totals, totals)
+        self._totals = totals
+
+    def pages(self) -> tuple[str, str]:
+        """Text and OpenMetrics, with the exporter's own families."""
+        registry = self.intake.registry
+        text = render(registry) + generate_latest(self.own)
+        return text.decode(), (
+            render(registry, openmetrics=True) + generate_openmetrics(self.own)
+        ).decode()
+
+    def check_pages(self) -> None:
+        """They can be read, and say what Prometheus takes."""
+        text, openmetrics = self.pages()
+        _check_page(text_string_to_metric_families(text))
+        _check_page(openmetrics_families(openmetrics))
+
+    def check_snapshot(self) -> None:
+        """It is taken whatever the state, and the next process goes on with the same page."""
+        pieces = list(Capture(self.intake).pieces())
+        other = World(boot=2)
+        restore(other.intake, pieces, self.now)
+        engines = self.intake.registry.engines
+        assert list(other.intake.registry.engines) == list(engines)
+        for name, engine in other.intake.registry.engines.items():
+            engine.live = engines[name].live
+        before, after = (_lines(render(world.intake.registry)) for world in (self, other))
+        assert before == after, sorted(before ^ after)
+        other._steps = self._steps
+        other.check_bounds()
+        other.check_honest()
+
+    def _timed(self, call: Callable[[], object]) -> None:
+        since = time.process_time()
+        call()
+        self.slowest = max(self.slowest, time.process_time() - since)
+
+
+def _check_engine(engine: Engine) -> None:
+    for children, row in zip(engine.keyed, engine.layout.keyed, strict=True):
+        assert len(children) <= (4 if row.kind == "gauge" else 1) * (MAX_OPEN_VALUES + 1)
+    for family in engine.open.values():
+        assert len(family.children) <= MAX_OPEN_VALUES + 1
+    assert engine.seen <= engine.layout.shown_paths
+    for window in (engine.prefix_hits, engine.external_hits, engine.mm_hits):
+        assert len(window.entries) <= 1001
+        assert window.requests >= 0
+    assert engine.held_tokens >= 0
+    if engine.blocks is not None:
+        assert engine.blocks.tracked <= CAPACITY
+    if engine.requests is not None:
+        requests = engine.requests.requests
+        assert max(len(requests.live), len(requests.given_up)) <= CAPACITY
+        assert requests.prefilling <= requests.live.keys()
+        assert requests.preempted.keys() <= requests.live.keys()
+        assert requests.waiting_tokens == sum(r.waits for r in requests.live.values())
+        assert sum(requests.adapters.values()) <= len(requests.live)
+
+
+def _counters(engine: Engine) -> Iterator[tuple[object, float]]:
+    layout = engine.layout
+    for slot, value in enumerate(engine.values):
+        if value is not None and slot not in layout.scalar_gauges:
+            yield ("values", slot), value
+    for children, row in zip(engine.keyed, layout.keyed, strict=True):
+        if row.kind == "counter":
+            yield from (((row.name, key), value) for key, value in children.items())
+    histograms: list[Histogram | None] = list(engine.histograms)
+    for family in engine.open.values():
+        for key, child in family.children.items():
+            if isinstance(child, Histogram):
+                histograms.append(child)
+            elif family.kind == "counter":
+                yield (family.name, key), child
+    for histogram in histograms:
+        # Other bounds begin anew: that is another object.
+        if histogram is not None:
+            yield (histogram, "sum"), histogram.sum
+            yield from (((histogram, n), count) for n, count in enumerate(histogram.counts))
+
+
+def _check_grown(before: dict[object, float], now: dict[object, float]) -> None:
+    fallen = {
+        key: (then, now.get(key)) for key, then in before.items() if now.get(key, then) < then
+    }
+    assert not fallen, fallen
+    assert all(math.isfinite(float(value)) and value >= 0 for value in now.values())
+
+
+def _check_page(families: Iterable[Metric]) -> None:
+    seen: Counter[object] = Counter()
+    names: Counter[str] = Counter()
+    for family in families:
+        names[family.name] += 1
+        buckets: dict[object, list[tuple[float, float]]] = {}
+        counts: dict[object, float] = {}
+        for sample in family.samples:
+            # To Prometheus an empty label is none.
+            labels = {name: value for name, value in sample.labels.items() if value}
+            key = frozenset(labels.items())
+            seen[sample.name, key] += 1
+            assert all(value.isprintable() for value in labels.values())
+            assert not math.isnan(sample.value)
+            if family.type in ("counter", "histogram"):
+                assert sample.value >= 0
+            if sample.name == f"{family.name}_bucket":
+                le = float(labels.pop("le"))
+                buckets.setdefault(frozenset(labels.items()), []).append((le, sample.value))
+            elif sample.name == f"{family.name}_count":
+                counts[key] = sample.value
+        for key, found in buckets.items():
+            assert found == sorted(found)
+            assert [count for _, count in found] == sorted(count for _, count in found)
+            assert found[-1] == (math.inf, counts[key])
+        assert family.type != "histogram" or buckets.keys() == counts.keys()
+    assert not {key: n for key, n in seen.items() if n > 1}
+    assert not {name: n for name, n in names.items() if n > 1}
+
+
+def _lines(page: bytes) -> set[str]:
+    return {line for line in page.decode().split("\n") if not line.startswith(("#", *RETURNING))}

@@ -1,0 +1,173 @@
+"""Forged messages of every kind, whole and damaged, in any order: none of them does harm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import forgery
+from harm import World
+from sidestep.records import encode_record, totals_of
+from sidestep.wire.items import Samples, VllmRejection, VllmSleep, VllmStep
+from sidestep.wire.blocks import BlockEvents, CacheEvents
+from sidestep.wire.limits import VERSION
+from sidestep.wire.messages import Bye, EngineInfo, Heartbeat, Hello
+from sidestep.wire.requests import RequestEvents
+from sidestep.wire.totals import Totals
+
+ITEMS = (VllmStep, VllmSleep, VllmRejection, Samples, RequestEvents, BlockEvents, CacheEvents)
+items = forgery.encoded(st.sampled_from(ITEMS).flatmap(forgery.struct))
+infos = st.builds(
+    EngineInfo,
+    st.sampled_from(["one", "two", "three"]),
+    st.just("vllm"),
+    st.dictionaries(
+        st.sampled_from(["pod", "zone"]), st.sampled_from(["", "a", "b"]), max_size=2
+    ).map(lambda more: {"engine": "0", "model_name": "m", **more}),
+    features=st.lists(st.sampled_from(["engine_core", "spec_decode", "lora"]), max_size=2),
+    closed=st.dictionaries(
+        st.just("position"), st.lists(st.text(max_size=2), max_size=3), max_size=1
+    ),
+    bounds=st.dictionaries(
+        st.sampled_from(["request_tokens", "inter_token_latency"]),
+        st.sampled_from([[0.5, 1.0], [0.0], [1.0, 2.0, 3.0]]),
+        max_size=2,
+    ),
+)
+
+
+class Attacker:
+    """Sends on two streams; keeps seqs as a sender would, so that what it says is heard."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.incarnations = {"one": 1, "two": 2}
+        self.seqs = {"one": 0, "two": 0}
+
+    def send(self, stream: str, *parts: Any) -> None:
+        """A message, of which each part is plain."""
+        self.world.take(stream.encode(), forgery.encode(list(parts)))
+
+    def greet(self, stream: str, engines: list[EngineInfo], first: int = 1) -> None:
+        """A Hello that is as it should be."""
+        said = (
+            "H",
+            VERSION,
+            stream,
+            self.incarnations[stream],
+            1,
+            self.seqs[stream] + first,
+            engines,
+        )
+        self.send(stream, *said)
+        self.seqs[stream] += first - 1
+
+    def restart(self, stream: str) -> None:
+        """Another process, which has not greeted."""
+        self.incarnations[stream] += 10
+        self.seqs[stream] = 0
+
+    def batch(self, stream: str, found: list[bytes], skip: int = 0) -> None:
+        """Items, in their turn or not."""
+        first = self.seqs[stream] + 1 + skip
+        self.send(
+            stream, "B", self.incarnations[stream], first, [msgspec.Raw(item) for item in found]
+        )
+        self.seqs[stream] += 0 if skip else len(found)
+
+    def aggregate(self, stream: str, found: list[bytes], count: int) -> None:
+        """Records."""
+        first, last = self.seqs[stream] + 1, self.seqs[stream] + count
+        records = [msgspec.Raw(record) for record in found]
+        self.send(stream, "G", self.incarnations[stream], first, last, records)
+        self.seqs[stream] += count
+
+    def records(self, stream: str, data: st.DataObject) -> list[bytes]:
+        """Of an engine of the stream as it is, with other values here and there."""
+        engines = self.world.intake._engines.get(self.incarnations[stream], [])
+        if not engines:
+            return []
+        engine = data.draw(st.sampled_from(engines))
+        totals = totals_of(engine)
+        if data.draw(st.booleans()):
+            return [encode_record(engine, totals)]
+        head, plain = msgspec.msgpack.decode(encode_record(engine, totals))
+        fields = msgspec.inspect.type_info(Totals).fields  # type: ignore[attr-defined]
+        changed = data.draw(st.integers(0, len(fields) - 1))
+        value = data.draw(forgery.of(fields[changed].type))
+        if isinstance(value, list) and isinstance(plain[changed], list) and plain[changed]:
+            # In the column's place, so that it has its length.
+            for one in value:
+                plain[changed][data.draw(st.integers(0, len(plain[changed]) - 1))] = one
+        else:
+            plain[changed] = value
+        return [forgery.encode([head, plain])]
+
+
+STREAMS = st.sampled_from(["one", "two"])
+
+
+def attack(attacker: Attacker, data: st.DataObject) -> None:
+    """Do one thing."""
+    stream = data.draw(STREAMS)
+    world = attacker.world
+    match data.draw(st.sampled_from("iiiiiiiiaaaaaahHrkbfpst")):
+        case "i":
+            found = data.draw(st.lists(items, min_size=1, max_size=9))
+            attacker.batch(stream, found, data.draw(st.sampled_from([0] * 8 + [1, -1])))
+        case "a":
+            attacker.aggregate(
+                stream, attacker.records(stream, data), data.draw(st.sampled_from([1, 1, 1, 9]))
+            )
+        case "h":
+            attacker.greet(
+                stream,
+                data.draw(st.lists(infos, max_size=3)),
+                data.draw(st.sampled_from([1, 1, 5])),
+            )
+        case "H":
+            world.take(stream.encode(), data.draw(forgery.encoded(forgery.struct(Hello))))
+        case "r":
+            attacker.restart(stream)
+            attacker.greet(stream, data.draw(st.lists(infos, max_size=3)))
+        case "k":
+            said = data.draw(forgery.struct(Heartbeat))
+            attacker.send(stream, "b", attacker.incarnations[stream], *said[2:])
+        case "b":
+            attacker.send(stream, *data.draw(forgery.struct(Bye)))
+            attacker.send(stream, "X", attacker.incarnations[stream], attacker.seqs[stream])
+        case "f":
+            world.take(stream.encode(), *data.draw(st.lists(st.binary(max_size=9), max_size=3)))
+        case "p":
+            world.pass_time(data.draw(st.sampled_from([1.0, 31.0, 301.0])))
+        case "s":
+            # Items of one kind, damaged: those of another are refused at their first byte.
+            attacker.batch(stream, data.draw(st.lists(forgery.bent(items), max_size=3)))
+        case _:
+            frame = forgery.encode(
+                ["B", attacker.incarnations[stream], attacker.seqs[stream] + 1, []]
+            )
+            world.take(stream.encode(), data.draw(forgery.bent(st.just(frame))))
+
+
+@settings(
+    max_examples=int(__import__("os").environ.get("N", "150")),
+    phases=[__import__("hypothesis").Phase.reuse, __import__("hypothesis").Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+@given(st.data())
+def test_whatever_is_sent_does_no_harm(data: st.DataObject) -> None:
+    """Nothing raises, nothing goes back, the page and the snapshot stay whole, others stay exact."""
+    world = World(scale=data.draw(st.booleans()))
+    attacker = Attacker(world)
+    for stream in attacker.seqs:
+        attacker.greet(stream, data.draw(st.lists(infos, min_size=1, max_size=3)))
+    world.be_honest()
+    for _ in range(data.draw(st.integers(3, 12))):
+        attack(attacker, data)
+        world.be_honest()
+        world.check_counters()
+    world.check()
