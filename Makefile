@@ -3,9 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-SOURCES := exporter adapters tests benchmarks chaos
+SOURCES := exporter adapters tests benchmarks chaos fuzz
 
-.PHONY: demo test check lint fix bench chaos docs golden test-engines tools clean
+.PHONY: demo test check lint fix bench chaos fuzz docs golden test-engines tools clean
 
 demo: $(STAMP)
 	$(BIN)/sidestep demo
@@ -33,6 +33,12 @@ bench: $(STAMP)
 # Every fault over every transport: over an hour. CHAOS="--quick", "--fault kill --seed 7", ...
 chaos: $(STAMP)
 	$(BIN)/python -m chaos $(CHAOS)
+
+# Bytes as a peer may send them, guided by coverage: SECONDS for each way in.
+fuzz: SECONDS ?= 60
+fuzz: $(STAMP)
+	$(BIN)/pip install --quiet -e '.[fuzz]'
+	$(BIN)/python -m fuzz --seconds $(SECONDS)
 
 docs: $(STAMP)
 	$(BIN)/python tools/docs.py

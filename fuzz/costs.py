@@ -405,7 +405,7 @@ def _record(case: Case, **changes: Any) -> Any:
 
 
 CASES: tuple[Callable[[], Case], ...] = (
-    lambda: hello(), lambda: hello(features=ALL), hello_again, hello_large, noise, empties, empty_samples,
+    hello, lambda: hello(features=ALL), hello_again, hello_large, noise, empties, empty_samples,
     many_samples, new_families, wide_histograms, observations, large_step, large_tallies,
     repeated_outputs, repeated_tokens, new_outputs, prompts, leaping_stamps, aging,
     another_source, lambda: another_source(True), cut_off, blocks_over, block_resets, shares,

@@ -79,7 +79,9 @@ WILD = 6
 def wrong() -> Values:
     """What is of no type, or of another."""
     raw = st.sampled_from(sorted(RAW)).map(lambda name: msgspec.Raw(RAW[name]))
-    other = st.sampled_from([None, True, 2**64 - 1, -1, 0.5, "x", b"x", [], {}, [[]], {"a": 1}])
+    other: Values = st.sampled_from(
+        [None, True, 2**64 - 1, -1, 0.5, "x", b"x", [], {}, [[]], {"a": 1}]
+    )
     return raw | other
 
 
@@ -128,7 +130,7 @@ def _struct(kind: inspect.StructType, *, wild: bool) -> Values:
     tag = [] if kind.tag is None else [st.just(kind.tag)]
     whole = st.tuples(*tag, *fields).map(list)
     if kind.cls is Family:
-        whole = st.integers(0, 1).flatmap(lambda n, other=whole: CATALOGUED if n else other)
+        whole = st.one_of(whole, CATALOGUED)
     lengths = [len(fields)] * 6 + [required, 99] + [max(required - 1, 0)] * wild
     return st.builds(_cut, whole, st.sampled_from(lengths).map(lambda n: n + len(tag)))
 
@@ -144,7 +146,7 @@ def _cut(fields: list[Any], length: int) -> list[Any]:
     return [*fields[:length], *([None] if length > len(fields) else [])]
 
 
-def _right(kind: inspect.Type, wild: bool) -> Values:
+def _right(kind: inspect.Type, wild: bool) -> Values:  # noqa: C901, PLR0912 - a case for each kind
     made: Values
     match kind:
         case inspect.BoolType():
@@ -159,8 +161,8 @@ def _right(kind: inspect.Type, wild: bool) -> Values:
         case inspect.FloatType(ge=least, le=most):
             every = [0.0, 0.5, 1.0, 2.0, 3.0, 7.0, 100.0, 90_000.0]
             every += [] if wild else [most or 1.7e308, *([] if least == 0.0 else [-1.0])]
-            usual = [v for v in every if most is None or v <= most]
-            made = st.sampled_from(usual) | st.integers(0, 1)
+            fitting = [v for v in every if most is None or v <= most]
+            made = st.sampled_from(fitting) | st.integers(0, 1)
             made = made | st.sampled_from(EXTREME_FLOATS) if wild else made
         case inspect.StrType(pattern=pattern) if pattern is not None and "__" in pattern:
             made = st.sampled_from(LABELS if wild else LABELS[:8])

@@ -6,10 +6,13 @@ from sidestep.core_hooks import CoreHooks
 from sidestep.engine import Engine
 from sidestep.errors import CatalogueError
 from sidestep.folded import check as check_folded
+from sidestep.lifecycle.machine import check as check_events
 from sidestep.lifecycle.outcomes import Outcomes
 from sidestep.merge import add_record
 from sidestep.reads import compile_reads
 from sidestep.registry import Registry
+from sidestep.residency.cached import check as check_changes
+from sidestep.residency.physical import check as check_blocks
 from sidestep.samples import add_samples
 from sidestep.vllm_hooks import VllmHooks
 from sidestep.wire.blocks import BlockEvents, CacheEvents
@@ -44,6 +47,7 @@ class Applier:
             WireError: The item contradicts the catalogue or itself; nothing was changed.
         """
         self.registry.touch(engine)
+        _check_first(engine, item)
         match item:
             case VllmStep():
                 self._step(engine, item)
@@ -115,3 +119,13 @@ class Applier:
                 stats.num_waiting_reqs,
                 stats.num_skipped_waiting_reqs,
             )
+
+
+def _check_first(engine: Engine, item: Item) -> None:
+    """Refuse what nothing follows yet before it is followed: it would leave that behind."""
+    if isinstance(item, RequestEvents) and engine.requests is None:
+        check_events(item)
+    elif isinstance(item, BlockEvents) and engine.blocks is None:
+        check_blocks(item)
+    elif isinstance(item, CacheEvents) and engine.blocks is None:
+        check_changes(item.changes)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import msgspec
 
@@ -27,12 +28,18 @@ from sidestep.session.receiver import Receiver, Stream
 from sidestep.transport.guard import Guard
 from sidestep.wire.items import decode_item
 from sidestep.wire.limits import MAX_ITEM_BYTES
-from sidestep.wire.messages import FromExporter, Heartbeat, Hello, decode_from_sender
+from sidestep.wire.messages import (
+    EngineInfo,
+    FromExporter,
+    Heartbeat,
+    Hello,
+    decode_from_sender,
+)
 
 log = logging.getLogger(__name__)
 
 Replies = list[tuple[bytes, FromExporter]]
-Work = tuple[Callable[[list[Engine], msgspec.Raw], Engine], list[Engine], msgspec.Raw]
+Work = Callable[[], None]
 
 
 class Intake:
@@ -124,17 +131,16 @@ class Intake:
         self._arrived = self._wall()
         engines = self._engines[stream.incarnation]
         raws = self._sized(frames[0], received.items)
-        self._work.extend((self._apply_item, engines, raw) for raw in raws)
-        self._work.extend((self._add_record, engines, raw) for raw in received.records)
+        self._work.extend(partial(self._apply_item, engines, raw) for raw in raws)
+        self._work.extend(partial(self._add_record, engines, raw) for raw in received.records)
         if not stream.open:
             self._part(stream, now)
         return received.replies
 
     def work(self) -> None:
-        """Apply one item; whatever is wrong with it costs that item alone."""
-        apply, engines, raw = self._work.popleft()
+        """Apply one item, or bind one engine; whatever is wrong with it costs that one alone."""
         try:
-            engine = apply(engines, raw)
+            self._work.popleft()()
         except WireError as error:
             self._reject(error.reason)
         except Exception as error:  # noqa: BLE001 - a bug of ours costs its item, and is loud
@@ -142,9 +148,6 @@ class Intake:
             self._bugs.error(
                 "bug", "an item could not be applied; this is a bug in sidestep", trace=error
             )
-        else:
-            engine.last_seen = self._arrived
-            self.items += 1
 
     def pass_time(self, now: float) -> None:
         """Notice who has fallen silent; about once a second."""
@@ -165,22 +168,26 @@ class Intake:
             stream.silent = True
             self.receiver.restore(stream)
 
-    def _apply_item(self, engines: list[Engine], raw: msgspec.Raw) -> Engine:
+    def _apply_item(self, engines: list[Engine], raw: msgspec.Raw) -> None:
         item = decode_item(raw)
         if item.engine >= len(engines):
             raise WireError("unknown_engine")
         engine = engines[item.engine]
         self.applier.apply(engine, item)
-        return engine
+        self._applied(engine)
 
-    def _add_record(self, engines: list[Engine], raw: msgspec.Raw) -> Engine:
+    def _add_record(self, engines: list[Engine], raw: msgspec.Raw) -> None:
         record = decode_record(raw)
         engine = next((e for e in engines if e.id == record.head.engine.id), None)
         if engine is None:
             raise WireError("unknown_engine")
         moved = self.applier.add(engine, record)
         self.metrics.add("sidestep_rebucketed_observations_total", moved)
-        return engine
+        self._applied(engine)
+
+    def _applied(self, engine: Engine) -> None:
+        engine.last_seen = self._arrived
+        self.items += 1
 
     def _sized(self, frame: bytes, items: Sequence[msgspec.Raw]) -> Sequence[msgspec.Raw]:
         """``items`` without those over the limit, which only a large frame can hold."""
@@ -192,19 +199,33 @@ class Intake:
         return kept
 
     def _greet(self, stream: Stream, retired: int | None, now: float) -> None:
-        """Bind the stream's engine indices to engines."""
+        """Bind the stream's engine indices to engines, one at a time: hundreds take a while."""
         if retired is not None:
             self._leave(retired, now)
-        engines = [self.registry.register(info) for info in stream.engines]
-        for engine, info in zip(engines, stream.engines, strict=True):
-            engine.excess = excess(self.registry, info)
-        self._engines[stream.incarnation] = engines
-        for engine in engines:
-            if retired is not None:
-                engine.restarts += 1
-                self.registry.renew(engine)
+        before = self._engines.get(stream.incarnation, [])
+        engines = self._engines[stream.incarnation] = []
         stream.silent = False
-        self._join(stream)
+        for info in stream.engines:
+            self._work.append(partial(self._bind, stream, info, engines, new=retired is not None))
+        self._work.append(partial(self._bound, stream, before, now))
+
+    def _bind(self, stream: Stream, info: EngineInfo, engines: list[Engine], *, new: bool) -> None:
+        """The next of ``engines``; ``new``: told by a process that replaced another."""
+        engine = self.registry.register(info)
+        engine.excess = excess(self.registry, info)
+        if new:
+            engine.restarts += 1
+            self.registry.renew(engine)
+        self._feed(stream, engine)
+        engines.append(engine)
+
+    def _bound(self, stream: Stream, before: Sequence[Engine], now: float) -> None:
+        """The stream feeds what it named, and not any more what it named ``before``."""
+        fed = set(self._engines.get(stream.incarnation, ()))
+        for engine in before:
+            if engine not in fed:
+                engine.streams.discard(stream.incarnation)
+                engine.heard = max(engine.heard, now)
         # A stream that the receiver has forgotten has nothing more to say here either.
         known = {stream.incarnation for stream in self.receiver.streams.values()}
         for gone in self._engines.keys() - known:
@@ -216,9 +237,12 @@ class Intake:
         engines = [there.get(e.id, e) for e in self._engines[stream.incarnation]]
         self._engines[stream.incarnation] = engines
         for engine in engines:
-            engine.streams.add(stream.incarnation)
-            engine.live = True
-            self.registry.touch(engine)
+            self._feed(stream, engine)
+
+    def _feed(self, stream: Stream, engine: Engine) -> None:
+        engine.streams.add(stream.incarnation)
+        engine.live = True
+        self.registry.touch(engine)
 
     def _named_by_others(self, hello: Hello) -> int:
         streams = self.receiver.streams.values()

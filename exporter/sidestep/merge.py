@@ -84,6 +84,9 @@ def restored(registry: Registry, record: Record) -> Engine:
     if layout is None:
         raise WireError("unknown_dialect", head.engine.dialect)
     engine = Engine(layout, head.engine, registry.overrides)
+    for children in engine.keyed:
+        # What the last Hello knew beforehand would take places from what the record has.
+        children.clear()
     engine.core_info = head.core_info
     engine.info = {**head.core_info, **head.engine.info}
     _drop_foreign(engine, record)

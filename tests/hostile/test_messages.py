@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import msgspec
@@ -11,8 +12,8 @@ from hypothesis import strategies as st
 import forgery
 from harm import World
 from sidestep.records import encode_record, totals_of
-from sidestep.wire.items import Samples, VllmRejection, VllmSleep, VllmStep
 from sidestep.wire.blocks import BlockEvents, CacheEvents
+from sidestep.wire.items import Samples, VllmRejection, VllmSleep, VllmStep
 from sidestep.wire.limits import VERSION
 from sidestep.wire.messages import Bye, EngineInfo, Heartbeat, Hello
 from sidestep.wire.requests import RequestEvents
@@ -107,10 +108,11 @@ class Attacker:
         return [forgery.encode([head, plain])]
 
 
+EXAMPLES = int(os.environ.get("HOSTILE_EXAMPLES", "80"))
 STREAMS = st.sampled_from(["one", "two"])
 
 
-def attack(attacker: Attacker, data: st.DataObject) -> None:
+def attack(attacker: Attacker, data: st.DataObject) -> None:  # noqa: C901 - a case for each deed
     """Do one thing."""
     stream = data.draw(STREAMS)
     world = attacker.world
@@ -170,4 +172,5 @@ def test_whatever_is_sent_does_no_harm(data: st.DataObject) -> None:
         attack(attacker, data)
         world.be_honest()
         world.check_counters()
+        world.check_honest()
     world.check()

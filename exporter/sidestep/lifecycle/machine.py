@@ -45,6 +45,22 @@ AGED = 4096
 """Requests that one item may find too old; the next finds more."""
 
 
+def check(item: RequestEvents) -> None:
+    """Whether ``item`` can be followed.
+
+    Raises:
+        WireError: Its columns are of different lengths, or too long.
+    """
+    size = 0
+    for event in item.events:
+        if isinstance(event, Iteration):
+            if not event.even:
+                raise WireError("bad_item", "an iteration's columns differ in length")
+            size += event.size
+    if size > MAX_REQUESTS:
+        raise WireError("too_big", "more requests than a scheduler's item holds")
+
+
 class Lifecycle:
     """Follows the requests of one engine.
 
@@ -73,16 +89,9 @@ class Lifecycle:
         """What ``item``'s events come to; cutting a stream of events elsewhere changes nothing.
 
         Raises:
-            WireError: Columns of different lengths, or too long; nothing was changed.
+            WireError: See ``check``; nothing was changed.
         """
-        size = 0
-        for event in item.events:
-            if isinstance(event, Iteration):
-                if not event.even:
-                    raise WireError("bad_item", "an iteration's columns differ in length")
-                size += event.size
-        if size > MAX_REQUESTS:
-            raise WireError("too_big", "more requests than a scheduler's item holds")
+        check(item)
         self._patience = AGED
         self._out = out = Outcomes(IterationStats(prompt_token_stats=PromptTokenStats()))
         if item.source != self.source:

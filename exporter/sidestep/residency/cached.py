@@ -47,6 +47,22 @@ class _Medium:
         self.lifetimes, self.idles, self.gaps = Diffusion(), Diffusion(), Diffusion()
 
 
+def check(changes: list[CacheChange]) -> None:
+    """Whether ``changes`` can be followed, by themselves.
+
+    Raises:
+        WireError: Not an engine's.
+    """
+    if {change.kind for change in changes} - {"stored", "removed", "cleared"}:
+        raise WireError("bad_item", "an unknown kind of cache event")
+    if sum(len(change.hashes) for change in changes) > MAX_HASHES:
+        raise WireError("too_big", "more hashes than an item may have")
+    if not all(is_printable(change.medium) for change in changes):
+        raise WireError("bad_label", "a medium's name is not printable")
+    if len({change.medium for change in changes if change.kind == "stored"}) > MAX_LABELS:
+        raise WireError("bad_item", "too many media")
+
+
 class CachedBlocks:
     """Those of one engine that are sampled, by a mix of their hash alone.
 
@@ -86,10 +102,7 @@ class CachedBlocks:
             self._sample.forget()
         for change in item.changes:
             if change.kind == "cleared":
-                named = [self._media[change.medium]] if change.medium in self._media else []
-                for medium in self._media.values() if not change.medium else named:
-                    if medium.lives:
-                        self._forget(medium, abandoned=False)
+                self._clear(change.medium)
                 continue
             hashes, bound = change.hashes, self._sample.bound
             if bound < ALL:
@@ -108,15 +121,17 @@ class CachedBlocks:
                 self._remove(change.medium, hashes, change.stamp)
 
     def _check(self, changes: list[CacheChange]) -> None:
-        if {change.kind for change in changes} - {"stored", "removed", "cleared"}:
-            raise WireError("bad_item", "an unknown kind of cache event")
-        if sum(len(change.hashes) for change in changes) > MAX_HASHES:
-            raise WireError("too_big", "more hashes than an item may have")
-        if not all(is_printable(change.medium) for change in changes):
-            raise WireError("bad_label", "a medium's name is not printable")
+        check(changes)
         stored = {change.medium for change in changes if change.kind == "stored"}
         if not stored <= self._media.keys() and len(stored | self._media.keys()) > MAX_LABELS:
             raise WireError("bad_item", "too many media")
+
+    def _clear(self, name: str) -> None:
+        """Forget one medium, or where none is named all."""
+        named = [self._media[name]] if name in self._media else []
+        for medium in named if name else self._media.values():
+            if medium.lives:
+                self._forget(medium, abandoned=False)
 
     def _store(self, name: str, hashes: list[int], now: float) -> None:
         room, sample = self._room, self._sample

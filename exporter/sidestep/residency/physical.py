@@ -38,6 +38,21 @@ class _Life(msgspec.Struct, gc=False):
     hits: bytes = _NO_HITS
 
 
+def check(item: BlockEvents) -> None:
+    """Whether ``item`` can be followed.
+
+    Raises:
+        WireError: It contradicts itself.
+    """
+    kinds = item.kinds
+    if not len(kinds) == len(item.blocks) == len(item.stamps):
+        raise WireError("bad_item", "columns of block events differ in length")
+    if kinds and max(kinds) > RESET:
+        raise WireError("bad_item", "an unknown kind of block event")
+    if ALLOCATED in kinds and item.rate * COUNT_LIMIT < 1.0:
+        raise WireError("bad_item", "a block was sampled at a rate of nothing")
+
+
 class PhysicalBlocks:
     """Those of one engine that its sender samples, or the part of them that fits.
 
@@ -83,19 +98,13 @@ class PhysicalBlocks:
         Raises:
             WireError: The item contradicts itself; nothing of it was applied.
         """
-        kinds = item.kinds
-        if not len(kinds) == len(item.blocks) == len(item.stamps):
-            raise WireError("bad_item", "columns of block events differ in length")
-        if kinds and max(kinds) > RESET:
-            raise WireError("bad_item", "an unknown kind of block event")
-        if ALLOCATED in kinds and item.rate * COUNT_LIMIT < 1.0:
-            raise WireError("bad_item", "a block was sampled at a rate of nothing")
+        check(item)
         self.rate = item.rate
         if item.source != self._source:
             self._source = item.source
             self._forget(self._abandon(self._lives))
         out = self.out
-        for kind, block, now in zip(kinds, item.blocks, item.stamps, strict=True):
+        for kind, block, now in zip(item.kinds, item.blocks, item.stamps, strict=True):
             if kind == ALLOCATED:
                 self._allocate(block, now, item.rate)
             elif kind == TOUCHED:

@@ -1,0 +1,159 @@
+"""A real exporter under attack: an honest engine beside the attackers, and what is watched."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import re
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from chaos.exporter import ExporterProcess, free_port
+
+from sidestep.wire.items import VllmStep
+from sidestep.wire.messages import EngineInfo
+from sidestep.wire.vllm import IterationStats
+from sidestep_adapters.push import Publisher
+
+PACE = 0.005
+"""Seconds between two steps of the honest engine."""
+LOOK = 0.25
+"""Seconds between two looks at the exporter."""
+PATIENCE = 30.0
+PAUSE = 0.05
+MIB = 1 << 20
+LIMITS = ("--limits.memory-soft", "256", "--limits.memory-hard", "384")
+"""Below what an operator allows: libzmq takes more in while a watchdog makes up its mind."""
+
+
+class Honest:
+    """An engine that pushes through the real publisher, and knows what it pushed.
+
+    Attributes:
+        pushed: Tokens so far.
+    """
+
+    def __init__(self, endpoint: str) -> None:
+        info = EngineInfo("honest", "vllm", {"engine": "honest", "model_name": "m"})
+        self._publisher = Publisher(endpoint, "honest", [info], flush=0.02)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.pushed = 0
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Say goodbye, with everything sent."""
+        self._stop.set()
+        self._thread.join()
+        self._publisher.close(PATIENCE)
+
+    def _run(self) -> None:
+        while not self._stop.wait(PACE):
+            step = IterationStats(3, inter_token_latencies_iter=[0.01, 0.02, 0.03])
+            self._publisher.push(VllmStep(0, time.monotonic(), time.time(), None, step))
+            self.pushed += 3
+
+
+class Siege:
+    """The exporter, over a path and a port, with its honest engine.
+
+    Attributes:
+        lag: Longest that its event loop was late, by its own account.
+        late: Longest that the watching thread was late meanwhile: what the machine did to both.
+        descriptors: Most that it had open.
+    """
+
+    def __init__(self, folder: Path, flags: Sequence[str] = LIMITS) -> None:
+        self.path = folder / "ingest.ipc"
+        self.port = free_port()
+        self.lag = self.late = 0.0
+        self.descriptors = 0
+        endpoints = (f"ipc://{self.path}", f"tcp://127.0.0.1:{self.port}")
+        named = [part for endpoint in endpoints for part in ("--ingest.endpoint", endpoint)]
+        self.process = ExporterProcess(folder, [*named, *flags])
+        self.process.start()
+        self.honest = Honest(endpoints[0])
+        self._stop = threading.Event()
+        self._watch = threading.Thread(target=self._look)
+        self._watch.start()
+
+    @property
+    def web_port(self) -> int:
+        """Of the pages."""
+        return self.process.port
+
+    def page(self) -> str:
+        """The metrics page."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.web_port, timeout=PATIENCE)
+        try:
+            connection.request("GET", "/metrics")
+            return connection.getresponse().read().decode()
+        finally:
+            connection.close()
+
+    def value(self, family: str, page: str = "") -> float:
+        """The sum of a family's samples."""
+        found = re.findall(rf"^{family}(?:{{[^}}]*}})? (\S+)$", page or self.page(), re.MULTILINE)
+        return sum(map(float, found))
+
+    def counted(self) -> int:
+        """Tokens of the honest engine on the page."""
+        name = 'vllm:generation_tokens_total{engine="honest"'
+        found = [line for line in self.page().splitlines() if line.startswith(name)]
+        return sum(int(line.rpartition(" ")[2]) for line in found)
+
+    def status(self, name: str) -> int:
+        """Of the process, such as its resident memory in MiB."""
+        text = Path(f"/proc/{self.process.pid}/status").read_text()
+        found = re.search(rf"^{name}:\s+(\d+) kB", text, re.MULTILINE)
+        return 0 if found is None else int(found[1]) * 1024 // MIB
+
+    def open_files(self) -> int:
+        """Descriptors that it has open now."""
+        return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))
+
+    def settled(self) -> bool:
+        """Whether all arrives in time that the honest engine has pushed so far."""
+        wanted = self.honest.pushed
+        return self.waits_for(lambda: self.counted() >= wanted)
+
+    def waits_for(self, condition: Callable[[], bool]) -> bool:
+        """Whether ``condition`` holds in time; a page that does not come is no answer yet."""
+        until = time.monotonic() + PATIENCE
+        while time.monotonic() < until:
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                if condition():
+                    return True
+            time.sleep(PAUSE)
+        return False
+
+    def end(self) -> None:
+        """Stop watching, and the honest engine; the exporter goes on."""
+        self._stop.set()
+        self._watch.join()
+        self.honest.stop()
+
+    def _look(self) -> None:
+        due = time.monotonic() + LOOK
+        while not self._stop.wait(LOOK):
+            self.late = max(self.late, time.monotonic() - due)
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                self.descriptors = max(self.descriptors, self.open_files())
+                self.lag = max(self.lag, self.value("sidestep_loop_lag_seconds"))
+            due = time.monotonic() + LOOK
+
+
+@contextlib.contextmanager
+def besieged(flags: Sequence[str] = LIMITS) -> Iterator[Siege]:
+    """One of these, in a directory of its own, killed at the end."""
+    with tempfile.TemporaryDirectory() as directory:
+        siege = Siege(Path(directory), flags)
+        try:
+            yield siege
+        finally:
+            siege._stop.set()
+            siege.end()
+            siege.process.kill()

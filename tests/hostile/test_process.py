@@ -1,0 +1,232 @@
+"""A real process under attack over raw sockets: it lives, stays small, and others stay exact."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+
+import msgspec
+import pytest
+import zmq
+from chaos.exporter import knows
+from fuzz.siege import Siege, besieged
+
+from peers import endless, zmtp
+from sidestep.wire.limits import VERSION
+from sidestep.wire.messages import EngineInfo
+
+pytestmark = pytest.mark.skipif(
+    not knows("limits.memory-hard"), reason="nothing limits what libzmq takes in"
+)
+MAX_RESIDENT = 512
+"""MiB."""
+MAX_LAG = 1.0
+MAX_PAGE = 40 << 20
+HALF_OPEN = 300
+LONG = b"\x02"
+"""A frame's flag: eight bytes of length follow."""
+
+
+@pytest.fixture(scope="module")
+def siege() -> Iterator[Siege]:
+    """One exporter for all attacks: it has to live through each of them."""
+    with besieged() as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def unharmed(siege: Siege) -> Iterator[None]:
+    """After every attack."""
+    yield
+
+    assert siege.process.running, siege.process.said()[-3000:]
+    assert siege.settled()
+    # Beside an attacker on two cores everybody waits: what is left must not be ours.
+    assert siege.lag <= MAX_LAG + siege.late
+    assert siege.status("VmHWM") <= MAX_RESIDENT
+    assert 'reason="bug"' not in siege.page()
+
+
+def ports(siege: Siege) -> tuple[int, int]:
+    """Where it listens for engines, and for pages."""
+    return siege.port, siege.web_port
+
+
+def test_parts_without_end(siege: Siege) -> None:
+    """A message that never ends is cut off, and its memory is free."""
+    with endless(siege.path, b"\x03" + struct.pack(">Q", 1 << 20) + bytes(1 << 20)) as sent:
+        until(lambda: siege.value("sidestep_rebinds_total") > 0, siege)
+
+    assert sum(sent) > 100 << 20
+
+
+def test_lengths_that_cannot_be(siege: Siege) -> None:
+    """No memory is taken for what was only announced."""
+    before = siege.status("VmRSS")
+    for length in (1 << 21, 1 << 31, 1 << 40, (1 << 63) - 1, (1 << 64) - 1):
+        for _ in range(5):
+            with zmtp(siege.path) as peer, contextlib.suppress(OSError):
+                peer.sendall(LONG + struct.pack(">Q", length) + bytes(64))
+                assert peer.recv(1) == b""
+
+    assert siege.status("VmRSS") < before + 64
+
+
+def test_handshakes_of_noise(siege: Siege) -> None:
+    """Nobody gets in, whoever tries however often."""
+    chance = random.Random(1)
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL".ljust(55, b"\0")
+    for number in range(200):
+        noise = chance.randbytes(chance.randrange(200))
+        door = "127.0.0.1", ports(siege)[number % 2]
+        with socket.create_connection(door, 5) as peer, contextlib.suppress(OSError):
+            peer.sendall(greeting[: chance.randrange(64)] + noise if number % 3 else noise)
+
+
+def test_connections_that_say_nothing(siege: Siege) -> None:
+    """Hundreds at each door: engines and pages go on, and the descriptors are free afterwards."""
+    before = siege.open_files()
+    with contextlib.ExitStack() as stack:
+        for port in ports(siege):
+            for _ in range(HALF_OPEN):
+                with contextlib.suppress(OSError):
+                    stack.enter_context(socket.create_connection(("127.0.0.1", port), 5))
+        assert siege.settled()
+    until(lambda: siege.open_files() <= before + 20, siege)
+
+
+def test_scrapes_that_say_little_by_little(siege: Siege) -> None:
+    """Requests that never end hold nobody else up."""
+    with contextlib.ExitStack() as stack:
+        slow = []
+        for _ in range(50):
+            peer = stack.enter_context(socket.create_connection(("127.0.0.1", siege.web_port), 5))
+            peer.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\nX-Slow: ")
+            slow.append(peer)
+        for _ in range(20):
+            for peer in slow:
+                with contextlib.suppress(OSError):
+                    peer.sendall(b"x")
+        assert siege.settled()
+
+
+OVERSIZED = {
+    "a long target": b"GET /" + b"x" * (1 << 20) + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+    "a long header": b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"x" * (1 << 20) + b"\r\n\r\n",
+    "many headers": b"GET / HTTP/1.1\r\nHost: x\r\n" + b"X: y\r\n" * 50_000 + b"\r\n",
+    "many names": b"GET /metrics?" + b"name[]=x&" * 800 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+    "a body": b"POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n"
+    + bytes(1 << 20),
+    "no HTTP": b"\x16\x03\x01" + bytes(1 << 20),
+}
+
+
+@pytest.mark.parametrize("request_", OVERSIZED.values(), ids=OVERSIZED.keys())
+def test_requests_that_are_too_large(request_: bytes, siege: Siege) -> None:
+    """They are answered with an error, or not at all."""
+    for _ in range(10):
+        with socket.create_connection(("127.0.0.1", siege.web_port), 10) as peer:
+            heard = b""
+            with contextlib.suppress(OSError):
+                peer.sendall(request_)
+                heard = peer.recv(64)
+            assert not heard.startswith(b"HTTP/1.1 5")
+
+
+def test_a_flood_of_scrapes(siege: Siege) -> None:
+    """200 at a time, for seconds: those who ask share pages, and engines have their time."""
+    stop = threading.Event()
+    scrapes: list[int] = []
+    door = "127.0.0.1", siege.web_port
+
+    def scrape() -> None:
+        while not stop.is_set():
+            with contextlib.suppress(OSError), socket.create_connection(door, 10) as peer:
+                peer.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+                while peer.recv(1 << 16):
+                    pass
+                scrapes.append(1)
+
+    threads = [threading.Thread(target=scrape) for _ in range(200)]
+    for thread in threads:
+        thread.start()
+    pushed = siege.honest.pushed
+    until(lambda: siege.honest.pushed > pushed + 1000, siege)
+    stop.set()
+    for thread in threads:
+        thread.join()
+
+    assert len(scrapes) > 10
+
+
+def test_label_bombs(siege: Siege) -> None:
+    """A stream that takes all it can get: the page has its size, and the honest engine its counts."""
+    bounds = list(range(250))
+    labels = {f"k{n}": "v" * 200 for n in range(7)}
+    families = {"request_latency": bounds, "request_tokens": bounds}
+    with dealer(siege) as peer:
+        for start in range(0, 512, 64):
+            engines = [
+                engine(n, labels if n % 2 else {}, families if n % 3 else {})
+                for n in range(start, start + 64)
+            ]
+            say(peer, ["H", VERSION, f"bomb{start}", start + 1, 1, 1, engines])
+        engines = [engine(f"open{n}", {}, {}) for n in range(200)]
+        say(peer, ["H", VERSION, "open", 7777, 1, 1, engines])
+        for seq in range(1, 500):
+            children = [[[f"{seq}/{n}" * 20], 1.0, [1.0]] for n in range(100)]
+            family = [f"own_{seq}", "histogram", ["k"], children, "", bounds]
+            say(peer, ["B", 7777, seq, [msgspec.msgpack.encode(["s", seq % 200, 1.0, [family]])]])
+        until(lambda: siege.value("sidestep_series_limited_total") > 100, siege)
+    page = siege.page()
+
+    assert len(page) < MAX_PAGE
+    assert siege.value("sidestep_series", page) < 50_000
+
+
+def test_at_the_end_all_is_exact(siege: Siege) -> None:
+    """Whatever was going on: to the token what the honest engine has pushed, nothing lost."""
+    siege.end()
+    until(lambda: siege.counted() == siege.honest.pushed, siege)
+
+    assert siege.value("sidestep_lost_items_total") == 0
+
+
+def engine(name: object, labels: dict[str, str], bounds: dict[str, list[int]]) -> EngineInfo:
+    """One of the attacker's."""
+    found = {family: [float(bound) for bound in wanted] for family, wanted in bounds.items()}
+    shown = {"engine": str(name), "model_name": "m", **labels}
+    return EngineInfo(str(name), "vllm", shown, bounds=found)
+
+
+@contextlib.contextmanager
+def dealer(siege: Siege) -> Iterator[zmq.Socket[bytes]]:
+    """A connection that says what it wants."""
+    context = zmq.Context()
+    peer = context.socket(zmq.DEALER)
+    peer.linger = 0
+    peer.connect(f"ipc://{siege.path}")
+    try:
+        yield peer
+    finally:
+        peer.close()
+        context.term()
+
+
+def say(peer: zmq.Socket[bytes], message: list[object]) -> None:
+    """Send, and read what was answered so far."""
+    if message[0] == "B":
+        message = [*message[:3], [msgspec.Raw(item) for item in message[3]]]  # type: ignore[attr-defined]
+    peer.send(msgspec.msgpack.encode(message))
+    with contextlib.suppress(zmq.Again):
+        while True:
+            peer.recv(zmq.NOBLOCK)
+
+
+def until(condition: Callable[[], bool], siege: Siege) -> None:
+    """Wait for ``condition``; the process is asked again and again meanwhile."""
+    assert siege.waits_for(condition)
