@@ -145,7 +145,6 @@ class Registry:
         if _look(engine) in self._looks:
             # The later engine says where it is from.
             engine.labels[ORIGIN] = engine.id
-            engine.forget_texts()
         self._looks.add(_look(engine))
         self.engines[engine.id] = engine
 

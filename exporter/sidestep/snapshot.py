@@ -169,10 +169,10 @@ def _restore(intake: Intake, pieces: Sequence[Piece], now: float) -> None:
 
 
 def _settle(registry: Registry, groups: Sequence[KeptGroup]) -> None:
-    for engine in registry.engines.values():
-        if engine.requests is not None:
-            kept.settle(engine.requests)
-    kept.restore_questions(registry.questions, groups, _siblings(registry))
+    following = {e.id: e.requests for e in registry.engines.values() if e.requests is not None}
+    for lifecycle in following.values():
+        kept.settle(lifecycle)
+    kept.restore_questions(registry.questions, groups, following)
 
 
 def _siblings(registry: Registry) -> dict[str, Siblings]:

@@ -426,7 +426,7 @@ def test_totals_of_heartbeats_are_kept_however_often_they_change(fed: Fed) -> No
     fed.intake.receiver.streams["s"].dropped = TOTAL_LIMIT - 1
     for dropped in (COUNT_LIMIT, 0, COUNT_LIMIT):
         fed.say("s", Heartbeat(1, 1, 0, dropped))
-    fed.intake.registry.limited["label_values"] = 3 * TOTAL_LIMIT
+    fed.intake.registry.limited["label_values"] = 9 * TOTAL_LIMIT
     other = fed.reborn(fed.snapshot())
 
     assert other.intake.receiver.streams["s"].dropped == TOTAL_LIMIT

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 
@@ -111,15 +112,25 @@ def settle(lifecycle: Lifecycle) -> None:
 
 
 def restore_questions(
-    questions: Questions, groups: Iterable[KeptGroup], engines: Mapping[str, Siblings]
+    questions: Questions, groups: Iterable[KeptGroup], engines: Mapping[str, Lifecycle]
 ) -> None:
-    """Take over the questions, once their engines are there."""
+    """Take over the questions, once their engines are there; only such as fit their requests."""
+    asked = [request for found in engines.values() for request in found.requests.live.values()]
+    live = Counter(request.group for request in asked)
     for kept in sorted(groups, key=lambda group: group.deadline):
+        waits = engines.get(kept.waits)
+        # It waits for samples as soon as none is in flight.
+        if kept.live != live[kept.number] or bool(kept.live) == bool(waits):
+            continue
         group = questions.groups[kept.number] = Group(kept.number)
         group.deadline, group.ended = kept.deadline, kept.ended
         group.live, group.samples = kept.live, kept.samples
         group.longest, group.highest = kept.longest, kept.highest
         group.aborted, group.closed = kept.aborted, kept.closed
-        group.owner = engines.get(kept.owner)
-        if kept.waits in engines:
-            engines[kept.waits].wait(group)
+        owner = engines.get(kept.owner)
+        group.owner = None if owner is None else owner.siblings
+        if waits is not None:
+            waits.siblings.wait(group)
+    for request in asked:
+        if request.group not in questions.groups:
+            request.group = 0
