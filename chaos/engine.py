@@ -32,6 +32,8 @@ COUNT = struct.Struct("<Q")
 BIG = 256
 """Inter-token latencies of the items that are also told apart."""
 CLOSE = 30.0
+LATEST = 250_000_000
+"""Nanoseconds behind which an item is not made up for: as many steps never happened."""
 LOOK = 16
 """Pushes between two looks at what the publisher holds."""
 
@@ -107,7 +109,11 @@ class Engine:
         }
 
     def _run(self) -> None:
-        """Push item after item, each when it is due; what is late is made up for at once."""
+        """Push item after item, each when it is due.
+
+        A little that is late is made up for at once; no engine makes up for seconds in
+        which the machine gave it no core.
+        """
         clock, push, write = time.perf_counter_ns, self.publisher.push, COUNT.pack_into
         interval = int(1e9 / self.rate)
         work = int(self.work * 1e9)
@@ -129,7 +135,7 @@ class Engine:
             if not self.pushed % LOOK:
                 self.held = max(self.held, self.publisher.held)
                 self.queued = max(self.queued, self.publisher.queued)
-            due += interval
+            due = max(due + interval, clock() - LATEST)
             wait = due - clock()
             if wait > 0:
                 time.sleep(wait / 1e9)

@@ -39,6 +39,8 @@ FOLDING_REST = 1e-3
 """Likewise while items are folded, which takes tens of microseconds each."""
 BACKLOG = 64
 """Queued items for which a slice grows by its length."""
+URGENT = 1024
+"""From which on it only lets the engine have the interpreter, and goes on."""
 DRAIN = 2.0
 """Seconds that closing may take while the exporter still answers."""
 GREETING = 0.5
@@ -296,9 +298,12 @@ class Publisher:
             fitting = [item for item in encoded if len(item) <= MAX_ITEM_BYTES]
             sender.dropped += len(encoded) - len(fitting)
             sender.add(fitting)
+            behind = len(self._queue)
             # Behind a thread that never rests each rest costs it 5 ms: a backlog takes longer slices.
-            if time.perf_counter() - started > SLICE * (1 + len(self._queue) // BACKLOG):
-                time.sleep(FOLDING_REST if sender.folding else REST)
+            if time.perf_counter() - started > SLICE * (1 + behind // BACKLOG):
+                # On a machine that has no core to spare a rest lasts as long as others like.
+                rest = FOLDING_REST if sender.folding else REST
+                time.sleep(rest if behind < URGENT else 0)
                 started = time.perf_counter()
         sender.dropped += self._overflowed
         self._overflowed = 0

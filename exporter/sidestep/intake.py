@@ -205,12 +205,18 @@ class Intake:
         before = self._engines.get(stream.incarnation, [])
         engines = self._engines[stream.incarnation] = []
         stream.silent = False
-        for info in stream.engines:
-            self._work.append(partial(self._bind, stream, info, engines, new=retired is not None))
+        for index, info in enumerate(stream.engines):
+            bind = partial(self._bind, stream, info, engines, index, new=retired is not None)
+            self._work.append(bind)
         self._work.append(partial(self._bound, stream, before, now))
 
-    def _bind(self, stream: Stream, info: EngineInfo, engines: list[Engine], *, new: bool) -> None:
+    def _bind(
+        self, stream: Stream, info: EngineInfo, engines: list[Engine], index: int, *, new: bool
+    ) -> None:
         """The next of ``engines``; ``new``: told by a process that replaced another."""
+        if len(engines) < index:
+            # One before it failed: better no engine than the wrong one.
+            raise WireError("unknown_engine")
         engine = self.registry.register(info)
         engine.excess = excess(self.registry, info)
         if new:
