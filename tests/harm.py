@@ -186,8 +186,8 @@ class World:
     def check_pages(self) -> None:
         """They can be read, and say what Prometheus takes."""
         text, openmetrics = self.pages()
-        _check_page(text_string_to_metric_families(text))
-        _check_page(openmetrics_families(openmetrics))  # type: ignore[no-untyped-call]
+        check_page(text_string_to_metric_families(text))
+        check_page(openmetrics_families(openmetrics))  # type: ignore[no-untyped-call]
 
     def check_snapshot(self) -> None:
         """It is taken whatever the state, and the next process goes on with the same page."""
@@ -261,7 +261,8 @@ def _check_grown(before: Numbers, now: Numbers) -> None:
     assert all(math.isfinite(float(value)) and value >= 0 for value in now.values())
 
 
-def _check_page(families: Iterable[Metric]) -> None:
+def check_page(families: Iterable[Metric]) -> None:
+    """Nothing twice, and histograms that add up."""
     seen: Counter[object] = Counter()
     names: Counter[str] = Counter()
     for family in families:

@@ -8,7 +8,7 @@ import html
 import math
 import time
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import msgspec
@@ -20,7 +20,7 @@ from sidestep import __version__
 from sidestep.engine import Engine
 from sidestep.histogram import Histogram
 from sidestep.registry import Registry
-from sidestep.render.text import render
+from sidestep.render.text import pieces
 from sidestep.selfmetrics import SelfMetrics
 from sidestep.snapshots import Snapshots
 from sidestep.view import children, combined, families, is_shared, labels_of
@@ -29,6 +29,8 @@ TEXT = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 CHEAP = 0.005
 """Seconds that a page may take to be made anew for each who asks."""
+SLICE = 0.002
+"""Seconds of rendering after which the loop gets a turn."""
 REUSED = 0.1
 """Seconds for which a page may answer more than those who asked for it."""
 _GZIP_BITS = 16 + zlib.MAX_WBITS
@@ -84,9 +86,9 @@ class Pages:
     async def _made(self, *, openmetrics: bool, names: frozenset[str]) -> bytes:
         started = time.perf_counter()
         if names:
-            body = render(self.registry, openmetrics=openmetrics, names=names)
+            body = await self._rendered(openmetrics=openmetrics, names=names)
         else:
-            body = self._engines(openmetrics=openmetrics)
+            body = await self._engines(openmetrics=openmetrics)
         own = self.own.restricted_registry(names) if names else self.own
         write: Callable[[Any], bytes] = generate_openmetrics if openmetrics else generate_latest
         page = body + write(own)
@@ -99,13 +101,28 @@ class Pages:
         if self._snapshots is not None:
             await self._snapshots.settled()
 
-    def _engines(self, *, openmetrics: bool) -> bytes:
+    async def _engines(self, *, openmetrics: bool) -> bytes:
         version, body = self._cache.get(openmetrics, (-1, b""))
         if version != self.registry.version:
             version = self.registry.version
-            body = render(self.registry, openmetrics=openmetrics)
+            body = await self._rendered(openmetrics=openmetrics)
             self._cache[openmetrics] = (version, body)
         return body
+
+    async def _rendered(self, *, openmetrics: bool, names: Collection[str] = ()) -> bytes:
+        """The engines' families; between two of them the loop gets its turn when it is due.
+
+        Each family is of one moment. What comes meanwhile is in the later ones, and the
+        snapshot that a page waits for is made afterwards.
+        """
+        lines: list[bytes] = []
+        since = time.perf_counter()
+        for family in pieces(self.registry, openmetrics=openmetrics, names=names):
+            lines += family
+            if time.perf_counter() - since > SLICE:
+                await asyncio.sleep(0)
+                since = time.perf_counter()
+        return b"".join(lines)
 
 
 def application(pages: Pages, path: str, ready: Callable[[], bool]) -> web.Application:

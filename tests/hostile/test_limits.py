@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
-from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from prometheus_client.openmetrics.parser import (
+    text_string_to_metric_families as openmetrics_families,
+)
+from prometheus_client.parser import text_string_to_metric_families
 
-from harm import World
+from harm import World, check_page
 from intakes import Fed
 from sidestep.engine import ORIGIN
 from sidestep.folded import LARGEST
+from sidestep.http import Pages
 from sidestep.lifecycle.inflight import InFlight
 from sidestep.lifecycle.places import Places
 from sidestep.records import encode_record, totals_of
@@ -499,7 +504,7 @@ def test_families_that_would_spoil_the_page_are_refused(
 
     assert fed.rejected == {(reason,): 1}
     page = render(fed.intake.registry, openmetrics=True).decode()
-    families = text_string_to_metric_families(f"{page}# EOF\n")  # type: ignore[no-untyped-call]
+    families = openmetrics_families(f"{page}# EOF\n")  # type: ignore[no-untyped-call]
     assert list(families)
 
 
@@ -650,6 +655,26 @@ def test_requests_that_are_too_old_go_a_part_at_a_time() -> None:
     fed.items("s", [late])
 
     assert len(requests.live) == 0
+
+
+async def test_a_large_page_does_not_hold_the_loop() -> None:
+    """It is made a part at a time, of engines that change meanwhile."""
+    world = World()
+    registry = world.intake.registry
+    for number in range(300):
+        registry.register(engine(str(number)))
+    pages = Pages(registry, world.own, world.intake.metrics, [])
+    making = asyncio.create_task(pages.page(openmetrics=False, names=frozenset()))
+    turns = 0
+    while not making.done():
+        await asyncio.sleep(0)
+        turns += 1
+        registry.register(engine(f"late{turns}"))
+    page = (await making).decode()
+
+    assert turns > 5
+    assert 'vllm:request_params_n_count{engine="299",model_name="m"} 0\n' in page
+    check_page(text_string_to_metric_families(page))
 
 
 def test_refusals_are_no_lines_in_the_log(fed: Fed, caplog: pytest.LogCaptureFixture) -> None:

@@ -41,6 +41,7 @@ def siege() -> Iterator[Siege]:
 @pytest.fixture(autouse=True)
 def unharmed(siege: Siege) -> Iterator[None]:
     """After every attack."""
+    siege.lag = siege.late = 0.0
     yield
 
     assert siege.process.running, siege.process.said()[-3000:]

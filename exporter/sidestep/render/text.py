@@ -8,7 +8,7 @@ rendered again.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 from prometheus_client.utils import floatToGoString
 
@@ -27,14 +27,19 @@ def render(registry: Registry, *, openmetrics: bool = False, names: Collection[s
     Its pieces are bytes, so that it is copied once: joining 20 MB of text and
     encoding them takes ten times as long.
     """
-    out: list[bytes] = []
-    for family in families(registry, names):
+    found = pieces(registry, openmetrics=openmetrics, names=names)
+    return b"".join(line for family in found for line in family)
+
+
+def pieces(
+    registry: Registry, *, openmetrics: bool = False, names: Collection[str] = ()
+) -> Iterator[list[bytes]]:
+    """The page, a family at a time; the registry may change between two of them."""
+    for family in list(families(registry, names)):
         samples = _of_family(registry, family)
         if samples:
             head = header(family.name, family.kind, family.help, openmetrics=openmetrics)
-            out.append(head.encode())
-            out += samples
-    return b"".join(out)
+            yield [head.encode(), *samples]
 
 
 def _of_family(registry: Registry, family: Family) -> list[bytes]:
