@@ -57,8 +57,24 @@ class Sampled:
     """Travels self-described in ``Samples`` items; the row fixes its kind, labels and bounds."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Also:
+    """What Samples items add to any child of the family of this name is added here, too."""
+
+    name: str
+
+
 Source = (
-    str | tuple[str, ...] | Mapping[str, str] | Hook | Reading | Same | Constant | Info | Sampled
+    str
+    | tuple[str, ...]
+    | Mapping[str, str]
+    | Hook
+    | Reading
+    | Same
+    | Constant
+    | Info
+    | Sampled
+    | Also
 )
 """A path below an item (see ``plan``), several of which an engine sends one, one path per
 label value, or one of the above."""
@@ -72,6 +88,10 @@ class Row:
         name: As exposed; a counter with its ``_total``.
         help: Own words, one sentence.
         labels: All label names, sorted, as they are exposed.
+        shared: Of them, those that all series of the engine carry.
+        extra: Whether a sender may add own labels, as an administrator may have told it to;
+            of a row that Samples items feed.
+        unless_empty: Whether own labels are left out where they are empty.
         closed: Values of the row's own label known to the catalogue: those
             series start at 0. Empty where the values are open.
         buckets: Bucket family of a histogram.
@@ -89,6 +109,9 @@ class Row:
     source: Source
     help: str
     labels: tuple[str, ...] = ENGINE_LABELS
+    shared: tuple[str, ...] = ENGINE_LABELS
+    extra: bool = False
+    unless_empty: bool = False
     closed: tuple[str, ...] = ()
     buckets: str = ""
     bounds: tuple[float, ...] = ()
@@ -102,7 +125,7 @@ class Row:
     @property
     def own_labels(self) -> tuple[str, ...]:
         """The labels that tell the children of one engine apart."""
-        return tuple(label for label in self.labels if label not in ENGINE_LABELS)
+        return tuple(label for label in self.labels if label not in self.shared)
 
     @property
     def exposed_help(self) -> str:
