@@ -535,5 +535,5 @@ def test_every_sample_carries_its_labels(bench: Bench) -> None:
     for found in families(bench.registry):
         for key, _ in children(bench.engines["0"], found):
             labels = labels_of(bench.engines["0"], found, key)
-            assert found.placed is not None
-            assert set(found.placed.row.labels) <= set(labels) | {"max_lora"}
+            row = found.places["vllm"].row
+            assert set(row.labels) <= set(labels) | {"max_lora"}

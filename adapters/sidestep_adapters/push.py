@@ -234,7 +234,7 @@ class Publisher:
 
     def _prepare(self) -> None:
         try:
-            self._folder.prepare()
+            self._folder.prepare(self._engines)
         except Exception:  # noqa: BLE001 - what cannot be folded will be counted as dropped
             self.fail("nothing can be folded")
 

@@ -210,14 +210,16 @@ class Engine:
             self.values[slot] = (self.values[slot] or 0) + self.requests.close()
         self.requests = self.blocks = None
         self.core_info = {}
-        for slot in (*hooks["requests_by_state"].slots, *hooks["longest_preemption"].slots):
-            self.values[slot] = None
+        for name in ("requests_by_state", "longest_preemption"):
+            for slot in hooks[name].slots if name in hooks else ():
+                self.values[slot] = None
 
     def show(self, placed: Placed) -> None:
         """Start ``placed``'s counters and histograms at 0 where the engine does; gauges wait."""
         row = placed.row
         if placed.where == "histogram":
-            self.histogram(placed.slots[0])
+            for slot in placed.slots:
+                self.histogram(slot)
         elif placed.where == "sampled":
             self.open.setdefault(row.name, self.sampled(row))
         elif row.kind != "counter":

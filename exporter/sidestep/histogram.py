@@ -94,3 +94,11 @@ class Histogram:
     def cumulative(self) -> list[int]:
         """Counts up to each bound; the last is the number of all observations."""
         return list(accumulate(self.counts))
+
+
+def rebucket(bounds: Bounds, counts: list[int], wanted: Bounds) -> list[int]:
+    """``counts`` in buckets of other bounds, none lower than it was."""
+    found = [0] * (len(wanted) + 1)
+    for bound, count in zip((*bounds, math.inf), counts, strict=True):
+        found[bisect_left(wanted, bound)] += count
+    return found

@@ -6,14 +6,12 @@ engine that went on is the same work: counters and buckets add up, a gauge yield
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_left
 from collections.abc import Iterator
 
 from sidestep.buckets import Bounds
 from sidestep.engine import Engine, Key, Number
 from sidestep.errors import WireError
-from sidestep.histogram import Histogram
+from sidestep.histogram import Histogram, rebucket
 from sidestep.records import WINDOWS, check_buckets, number_of
 from sidestep.registry import Registry
 from sidestep.samples import add_samples
@@ -99,7 +97,7 @@ def restored(registry: Registry, record: Record) -> Engine:
 
 def _drop_foreign(engine: Engine, record: Record) -> None:
     """A histogram whose bounds are others now starts anew: its counts cannot be moved."""
-    slots = {row.name: slot for slot, row in enumerate(engine.layout.histograms)}
+    slots = {name: slot for slot, name in enumerate(engine.layout.histogram_names)}
     head, histograms = record.head, record.totals.histograms
     for place, (name, bounds) in enumerate(zip(head.histograms, head.bounds, strict=True)):
         if name in slots and tuple(bounds) != engine.bounds_of(slots[name]):
@@ -162,7 +160,7 @@ def _add_children(
 
 
 def _add_histograms(engine: Engine, record: Record) -> int:
-    slots = {row.name: slot for slot, row in enumerate(engine.layout.histograms)}
+    slots = {name: slot for slot, name in enumerate(engine.layout.histogram_names)}
     head = record.head
     moved = 0
     for name, bounds, buckets in zip(
@@ -195,14 +193,6 @@ def _add(histogram: Histogram, bounds: Bounds, buckets: Buckets) -> int:
     counts = rebucket(bounds, _counts(buckets), histogram.bounds)
     histogram.add(counts, buckets.total)
     return sum(counts)
-
-
-def rebucket(bounds: Bounds, counts: list[int], wanted: Bounds) -> list[int]:
-    """``counts`` in buckets of other bounds, none lower than it was."""
-    found = [0] * (len(wanted) + 1)
-    for bound, count in zip((*bounds, math.inf), counts, strict=True):
-        found[bisect_left(wanted, bound)] += count
-    return found
 
 
 def _add_open(registry: Registry, engine: Engine, totals: OpenTotals) -> int:

@@ -21,6 +21,7 @@ import msgspec
 
 from sidestep.catalogue import rows_of
 from sidestep.catalogue.model import (
+    Also,
     Constant,
     Hook,
     Info,
@@ -55,8 +56,9 @@ class Placed:
 
     Attributes:
         slots: ``scalars``: indices into ``Engine.values``, one per value of
-            ``closed`` plus one for any other, or a single one; ``histogram``
-            and ``keyed``: one index into the list of that name.
+            ``closed`` plus one for any other, or a single one; ``histogram``:
+            indices into the histograms, one per value of ``closed`` or a single one;
+            ``keyed``: one index into the list of that name.
     """
 
     row: Row
@@ -65,10 +67,11 @@ class Placed:
 
     @property
     def values_of_label(self) -> tuple[tuple[str, ...], ...]:
-        """Own label values of the scalar slots, in order."""
-        if len(self.slots) == 1:
+        """Own label values of the slots, in order."""
+        if not self.row.closed:
             return ((),)
-        return tuple((value,) for value in (*self.row.closed, OTHER))
+        closed = self.row.closed if self.where == "histogram" else (*self.row.closed, OTHER)
+        return tuple((value,) for value in closed)
 
 
 class Section:
@@ -144,6 +147,7 @@ class Layout:
         roots: What to read from each struct of ``STEPS``.
         hooks: Rows that functions feed, by the hook's name.
         sampled: Rows that Samples items feed, by family name.
+        also: Rows that these feed besides, and the slots, by the name of the family sampled.
         gated: Rows of an option whose fields are sent without it, too: hidden while it is off.
     """
 
@@ -152,10 +156,22 @@ class Layout:
     roots: Mapping[type[msgspec.Struct], Section]
     hooks: Mapping[str, Placed]
     sampled: Mapping[str, Row]
+    also: Mapping[str, list[tuple[Row, int]]]
     gated: frozenset[str]
     scalars: int
     histograms: tuple[Row, ...]
     keyed: tuple[Row, ...]
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether its engines may tell of requests by raw events."""
+        return Outcomes in self.roots
+
+    @functools.cached_property
+    def required(self) -> frozenset[str]:
+        """Label names that every engine has to bring along: all rows share them."""
+        shared = [set(placed.row.shared) for placed in self.placed]
+        return frozenset(set.intersection(*shared) if shared else ())
 
     @functools.cached_property
     def own_labels(self) -> frozenset[str]:
@@ -167,6 +183,16 @@ class Layout:
     def names(self) -> frozenset[str]:
         """Every name that a family of the catalogue takes on a page, as family or as sample."""
         return frozenset().union(*(taken(p.row.name, p.row.kind) for p in self.placed))
+
+    @functools.cached_property
+    def histogram_names(self) -> tuple[str, ...]:
+        """By slot: the family, and where it has a label the label's value."""
+        found = [""] * len(self.histograms)
+        for placed in self.own:
+            if placed.where == "histogram":
+                for slot, key in zip(placed.slots, placed.values_of_label, strict=True):
+                    found[slot] = "|".join((placed.row.name, *key))
+        return tuple(found)
 
     @functools.cached_property
     def own(self) -> tuple[Placed, ...]:
@@ -210,13 +236,13 @@ class Layout:
 
 
 @functools.cache
-def compile_layout(dialect: str, *, legacy: bool = False) -> Layout:
-    """The plan of ``dialect``.
+def compile_layout(dialect: str, *, legacy: bool = False, common: bool = False) -> Layout:
+    """The plan of ``dialect``; see ``rows_of``.
 
     Raises:
         CatalogueError: A row's source names no field, or one of another shape.
     """
-    return _Compiler(dialect).layout(rows_of(dialect, legacy=legacy))
+    return _Compiler(dialect).layout(rows_of(dialect, legacy=legacy, common=common))
 
 
 class _Compiler:
@@ -229,6 +255,7 @@ class _Compiler:
         self.histograms: list[Row] = []
         self.keyed: list[Row] = []
         self.hooks: dict[str, Placed] = {}
+        self.also: dict[str, list[tuple[Row, int]]] = {}
 
     def layout(self, rows: tuple[Row, ...]) -> Layout:
         placed = {row.name: self.place(row) for row in rows if not isinstance(row.source, Same)}
@@ -236,12 +263,16 @@ class _Compiler:
             if isinstance(row.source, Same):
                 shown = placed[row.source.name]
                 placed[row.name] = dataclasses.replace(shown, row=row)
+        sampled = {row.name: row for row in rows if isinstance(row.source, Sampled)}
+        for name in self.also.keys() - sampled.keys():
+            raise CatalogueError(f"{self.also[name][0][0].name}: no sampled row {name} to add")
         return Layout(
             dialect=self.dialect,
             placed=tuple(placed[row.name] for row in rows),
             roots=self.roots,
             hooks=self.hooks,
-            sampled={row.name: row for row in rows if isinstance(row.source, Sampled)},
+            sampled=sampled,
+            also=self.also,
             gated=frozenset(name for root in self.roots.values() for name in root.gated),
             scalars=self.scalars,
             histograms=tuple(self.histograms),
@@ -254,6 +285,9 @@ class _Compiler:
             case Hook(name):
                 placed = self.allocate(row)
                 self.hooks[name] = placed
+            case Also(name):
+                placed = self.allocate(row)
+                self.also.setdefault(name, []).append((row, placed.slots[0]))
             case str() as path:
                 placed = self.allocate(row)
                 self.connect(placed, path, None)
@@ -266,15 +300,19 @@ class _Compiler:
                 if tuple(mapping) != row.closed:
                     raise CatalogueError(f"{row.name}: one path for each value of {row.closed}")
                 for slot, path in zip(placed.slots, mapping.values(), strict=False):
-                    self.connect(placed, path, slot)
+                    if isinstance(path, Also):
+                        self.also.setdefault(path.name, []).append((row, slot))
+                    else:
+                        self.connect(placed, path, slot)
             case elsewhere:
                 return Placed(row, ELSEWHERE[type(elsewhere)])
         return placed
 
     def allocate(self, row: Row) -> Placed:
         if row.kind == "histogram":
-            self.histograms.append(row)
-            return Placed(row, "histogram", (len(self.histograms) - 1,))
+            first = len(self.histograms)
+            self.histograms += [row] * max(len(row.closed), 1)
+            return Placed(row, "histogram", tuple(range(first, len(self.histograms))))
         if row.own_labels and not row.closed:
             self.keyed.append(row)
             return Placed(row, "keyed", (len(self.keyed) - 1,))
@@ -304,7 +342,7 @@ class _Compiler:
             if parent.endswith("[]"):
                 if shape != "list" or index != len(parents) - 1:
                     raise CatalogueError(f"{row.name}: {parent} in {path} is no list of structs")
-                self.connect_column(section.part(parent), placed, inner, leaf)
+                self.connect_column(section.part(parent), placed, inner, leaf, slot)
                 return
             section, struct = section.part(parent), inner
         _, shape = self.field(row, struct, leaf.removesuffix("[]"))
@@ -323,13 +361,16 @@ class _Compiler:
             raise CatalogueError(f"{row.name}: {path} holds many values, the row has no label")
         section.rows.append(placed)
 
-    def connect_column(self, section: Section, placed: Placed, struct: type, leaf: str) -> None:
+    def connect_column(
+        self, section: Section, placed: Placed, struct: type, leaf: str, slot: int | None
+    ) -> None:
         row = placed.row
         section.rows.append(placed)
         self.field(row, struct, leaf.removesuffix("[]"))
         if row.kind == "histogram":
             nested = leaf.endswith("[]")
-            section.columns.append((leaf.removesuffix("[]"), nested, placed.slots[0]))
+            target = placed.slots[0] if slot is None else slot
+            section.columns.append((leaf.removesuffix("[]"), nested, target))
         elif row.kind == "counter" and row.closed:
             section.codes.append((leaf, placed))
         else:

@@ -101,7 +101,7 @@ def _head(engine: Engine) -> bytes:
             info,
             dict(engine.core_info),
             list(layout.scalar_names),
-            [row.name for row in layout.histograms],
+            list(layout.histogram_names),
             [list(engine.bounds_of(slot)) for slot in range(len(layout.histograms))],
             [row.name for row in layout.keyed],
         )

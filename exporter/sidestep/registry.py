@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from sidestep.buckets import Bounds
-from sidestep.catalogue.model import ENGINE_LABELS, Kind
+from sidestep.catalogue.model import Kind
 from sidestep.engine import ORIGIN, Engine, Key, OpenFamily
 from sidestep.errors import WireError
 from sidestep.lifecycle.machine import Lifecycle
@@ -115,7 +115,7 @@ class Registry:
         if layout is None:
             raise WireError("unknown_dialect", info.dialect)
         names = set(info.labels)
-        if not set(ENGINE_LABELS) <= names or (layout.own_labels | {ORIGIN}) & names:
+        if not layout.required <= names or (layout.own_labels | {ORIGIN}) & names:
             raise WireError("bad_label", f"an engine cannot have the labels {sorted(names)}")
 
     def register(self, info: EngineInfo) -> Engine:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice, pairwise
 
-from sidestep.engine import ORIGIN, Engine, OpenFamily
+from sidestep.engine import ORIGIN, Engine, Key, OpenFamily
 from sidestep.errors import WireError
-from sidestep.histogram import Histogram
+from sidestep.histogram import Histogram, rebucket
 from sidestep.plan import taken
 from sidestep.registry import (
     MAX_BYTES,
@@ -98,16 +98,24 @@ def _add(registry: Registry, engine: Engine, target: OpenFamily, family: Family)
         if refused:
             slot = engine.layout.hooks["refused_observations"].slots[0]
             engine.values[slot] = (engine.values[slot] or 0) + refused
+        for row, slot in engine.layout.also.get(family.name, ()):
+            if row.kind == "histogram":
+                _observe(engine.histogram(slot), target, sample)
+            else:
+                engine.values[slot] = (engine.values[slot] or 0) + sample.value
 
 
 def _family(engine: Engine, family: Family, made: _Made) -> OpenFamily:
     """The catalogue's family of that name, or one that is new on the page."""
     registry = made.registry
     row = engine.layout.sampled.get(family.name)
+    labels = tuple(family.labels)
     if row is not None:
         target = made.families[family.name] = engine.sampled(row)
+        if row.extra and set(target.labels) < set(labels):
+            _check_labels(engine, family.name, labels)
+            target.labels = labels
         return target
-    labels = tuple(family.labels)
     form = (family.kind, labels)
     if registry.open_families.get(family.name, form) != form:
         raise WireError("changed_family", family.name)
@@ -118,9 +126,7 @@ def _family(engine: Engine, family: Family, made: _Made) -> OpenFamily:
     if fresh and len(registry.open_families) + made.fresh >= MAX_OPEN_FAMILIES:
         registry.limited["families"] += 1
         raise WireError("over_limit", "too many self-described families")
-    reserved = {*engine.labels, ORIGIN, "le", "quantile"}
-    if len({*labels, *reserved}) < len(labels) + len(reserved):
-        raise WireError("bad_label", f"{family.name}: a label name twice, or one of the page's own")
+    _check_labels(engine, family.name, labels)
     bounds = tuple(family.bounds)
     if any(a >= b for a, b in pairwise(bounds)) or (bounds and bounds[0] < 0):
         raise WireError("bad_bounds", family.name)
@@ -132,6 +138,12 @@ def _family(engine: Engine, family: Family, made: _Made) -> OpenFamily:
     target = OpenFamily(family.name, family.kind, family.help, labels, bounds)
     made.families[family.name] = target
     return target
+
+
+def _check_labels(engine: Engine, name: str, labels: Key) -> None:
+    reserved = {*engine.labels, ORIGIN, "le", "quantile"}
+    if len({*labels, *reserved}) < len(labels) + len(reserved):
+        raise WireError("bad_label", f"{name}: a label name twice, or one of the page's own")
 
 
 def _is_owned(made: _Made, name: str, names: frozenset[str]) -> bool:
@@ -166,6 +178,8 @@ def _check_samples(target: OpenFamily, family: Family) -> None:
             or tuple(family.bounds) not in ((), target.bounds)
         ):
             raise WireError("bad_bounds", family.name)
+        if sample.weights and len(sample.weights) != len(sample.observations):
+            raise WireError("bad_item", f"{family.name}: observations without their weights")
 
 
 def _add_sample(target: OpenFamily, key: tuple[str, ...], sample: Sample) -> int:
@@ -174,12 +188,23 @@ def _add_sample(target: OpenFamily, key: tuple[str, ...], sample: Sample) -> int
         child = target.children.get(key)
         if not isinstance(child, Histogram):
             child = target.children[key] = Histogram(target.bounds)
-        if sample.counts:
-            child.add(sample.counts, sample.total)
-        return child.observe_many(sample.observations)
+        return _observe(child, target, sample)
     if target.kind == "gauge":
         target.children[key] = sample.value
     else:
         before = target.children.get(key, 0)
         target.children[key] = (0 if isinstance(before, Histogram) else before) + sample.value
     return 0
+
+
+def _observe(histogram: Histogram, target: OpenFamily, sample: Sample) -> int:
+    """Add what ``sample`` of ``target`` has seen; how many observations were refused."""
+    if sample.counts:
+        counts = sample.counts
+        if histogram.bounds != target.bounds:
+            counts = rebucket(target.bounds, counts, histogram.bounds)
+        histogram.add(counts, sample.total)
+    if not sample.weights:
+        return histogram.observe_many(sample.observations)
+    seen = zip(sample.observations, sample.weights, strict=True)
+    return sum(histogram.observe_run(value, count) for value, count in seen)

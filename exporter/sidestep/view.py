@@ -7,9 +7,9 @@ it; the text page reads the two common places itself, for speed.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from sidestep.catalogue.model import ENGINE_LABELS, Combine, Constant, Info, Kind, Reading
+from sidestep.catalogue.model import ENGINE_LABELS, Combine, Constant, Info, Kind, Reading, Same
 from sidestep.engine import Engine, Key, Number
 from sidestep.histogram import Histogram
 from sidestep.plan import Placed
@@ -22,32 +22,33 @@ Child = tuple[Key, Number | Histogram]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Family:
-    """One family of the page; ``placed`` is None for one that described itself."""
+    """One family of the page.
+
+    Attributes:
+        labels: Own label names, as the first who has the family has them.
+        places: Where engines keep it, by dialect; empty for one that described itself.
+    """
 
     name: str
     kind: Kind
     help: str
     labels: Key
     combine: Combine = "sum"
-    placed: Placed | None = None
-    dialect: str = ""
+    places: Mapping[str, Placed] = dataclasses.field(default_factory=dict)
 
 
 def families(registry: Registry, names: Collection[str] = ()) -> Iterator[Family]:
     """Families in page order, all or those that own one of the sample ``names``."""
+    places: dict[str, dict[str, Placed]] = {}
     for layout in registry.layouts.values():
         for placed in layout.placed:
-            row = placed.row
-            if not names or owns(row.name, row.kind, names):
-                yield Family(
-                    row.name,
-                    row.kind,
-                    row.exposed_help,
-                    row.own_labels,
-                    row.combine,
-                    placed,
-                    layout.dialect,
-                )
+            places.setdefault(placed.row.name, {})[layout.dialect] = placed
+    for name, found_places in places.items():
+        row = next(iter(found_places.values())).row
+        if not names or owns(name, row.kind, names):
+            yield Family(
+                name, row.kind, row.exposed_help, row.own_labels, row.combine, found_places
+            )
     sampled = {name for layout in registry.layouts.values() for name in layout.sampled}
     seen: set[str] = set()
     for engine in registry.engines.values():
@@ -68,14 +69,14 @@ def owns(family: str, kind: Kind, names: Collection[str]) -> bool:
     return kind == "counter" and family.removesuffix("_total") in names
 
 
-def showing(registry: Registry, family: Family, placed: Placed) -> list[Engine]:
-    """The engines that may have samples of a catalogue's family: asked once, not per engine."""
+def showing(registry: Registry, dialect: str, placed: Placed) -> list[Engine]:
+    """The engines that may have samples of a dialect's row: asked once, not per engine."""
     row = placed.row
     return [
         engine
         for engine in registry.engines.values()
-        if engine.layout.dialect == family.dialect
-        and (engine.live or family.kind != "gauge")
+        if engine.layout.dialect == dialect
+        and (engine.live or row.kind != "gauge")
         and (
             not row.feature or row.name not in engine.layout.gated or row.feature in engine.features
         )
@@ -84,17 +85,20 @@ def showing(registry: Registry, family: Family, placed: Placed) -> list[Engine]:
 
 def children(engine: Engine, family: Family) -> Iterable[Child]:  # noqa: PLR0911
     """The series of ``engine`` in ``family``; none where it has no sample yet."""
-    placed = family.placed
     if family.kind == "gauge" and not engine.live:
         return ()
-    if placed is None or placed.where == "sampled":
+    if not family.places:
         found = engine.open.get(family.name)
         # Two engines may describe one name differently; the first one's form stands.
         if found is None or (found.kind, found.labels) != (family.kind, family.labels):
             return ()
         return found.children.items()
-    if family.dialect != engine.layout.dialect:
+    placed = family.places.get(engine.layout.dialect)
+    if placed is None:
         return ()
+    if placed.where == "sampled":
+        found = engine.open.get(_stored(placed))
+        return () if found is None else found.children.items()
     if placed.row.name in engine.layout.gated and placed.row.feature not in engine.features:
         return ()
     if placed.where == "scalars":
@@ -102,8 +106,9 @@ def children(engine: Engine, family: Family) -> Iterable[Child]:  # noqa: PLR091
         values = engine.values
         return [(key, v) for key, slot in found_values if (v := values[slot]) is not None]
     if placed.where == "histogram":
-        histogram = engine.histograms[placed.slots[0]]
-        return () if histogram is None else [((), histogram)]
+        found_histograms = zip(placed.values_of_label, placed.slots, strict=True)
+        histograms = engine.histograms
+        return [(key, h) for key, slot in found_histograms if (h := histograms[slot]) is not None]
     if placed.where == "keyed":
         return engine.keyed[placed.slots[0]].items()
     return _computed(engine, placed)
@@ -121,12 +126,24 @@ def _computed(engine: Engine, placed: Placed) -> Iterable[Child]:
     return ()
 
 
+def _stored(placed: Placed) -> str:
+    """The name under which an engine keeps a family that Samples items feed."""
+    source = placed.row.source
+    return source.name if isinstance(source, Same) else placed.row.name
+
+
 def labels_of(engine: Engine, family: Family, key: Key) -> dict[str, str]:
     """All labels of one child."""
-    labels = dict(zip(family.labels, key, strict=True))
-    placed = family.placed
+    placed = family.places.get(engine.layout.dialect)
     if placed is None:
-        return {**labels, **engine.labels}
+        return {**dict(zip(family.labels, key, strict=True)), **engine.labels}
+    names = placed.row.own_labels
+    if placed.where == "sampled":
+        # Its sender may have labels beside the row's.
+        names = engine.open[_stored(placed)].labels
+    labels = dict(zip(names, key, strict=True))
+    if placed.row.unless_empty:
+        labels = {name: value for name, value in labels.items() if value}
     shown = {n: v for n, v in engine.labels.items() if _is_shown(placed, n)}
     match placed.row.source:
         case Info(name):
@@ -140,8 +157,8 @@ def _is_shown(placed: Placed, label: str) -> bool:
 
 def is_shared(family: Family) -> bool:
     """Whether engines can have the same labels here, so that their series must be combined."""
-    placed = family.placed
-    return placed is not None and not set(ENGINE_LABELS) <= set(placed.row.labels)
+    rows = [placed.row for placed in family.places.values()]
+    return any(not set(row.shared) <= set(row.labels) for row in rows)
 
 
 def combined(registry: Registry, family: Family) -> list[tuple[dict[str, str], Number | Histogram]]:

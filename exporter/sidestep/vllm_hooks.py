@@ -19,7 +19,7 @@ class VllmHooks:
 
     FED: ClassVar = {
         "cached_by_source", "cudagraph_padding", "cudagraph_tokens", "iteration_tokens", "lora",
-        "lora_requests", "refused_observations", "rejection", "sleep_state",
+        "lora_requests", "rejection", "sleep_state",
     }  # fmt: skip
 
     def __init__(self, layout: Layout, registry: Registry) -> None:

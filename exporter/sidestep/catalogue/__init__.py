@@ -16,11 +16,15 @@ DIALECTS: dict[str, tuple[Row, ...]] = {
 }
 """Rows by the dialect that an engine's hello names."""
 
+COMMON: dict[str, tuple[Row, ...]] = {}
+"""Likewise, under names that are the same for all engines."""
 
-def rows_of(dialect: str, *, legacy: bool = False) -> tuple[Row, ...]:
-    """The rows of ``dialect``; hidden ones only with ``legacy``.
+
+def rows_of(dialect: str, *, legacy: bool = False, common: bool = False) -> tuple[Row, ...]:
+    """The rows of ``dialect``; hidden ones only with ``legacy``, common names with ``common``.
 
     Raises:
         CatalogueError: A row cannot work.
     """
-    return check(tuple(r for r in DIALECTS[dialect] if legacy or r.status != "hidden"))
+    rows = DIALECTS[dialect] + (COMMON.get(dialect, ()) if common else ())
+    return check(tuple(row for row in rows if legacy or row.status != "hidden"))

@@ -68,6 +68,7 @@ Source = (
     str
     | tuple[str, ...]
     | Mapping[str, str]
+    | Mapping[str, Also]
     | Hook
     | Reading
     | Same
@@ -93,7 +94,8 @@ class Row:
             of a row that Samples items feed.
         unless_empty: Whether own labels are left out where they are empty.
         closed: Values of the row's own label known to the catalogue: those
-            series start at 0. Empty where the values are open.
+            series start at 0. Empty where the values are open. A histogram that the
+            plan feeds has no others.
         buckets: Bucket family of a histogram.
         bounds: Bounds of a histogram that belongs to no family.
         combine: How the engines of a pod make one number.

@@ -8,7 +8,7 @@ rendered again.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from prometheus_client.utils import floatToGoString
 
@@ -43,40 +43,42 @@ def pieces(
 
 
 def _of_family(registry: Registry, family: Family) -> list[bytes]:
-    placed = family.placed
     if is_shared(family):
         return _shared(registry, family)
-    if placed is not None and placed.where == "histogram":
-        return _histograms(registry, family, placed)
-    if placed is not None and placed.where == "scalars":
-        return _scalars(registry, family, placed)
-    return _samples(registry, family)
-
-
-def _histograms(registry: Registry, family: Family, placed: Placed) -> list[bytes]:
+    if not family.places:
+        return _samples(registry.engines.values(), family)
     out: list[bytes] = []
-    slot = placed.slots[0]
-    # A histogram keeps its text under its own name only.
-    alias = isinstance(placed.row.source, Same)
-    for engine in showing(registry, family, placed):
-        histogram = engine.histograms[slot]
-        if histogram is None:
-            continue
-        text = None if alias else histogram.cache
-        if text is None:
-            text = _histogram_of(engine, family, (), histogram)
-            histogram.cache = None if alias else text
-        out.append(text)
+    for dialect, placed in family.places.items():
+        engines = showing(registry, dialect, placed)
+        if placed.where == "histogram":
+            out += _histograms(engines, family, placed)
+        elif placed.where == "scalars":
+            out += _scalars(engines, family, placed)
+        else:
+            out += _samples(engines, family)
     return out
 
 
-def _scalars(registry: Registry, family: Family, placed: Placed) -> list[bytes]:
+def _histograms(engines: Iterable[Engine], family: Family, placed: Placed) -> list[bytes]:
+    out: list[bytes] = []
+    # A histogram keeps its text under its own name only.
+    alias = isinstance(placed.row.source, Same)
+    places = list(zip(placed.values_of_label, placed.slots, strict=True))
+    for engine in engines:
+        for key, slot in places:
+            histogram = engine.histograms[slot]
+            if histogram is not None:
+                out.append(_histogram_text(engine, family, key, histogram, alias=alias))
+    return out
+
+
+def _scalars(engines: Iterable[Engine], family: Family, placed: Placed) -> list[bytes]:
     lines: list[str] = []
     name = family.name
     places = [
         (slot, (name, key)) for key, slot in zip(placed.values_of_label, placed.slots, strict=True)
     ]
-    for engine in showing(registry, family, placed):
+    for engine in engines:
         values, texts = engine.values, engine.text
         for slot, place in places:
             value = values[slot]
@@ -121,15 +123,15 @@ def bound_text(bound: float) -> str:
     return str(floatToGoString(bound))  # type: ignore[no-untyped-call]
 
 
-def _samples(registry: Registry, family: Family) -> list[bytes]:
+def _samples(engines: Iterable[Engine], family: Family) -> list[bytes]:
     """Every other place: through the view."""
     out: list[bytes] = []
-    for engine in registry.engines.values():
+    for engine in engines:
+        placed = family.places.get(engine.layout.dialect)
+        alias = placed is not None and isinstance(placed.row.source, Same)
         for key, value in children(engine, family):
             if isinstance(value, Histogram):
-                if value.cache is None:
-                    value.cache = _histogram_of(engine, family, key, value)
-                out.append(value.cache)
+                out.append(_histogram_text(engine, family, key, value, alias=alias))
             else:
                 # Not kept: adapters and the like come and go.
                 labels = label_text(labels_of(engine, family, key))
@@ -141,6 +143,17 @@ def _prefix(engine: Engine, family: Family, key: Key) -> str:
     text = family.name + label_text(labels_of(engine, family, key)) + " "
     engine.text[family.name, key] = text
     return text
+
+
+def _histogram_text(
+    engine: Engine, family: Family, key: Key, histogram: Histogram, *, alias: bool
+) -> bytes:
+    """The lines of one histogram, kept until it changes unless they have another's name."""
+    if alias:
+        return _histogram_of(engine, family, key, histogram)
+    if histogram.cache is None:
+        histogram.cache = _histogram_of(engine, family, key, histogram)
+    return histogram.cache
 
 
 def _histogram_of(engine: Engine, family: Family, key: Key, histogram: Histogram) -> bytes:

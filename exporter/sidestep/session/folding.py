@@ -7,7 +7,7 @@ intervals of requests and the lives of blocks that were under way when it began 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from sidestep.apply import Applier
@@ -53,12 +53,16 @@ class Folder:
         self.kv_sample_rate: float | None = None
         self._registry = Registry({}, {})
         self._applier: Applier | None = None
+        self._common = False
+        """Whether it counts under common names; settled when the first item comes."""
         self._engines: dict[int, Engine] = {}
 
-    def prepare(self) -> Applier:
+    def prepare(self, engines: Iterable[EngineInfo]) -> Applier:
         """Compile the catalogue: 90 ms that are better spent before the exporter has gone."""
-        if self._applier is None:
-            self._registry.layouts = {name: compile_layout(name) for name in DIALECTS}
+        dialects = {engine.dialect for engine in engines} & DIALECTS.keys()
+        layouts = {name: compile_layout(name, common=self._common) for name in sorted(dialects)}
+        if self._applier is None or self._registry.layouts != layouts:
+            self._registry.layouts = layouts
             self._applier = Applier(self._registry)
         return self._applier
 
@@ -71,13 +75,20 @@ class Folder:
             item = decode_item(data)
             if item.engine >= len(engines):
                 return False
-            self.prepare().apply(self._engine(item.engine, engines), item)
+            applier = self._applier
+            if applier is None or engines[item.engine].dialect not in self._registry.layouts:
+                # A stream may come to feed others than those that it greeted with.
+                applier = self.prepare(engines)
+            applier.apply(self._engine(item.engine, engines), item)
         except Exception:  # noqa: BLE001 - this runs in an engine: a bug of ours costs the item
             return False
         return True
 
     def _begin(self) -> None:
         registry, said = self._registry, self.settings
+        if said.common != self._common:
+            self._common = said.common
+            self._applier = None
         registry.overrides = {name: tuple(bounds) for name, bounds in said.buckets.items()}
         registry.rules = Rules(said.scheduled, said.latency, said.max_tracked, said.max_age)
         rate = registry.sampling.rate if self.kv_sample_rate is None else self.kv_sample_rate
@@ -106,7 +117,8 @@ class Folder:
         if known is None:
             known = self._engines[index] = self._registry.register(engines[index])
             # The exporter counts those that were under way when the first item was folded.
-            self._registry.requests_of(known).requests.cut_off = COUNT_LIMIT
+            if known.layout.has_requests:
+                self._registry.requests_of(known).requests.cut_off = COUNT_LIMIT
         return known
 
     def _records(self, engine: Engine) -> list[bytes]:
@@ -125,7 +137,7 @@ class Folder:
         return [encode_record(engine, part) for part in (totals, *parts)]
 
     def _totals(self, engine: Engine) -> Totals:
-        applier = self.prepare()
+        applier = self._applier or Applier(self._registry)
         while engine.blocks is not None and engine.blocks.waiting:
             applier.drain()
         blocks = engine.blocks is not None

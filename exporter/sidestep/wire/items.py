@@ -19,6 +19,7 @@ from sidestep.wire.limits import (
     MAX_FAMILIES,
     MAX_OBSERVATIONS,
     Count,
+    Counts,
     FamilyName,
     LabelName,
     Number,
@@ -82,6 +83,7 @@ class Sample(msgspec.Struct, array_like=True, gc=False):
             fell into each bucket of the family's ``bounds``, not cumulative,
             those above the last bound at the end.
         total: The sum of the values that ``counts`` stands for.
+        weights: How often each of ``observations`` was seen; empty: once.
     """
 
     labels: Annotated[list[Text], Meta(max_length=16)] = []
@@ -89,6 +91,7 @@ class Sample(msgspec.Struct, array_like=True, gc=False):
     observations: Observations = []
     counts: Annotated[list[Count], Meta(max_length=MAX_BOUNDS + 1)] = []
     total: Number = 0.0
+    weights: Counts = []
 
 
 class Family(msgspec.Struct, array_like=True, gc=False):
