@@ -33,10 +33,13 @@ from sidestep.catalogue.model import (
 )
 from sidestep.errors import CatalogueError
 from sidestep.lifecycle.outcomes import Outcomes
-from sidestep.wire.items import VllmStep
+from sidestep.wire.items import SglangStats, VllmStep
 from sidestep.wire.limits import OTHER
 
-STEPS: Mapping[str, tuple[type[msgspec.Struct], ...]] = {"vllm": (VllmStep, Outcomes)}
+STEPS: Mapping[str, tuple[type[msgspec.Struct], ...]] = {
+    "vllm": (VllmStep, Outcomes),
+    "sglang": (SglangStats,),
+}
 """The structs whose fields a dialect's paths name."""
 
 Where = Literal["scalars", "histogram", "keyed", "sampled", "reading", "constant", "info"]

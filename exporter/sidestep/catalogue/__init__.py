@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from sidestep.catalogue import engine_core, vllm, vllm_connectors, vllm_legacy, vllm_own
+from sidestep.catalogue import (
+    engine_core,
+    sglang,
+    sglang_caches,
+    sglang_legacy,
+    sglang_process,
+    sglang_requests,
+    sglang_scheduler,
+    vllm,
+    vllm_connectors,
+    vllm_legacy,
+    vllm_own,
+)
 from sidestep.catalogue.model import Row, check
 
 DIALECTS: dict[str, tuple[Row, ...]] = {
@@ -12,6 +24,15 @@ DIALECTS: dict[str, tuple[Row, ...]] = {
         *vllm_own.ROWS,
         *engine_core.ROWS,
         *vllm_legacy.ROWS,
+    ),
+    "sglang": (
+        *sglang.ROWS,
+        *sglang_scheduler.ROWS,
+        *sglang_requests.ROWS,
+        *sglang_caches.ROWS,
+        *sglang_process.ROWS,
+        *sglang_legacy.ROWS,
+        vllm_own.REFUSED,
     ),
 }
 """Rows by the dialect that an engine's hello names."""

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from sidestep.errors import WireError
+from sidestep.wire import sglang
 from sidestep.wire.blocks import BlockEvents, CacheEvents
 from sidestep.wire.limits import (
     COUNT_LIMIT,
@@ -72,6 +73,15 @@ class VllmRejection(msgspec.Struct, array_like=True, gc=False, tag="vr"):
     reason: Text
 
 
+class SglangStats(msgspec.Struct, array_like=True, gc=False, tag="gs"):
+    """One report of an SGLang scheduler's state: gauges only, its counters come as samples."""
+
+    engine: EngineIndex
+    stamp: Seconds
+    wall: Seconds
+    stats: sglang.SchedulerStats
+
+
 class Sample(msgspec.Struct, array_like=True, gc=False):
     """One child of a self-described family.
 
@@ -113,7 +123,16 @@ class Samples(msgspec.Struct, array_like=True, gc=False, tag="s"):
     families: Annotated[list[Family], Meta(max_length=MAX_FAMILIES)] = []
 
 
-Item = VllmStep | VllmSleep | VllmRejection | Samples | RequestEvents | BlockEvents | CacheEvents
+Item = (
+    VllmStep
+    | VllmSleep
+    | VllmRejection
+    | SglangStats
+    | Samples
+    | RequestEvents
+    | BlockEvents
+    | CacheEvents
+)
 
 
 class _Shape(msgspec.Struct, array_like=True, gc=False, tag="s"):
