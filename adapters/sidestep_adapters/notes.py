@@ -117,6 +117,7 @@ class Meter(Source):
         self._seen: dict[Values, tuple[list[float], list[int]]] = {}
         self._gauges: dict[Values, float] = {}
         self._fresh: dict[Values, None] = {}
+        self._counts: list[Sample] = []
 
     def labels(self, *values: Any, **labels: Any) -> Child:
         """The child of these label values."""
@@ -124,6 +125,17 @@ class Meter(Source):
         if self.native is None:
             return Child(self, found)
         return Both(self, found, self.native.labels(*values, **labels))
+
+    def note(self, labels: Labels, value: Any, weight: int) -> None:
+        """Note a child's amount, value or observation, or a histogram's counts and their sum.
+
+        A weight of 0 and no amount: the child exists from now on.
+        """
+        notes = self.notes
+        if len(notes.queue) < LIMIT:
+            notes.queue.append((self, labels, value, weight))
+        else:
+            notes.lost += 1
 
     def inc(self, amount: float = 1) -> None:
         """Of a family without labels, like the next three."""
@@ -156,12 +168,17 @@ class Meter(Source):
     def take(self, labels: Labels, value: Any, weight: int) -> None:
         """See ``Source``; a value that is no number is left out."""
         key = tuple([printable(labels[name]) for name in self._own])
+        if value.__class__ is tuple:
+            counts, total = value
+            self._counts.append(Sample(list(key), counts=counts, total=total))
+            return
         # Numpy's and torch's scalars are numbers, too.
         number = value if value.__class__ is int else float(value)
         if self.kind == "histogram":
             values, weights = self._seen.setdefault(key, ([], []))
-            values.append(number)
-            weights.append(weight)
+            if weight:
+                values.append(number)
+                weights.append(weight)
         elif self.kind == "counter":
             if not 0 <= number <= FLOPS_LIMIT:
                 raise ValueError(f"{self.name} cannot grow by {number}")
@@ -172,8 +189,8 @@ class Meter(Source):
 
     def items(self, now: float) -> list[Item]:
         """See ``Source``."""
-        samples = [*self._counted(), *self._observed(), *self._set(self._fresh)]
-        self._sums, self._seen, self._fresh = {}, {}, {}
+        samples = [*self._counted(), *self._observed(), *self._counts, *self._set(self._fresh)]
+        self._sums, self._seen, self._fresh, self._counts = {}, {}, {}, []
         return self._items(now, samples)
 
     def again(self, now: float) -> list[Item]:
@@ -198,7 +215,7 @@ class Meter(Source):
 
     def _observed(self) -> Iterator[Sample]:
         for key, (values, weights) in self._seen.items():
-            for start in range(0, len(values), MAX_OBSERVATIONS):
+            for start in range(0, len(values) or 1, MAX_OBSERVATIONS):
                 some = slice(start, start + MAX_OBSERVATIONS)
                 told = [] if set(weights[some]) == {1} else weights[some]
                 yield Sample(list(key), observations=values[some], weights=told)
@@ -222,11 +239,7 @@ class Child:
 
     def inc(self, amount: float = 1) -> None:
         """Add to a counter or a gauge."""
-        notes = self._meter.notes
-        if len(notes.queue) < LIMIT:
-            notes.queue.append((self._meter, self._labels, amount, 1))
-        else:
-            notes.lost += 1
+        self._meter.note(self._labels, amount, 1)
 
     def dec(self, amount: float = 1) -> None:
         """Take off a gauge."""
@@ -234,11 +247,7 @@ class Child:
 
     def set(self, value: float) -> None:
         """A gauge's value."""
-        notes = self._meter.notes
-        if len(notes.queue) < LIMIT:
-            notes.queue.append((self._meter, self._labels, value, SET))
-        else:
-            notes.lost += 1
+        self._meter.note(self._labels, value, SET)
 
     def observe(self, value: float) -> None:
         """One observation."""

@@ -24,6 +24,20 @@ ROUTING_KEY_BOUNDS = (1, 2, 3, 5, 7, 10, 20, 50, 100, 200)
 before or 0, and only that; the last is ``+Inf``."""
 
 
+QUEUES = (
+    "num_running_reqs",
+    "num_queue_reqs",
+    "num_prefill_bootstrap_queue_reqs",
+    "num_prefill_inflight_queue_reqs",
+    "num_decode_prealloc_queue_reqs",
+    "num_decode_transfer_queue_reqs",
+    "num_decode_host_receive_queue_reqs",
+)
+"""Fields of the stats that count requests in all and by priority."""
+ROUTING_KEYS = ("routing_key_running_req_counts", "routing_key_all_req_counts")
+"""Fields that hold one number a routing key."""
+
+
 def _gauge(name: str, text: str, *, combine: Combine = "sum", feature: str = "") -> Row:
     return Row(
         name=f"sglang:{name}",

@@ -23,7 +23,7 @@ _SEND_SECONDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 
 # The tables are laid out by hand: name above text, two lines a row.
 # fmt: off
-_PROCESS = (
+PROCESS = (
     _P.counter("failed_session_recoveries_total",
                "Mooncake sessions that were given up and answered again."),
     _P.counter("http_requests_total", "HTTP requests that came in.", "endpoint", "method"),
@@ -41,9 +41,10 @@ _PROCESS = (
     _P.gauge("startup_latency_breakdown_seconds_max",
              "Longest time that a part of the start took.", "context", combine="max"),
 )
+# The dispatcher tells of each rank; its series are those of the rank's own engine.
+PENDING = _E.gauge("encoder_dp_pending_requests",
+                   "Requests sent to an encoder and not answered yet.")
 _ENCODER = (
-    # The dispatcher tells of each rank; its series are those of the rank's own engine.
-    _E.gauge("encoder_dp_pending_requests", "Requests sent to an encoder and not answered yet."),
     _E.counter("encoder_cache_evictions_total", "Entries evicted from an encoder's cache.",
                "modality"),
     _E.gauge("encoder_cache_size_mb", "Size of an encoder's cache, in MiB."),
@@ -78,4 +79,4 @@ _ENCODER = (
 )
 # fmt: on
 
-ROWS: tuple[Row, ...] = (*_PROCESS, *_ENCODER)
+ROWS: tuple[Row, ...] = (*PROCESS, PENDING, *_ENCODER)
