@@ -306,4 +306,3 @@ def _features(collector: Any) -> list[str]:
 def _shown(labels: Mapping[str, Any]) -> dict[str, str]:
     """Labels of the engine. Empty ones, such as a priority's, are filled in by request."""
     return {name: printable(value) for name, value in labels.items() if str(value)}
-
