@@ -194,6 +194,11 @@ class Engine:
                 histogram.cache = None
 
     @property
+    def name(self) -> str:
+        """Value of its label ``engine``; its identity, where its dialect has no such label."""
+        return self.labels.get("engine") or self.id
+
+    @property
     def own_sample_rate(self) -> float | None:
         """Share of KV blocks that the engine itself samples; None where it does not."""
         try:
