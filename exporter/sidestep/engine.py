@@ -176,9 +176,13 @@ class Engine:
             if known is not None and known.bounds != self.bounds_of(slot):
                 self.histograms[slot] = Histogram(self.bounds_of(slot))
         for placed in self.layout.placed:
-            row = placed.row
             # What describes itself is shown at 0 for an option only: most of it nobody ever has.
-            if row.feature in self.features or (not row.feature and placed.where != "sampled"):
+            # So is what only some kinds of the dialect's engines can have.
+            if placed.row.feature in self.features or (
+                not placed.row.feature
+                and placed.where != "sampled"
+                and self.layout.required.issuperset(placed.row.shared)
+            ):
                 self.show(placed)
 
     def forget_texts(self) -> None:

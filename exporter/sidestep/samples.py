@@ -98,11 +98,13 @@ def _add(registry: Registry, engine: Engine, target: OpenFamily, family: Family)
         if refused:
             slot = engine.layout.hooks["refused_observations"].slots[0]
             engine.values[slot] = (engine.values[slot] or 0) + refused
-        for row, slot in engine.layout.also.get(family.name, ()):
-            if row.kind == "histogram":
-                _observe(engine.histogram(slot), target, sample)
+        for fed in engine.layout.also.get(family.name, ()):
+            if fed.values and sample.labels[0] not in fed.values:
+                continue
+            if fed.row.kind == "histogram":
+                _observe(engine.histogram(fed.slot), target, sample)
             else:
-                engine.values[slot] = (engine.values[slot] or 0) + sample.value
+                engine.values[fed.slot] = (engine.values[fed.slot] or 0) + sample.value
 
 
 def _family(engine: Engine, family: Family, made: _Made) -> OpenFamily:

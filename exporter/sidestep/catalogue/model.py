@@ -59,9 +59,14 @@ class Sampled:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Also:
-    """What Samples items add to any child of the family of this name is added here, too."""
+    """What Samples items add to children of the family of this name is added here, too.
+
+    Attributes:
+        values: Only to children whose one own label is one of these; empty: to all.
+    """
 
     name: str
+    values: tuple[str, ...] = ()
 
 
 Source = (
