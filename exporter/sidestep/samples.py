@@ -8,7 +8,7 @@ from itertools import islice, pairwise
 from sidestep.engine import ORIGIN, Engine, Key, OpenFamily
 from sidestep.errors import WireError
 from sidestep.histogram import Histogram, rebucket
-from sidestep.plan import taken
+from sidestep.plan import Fed, taken
 from sidestep.registry import (
     MAX_BYTES,
     MAX_ENGINE_BYTES,
@@ -24,8 +24,10 @@ EXPORTERS = ("sidestep_", "process_", "python_")
 """Families of the exporter's own process begin so."""
 
 
-def add_samples(registry: Registry, engine: Engine, item: Samples) -> None:
+def add_samples(registry: Registry, engine: Engine, item: Samples, *, kept: bool = False) -> None:
     """Add families that describe themselves; all are checked before any is added.
+
+    ``kept``: as a record kept them, which has what they feed besides in its own place.
 
     Raises:
         WireError: One of them contradicts the catalogue, or itself as it was before.
@@ -47,7 +49,8 @@ def add_samples(registry: Registry, engine: Engine, item: Samples) -> None:
         if name not in engine.layout.sampled:
             registry.describe(target)
     for family in item.families:
-        _add(registry, engine, engine.open[family.name], family)
+        fed = () if kept else engine.layout.also.get(family.name, ())
+        _add(registry, engine, engine.open[family.name], family, fed)
 
 
 class _Made:
@@ -89,7 +92,9 @@ def _limit(registry: Registry, engine: Engine, made: _Made, families: Sequence[F
     return next((limit for limit, passed in reached.items() if passed), "")
 
 
-def _add(registry: Registry, engine: Engine, target: OpenFamily, family: Family) -> None:
+def _add(
+    registry: Registry, engine: Engine, target: OpenFamily, family: Family, also: Sequence[Fed]
+) -> None:
     for sample in family.samples:
         key = registry.capped(target.children, tuple(sample.labels))
         if key not in target.children:
@@ -98,7 +103,7 @@ def _add(registry: Registry, engine: Engine, target: OpenFamily, family: Family)
         if refused:
             slot = engine.layout.hooks["refused_observations"].slots[0]
             engine.values[slot] = (engine.values[slot] or 0) + refused
-        for fed in engine.layout.also.get(family.name, ()):
+        for fed in also:
             if fed.values and sample.labels[0] not in fed.values:
                 continue
             if fed.row.kind == "histogram":
