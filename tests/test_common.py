@@ -181,6 +181,23 @@ def test_an_engine_has_only_what_its_kind_tells() -> None:
     assert ranks("sidestep_requests_running") == {True}
 
 
+@pytest.mark.parametrize("openmetrics", [False, True])
+def test_a_summary_has_a_sum_and_a_count(openmetrics: bool) -> None:
+    """As the engine's has no quantiles, so has the page's none."""
+    registry = applied()
+    told = Sample(["decode"], observations=[0.5, 1.0])
+    family = Family("sglang:eplb_balancedness", "summary", ["forward_mode"], [told])
+    Applier(registry).apply(registry.engines["scheduler"], Samples(0, 3.0, [family]))
+    page = parse(render(registry, openmetrics=openmetrics, names={family.name}).decode())
+
+    labels = tuple(sorted({**SCHEDULER, "forward_mode": "decode"}.items()))
+    assert page[family.name].kind == "summary"
+    assert page[family.name].samples == {
+        (f"{family.name}_count", labels): 2.0,
+        (f"{family.name}_sum", labels): 1.5,
+    }
+
+
 def test_what_was_folded_has_them_too() -> None:
     """A sender that folds counts under common names where the exporter says so."""
     folder = Folder()

@@ -21,6 +21,7 @@ import msgspec
 
 from sidestep.catalogue import rows_of
 from sidestep.catalogue.model import (
+    OBSERVED,
     Also,
     Constant,
     Hook,
@@ -141,10 +142,9 @@ class Section:
 
 def taken(name: str, kind: Kind) -> frozenset[str]:
     """The names that family ``name`` takes: OpenMetrics' family and every sample's."""
-    if kind == "histogram":
-        return frozenset(
-            {name, *(f"{name}_{end}" for end in ("bucket", "count", "sum", "created"))}
-        )
+    if kind in OBSERVED:
+        ends = ("bucket", "count", "sum", "created")
+        return frozenset({name, *(f"{name}_{end}" for end in ends)})
     base = name.removesuffix("_total") if kind == "counter" else name
     return frozenset({name, base, f"{base}_created"} if kind == "counter" else {name})
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice, pairwise
 
+from sidestep.catalogue.model import OBSERVED
 from sidestep.engine import ORIGIN, Engine, Key, OpenFamily
 from sidestep.errors import WireError
 from sidestep.histogram import Histogram, rebucket
@@ -122,6 +123,8 @@ def _family(engine: Engine, family: Family, made: _Made) -> OpenFamily:
         if row.extra and set(target.labels) < set(labels):
             _check_labels(engine, family.name, labels)
             target.labels = labels
+            # What starts at 0 without a label of its own has one now.
+            target.children.clear()
         return target
     form = (family.kind, labels)
     if registry.open_families.get(family.name, form) != form:
@@ -191,7 +194,7 @@ def _check_samples(target: OpenFamily, family: Family) -> None:
 
 def _add_sample(target: OpenFamily, key: tuple[str, ...], sample: Sample) -> int:
     """Add to one child; how many observations were refused."""
-    if target.kind == "histogram":
+    if target.kind in OBSERVED:
         child = target.children.get(key)
         if not isinstance(child, Histogram):
             child = target.children[key] = Histogram(target.bounds)
