@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import shlex
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -27,7 +25,8 @@ from engines.comparison import (
 )
 from engines.load import Ask, Client, generated, reasons
 from engines.processes import ExporterProcess, until
-from engines.sglang_server import RETRACTING, TWO_RANKS, TWO_RANKS_ENVIRON, SglangServer
+from engines.sglang_runs import BOUNDS, LABELLED, MIXED, PARALLEL
+from engines.sglang_server import SglangServer
 
 pytestmark = pytest.mark.engine
 
@@ -82,12 +81,12 @@ async def test_beside_the_collectors_both_pages_agree(
 
     An engine that is asked to end says goodbye.
     """
-    environ = {"SIDESTEP_ENDPOINT": endpoint, **RETRACTING}
+    environ = {"SIDESTEP_ENDPOINT": endpoint, **MIXED.environ}
     server = SglangServer(sglang_python, tiny, home, environ=environ)
     async with both(server, endpoint, home) as exporter:
         async with Client(server.base) as client:
             busy = await agree_while_busy(server, exporter, client)
-            answers = await client.mixed(streams=2)
+            answers = await MIXED.load(client)
         theirs, ours, found = await settled(server, exporter)
         report("sglang beside", theirs, answers, **busy)
         code = await server.stop()
@@ -112,7 +111,7 @@ async def test_instead_of_the_collectors(
     sglang_python: Path, tiny: Path, home: Path, endpoint: str
 ) -> None:
     """SGLang's collectors count nothing; our page has it all, with what the clients were told."""
-    environ = {"SIDESTEP_ENDPOINT": endpoint, "SIDESTEP_SGLANG_MODE": "instead", **RETRACTING}
+    environ = {"SIDESTEP_ENDPOINT": endpoint, "SIDESTEP_SGLANG_MODE": "instead", **MIXED.environ}
     server = SglangServer(sglang_python, tiny, home, environ=environ)
     asked = "sglang:num_requests"
     async with both(server, endpoint, home) as exporter:
@@ -152,11 +151,11 @@ async def test_instead_of_the_collectors(
 
 async def test_two_ranks(sglang_python: Path, tiny: Path, home: Path, endpoint: str) -> None:
     """Both pages agree rank by rank, and each rank is an engine that can be down."""
-    environ = {"SIDESTEP_ENDPOINT": endpoint, **TWO_RANKS_ENVIRON, **RETRACTING}
-    server = SglangServer(sglang_python, tiny, home, TWO_RANKS, environ)
+    environ = {"SIDESTEP_ENDPOINT": endpoint, **PARALLEL.environ}
+    server = SglangServer(sglang_python, tiny, home, PARALLEL.arguments, environ)
     async with both(server, endpoint, home) as exporter:
         async with Client(server.base) as client:
-            answers = await client.mixed(streams=2)
+            answers = await PARALLEL.load(client)
         theirs, ours, found = await settled(server, exporter)
         report("sglang two ranks", theirs, answers, streams=value(ours, "sidestep_streams"))
         await server.stop()
@@ -176,35 +175,11 @@ async def test_labels_and_bounds_of_the_administrator(
     sglang_python: Path, tiny: Path, home: Path, endpoint: str
 ) -> None:
     """Priorities, labels of requests, labels of the deployment and other bounds are on both pages."""
-    extra = json.dumps({"site": "here"})
-    flags = shlex.split(
-        "--enable-priority-scheduling --default-priority-value 3"
-        " --tokenizer-metrics-allowed-custom-labels team tier"
-        " --bucket-time-to-first-token 0.01 0.1 1 --bucket-inter-token-latency 0.005 0.05 0.5"
-        " --bucket-e2e-request-latency 0.25 2.5 25"
-        " --prompt-tokens-buckets custom 10 100 1000 --generation-tokens-buckets tse 100 2 5"
-    )
-    environ = {
-        "SIDESTEP_ENDPOINT": endpoint,
-        "SGLANG_BUCKET_EVICTION_DURATION": "0.0001,0.01",
-        **RETRACTING,
-    }
-    arguments = [*flags, "--extra-metric-labels", extra]
-    server = SglangServer(sglang_python, tiny, home, arguments, environ)
-    who = [{}, {"team": "red"}, {"team": "blue", "tier": "1"}, {"unknown": "label"}]
+    environ = {"SIDESTEP_ENDPOINT": endpoint, **LABELLED.environ}
+    server = SglangServer(sglang_python, tiny, home, LABELLED.arguments, environ)
     async with both(server, endpoint, home) as exporter:
         async with Client(server.base) as client:
-            asks = [
-                Ask(
-                    client.text(60),
-                    100,
-                    stream=turn % 3 > 0,
-                    options={"ignore_eos": True, **({"priority": turn % 4} if turn % 5 else {})},
-                    headers={"x-custom-labels": json.dumps(who[turn % len(who)])},
-                )
-                for turn in range(60)
-            ]
-            answers = await client.ask_all(asks)
+            answers = await LABELLED.load(client)
         theirs, ours, found = await settled(server, exporter)
         report("sglang labels", theirs, answers)
 
@@ -217,13 +192,7 @@ async def test_labels_and_bounds_of_the_administrator(
         (labels.get("team", ""), labels.get("tier", "")) for labels in finished
     }
     assert all(labels["site"] == "here" for labels in [*queue, *finished])
-    for family, bounds in {
-        "sglang:time_to_first_token_seconds": "0.01 0.1 1.0",
-        "sglang:request_time_per_output_token_seconds": "0.005 0.05 0.5",
-        "sglang:e2e_request_latency_seconds": "0.25 2.5 25.0",
-        "sglang:prompt_tokens_histogram": "10.0 100.0 1000.0",
-        "sglang:eviction_duration_seconds": "0.0001 0.01",
-    }.items():
+    for family, bounds in BOUNDS.items():
         shown = {labels["le"] for labels in labels_of(ours, family) if "le" in labels}
         assert {*bounds.split(), "+Inf"} == shown
     assert_nothing_refused(ours)
