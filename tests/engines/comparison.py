@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Collection, Iterator
+from typing import Protocol
 
 import pages
 import sglang_pages
 from engines.load import Answer, reasons
-from engines.processes import ExporterProcess, Server, until
-from pages import ENGINES, Family
+from engines.processes import ExporterProcess, until
+from pages import ENGINES, Family, comparable
 
 Found = list[tuple[str, str]]
 
@@ -80,7 +81,7 @@ def engine_families(page: Page) -> Page:
 def shape(page: Page) -> dict[str, tuple[str, set[object]]]:
     """Families, types, sample names and label sets of the engine: its page without values."""
     found = engine_families(page).items()
-    return {name: (family.kind, set(family.samples)) for name, family in found}
+    return {name: (family.kind, set(comparable(family))) for name, family in found}
 
 
 def idle(page: Page) -> bool:
@@ -102,8 +103,15 @@ def all_differences(
     )
 
 
+class Shown(Protocol):
+    """What has a metrics page: a server, or a program."""
+
+    async def page(self) -> str:
+        """It, as it is now."""
+
+
 async def settled(
-    server: Server, exporter: ExporterProcess, *, apart: Collection[str] = ()
+    server: Shown, exporter: ExporterProcess, *, apart: Collection[str] = ()
 ) -> tuple[Page, Page, Found]:
     """Both pages and what differs: at once when they agree, and else after a while."""
     first: Page | None = None

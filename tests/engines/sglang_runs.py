@@ -19,7 +19,7 @@ BOUNDS = {
     "sglang:request_time_per_output_token_seconds": "0.005 0.05 0.5",
     "sglang:e2e_request_latency_seconds": "0.25 2.5 25.0",
     "sglang:prompt_tokens_histogram": "10.0 100.0 1000.0",
-    "sglang:generation_tokens_histogram": "96.0 98.0 100.0 102.0 104.0",
+    "sglang:generation_tokens_histogram": "92.0 96.0 98.0 100.0 102.0 104.0 108.0",
     "sglang:eviction_duration_seconds": "0.0001 0.01",
 }
 """Histograms whose bounds ``LABELLED`` has set otherwise, and to what."""
