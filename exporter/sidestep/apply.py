@@ -13,6 +13,7 @@ from sidestep.plan import Layout
 from sidestep.registry import Registry
 from sidestep.residency.follower import Lives
 from sidestep.samples import add_samples
+from sidestep.stream_items import StreamItems
 from sidestep.vllm_items import VllmItems
 from sidestep.wire.items import Item, Samples
 from sidestep.wire.totals import Record
@@ -43,7 +44,7 @@ class Items(Protocol):
         """Let go of all lives of the engine's blocks."""
 
 
-DIALECTS: Mapping[str, type[Items]] = {"vllm": VllmItems}
+DIALECTS: Mapping[str, type[Items]] = {"vllm": VllmItems, "stream": StreamItems}
 
 ANYBODYS = {"refused_observations"}
 """Hooks of every dialect: Samples feed them."""

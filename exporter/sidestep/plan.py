@@ -35,8 +35,12 @@ from sidestep.errors import CatalogueError
 from sidestep.lifecycle.outcomes import Outcomes
 from sidestep.wire.items import VllmStep
 from sidestep.wire.limits import OTHER
+from sidestep.wire.streams import ForwardPass, LoadStat
 
-STEPS: Mapping[str, tuple[type[msgspec.Struct], ...]] = {"vllm": (VllmStep, Outcomes)}
+STEPS: Mapping[str, tuple[type[msgspec.Struct], ...]] = {
+    "vllm": (VllmStep, Outcomes),
+    "stream": (ForwardPass, LoadStat),
+}
 """The structs whose fields a dialect's paths name."""
 
 Where = Literal["scalars", "histogram", "keyed", "sampled", "reading", "constant", "info"]

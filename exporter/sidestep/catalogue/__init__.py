@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from sidestep.catalogue import engine_core, vllm, vllm_connectors, vllm_legacy, vllm_own
+from sidestep.catalogue import (
+    engine_core,
+    streams,
+    vllm,
+    vllm_connectors,
+    vllm_legacy,
+    vllm_own,
+)
 from sidestep.catalogue.model import Row, check
 
 DIALECTS: dict[str, tuple[Row, ...]] = {
@@ -13,6 +20,7 @@ DIALECTS: dict[str, tuple[Row, ...]] = {
         *engine_core.ROWS,
         *vllm_legacy.ROWS,
     ),
+    "stream": streams.ROWS,
 }
 """Rows by the dialect that an engine's hello names."""
 

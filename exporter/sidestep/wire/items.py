@@ -29,6 +29,7 @@ from sidestep.wire.limits import (
 )
 from sidestep.wire.messages import DECODE_ERRORS
 from sidestep.wire.requests import RequestEvents
+from sidestep.wire.streams import ForwardPass, LoadStat
 from sidestep.wire.vllm import (
     CacheStats,
     IterationStats,
@@ -113,7 +114,17 @@ class Samples(msgspec.Struct, array_like=True, gc=False, tag="s"):
     families: Annotated[list[Family], Meta(max_length=MAX_FAMILIES)] = []
 
 
-Item = VllmStep | VllmSleep | VllmRejection | Samples | RequestEvents | BlockEvents | CacheEvents
+Item = (
+    VllmStep
+    | VllmSleep
+    | VllmRejection
+    | Samples
+    | RequestEvents
+    | BlockEvents
+    | CacheEvents
+    | ForwardPass
+    | LoadStat
+)
 
 
 class _Shape(msgspec.Struct, array_like=True, gc=False, tag="s"):
