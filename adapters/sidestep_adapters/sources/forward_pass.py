@@ -27,7 +27,7 @@ class Record(NamedTuple):
     """One record: what it says, and of which rank."""
 
     item: ForwardPass
-    rank: int
+    rank: int | None
 
 
 class _Scheduled(ScheduledRequests, array_like=False, gc=False):
@@ -39,11 +39,11 @@ class _Queued(QueuedRequests, array_like=False, gc=False):
 
 
 class _Map(msgspec.Struct, gc=False):
+    scheduled_requests: _Scheduled
+    wall_time: Seconds
     version: Count = VERSION
-    dp_rank: Rank = 0
-    wall_time: Seconds = 0.0
-    scheduled_requests: _Scheduled = _Scheduled()
-    queued_requests: _Queued = _Queued()
+    dp_rank: Rank | None = None
+    queued_requests: _Queued = msgspec.field(default_factory=_Queued)
 
 
 class _Array(msgspec.Struct, array_like=True, gc=False):

@@ -29,7 +29,7 @@ class Record(NamedTuple):
     """One record: what it says, of which rank, and its totals, which the item has not."""
 
     item: LoadStat
-    rank: int
+    rank: int | None
     totals: Totals
 
 
@@ -38,7 +38,7 @@ class _Load(msgspec.Struct, array_like=True, gc=False, tag="LoadStat"):
     waiting: Count
     num_tokens: Count
     max_tokens: Count
-    dp_rank: Annotated[int, Meta(ge=0, le=1 << 16)] | None = 0
+    dp_rank: Annotated[int, Meta(ge=0, le=1 << 16)] | None = None
     waiting_uncached_tokens: Count = 0
     total_tokens: Count = 0
     max_running: Count = 0
@@ -71,7 +71,7 @@ def decode(payload: bytes, stamp: float) -> Record:
         found.max_running,
     )
     totals = Totals(found.total_prefill_uncached_tokens, found.total_prefill_busy_us)
-    return Record(item, found.dp_rank or 0, totals)
+    return Record(item, found.dp_rank, totals)
 
 
 def add(item: LoadStat, totals: Totals, before: Totals | None) -> None:
