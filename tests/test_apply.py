@@ -361,7 +361,7 @@ def test_the_configurations_bounds_win_over_the_engines() -> None:
 @pytest.mark.parametrize(
     "info",
     [
-        EngineInfo("e", "sglang", {"engine": "0", "model_name": "m"}),
+        EngineInfo("e", "abacus", {"engine": "0", "model_name": "m"}),
         EngineInfo("e", "vllm", {"engine": "0"}),
         EngineInfo("e", "vllm", {"engine": "0", "model_name": "m", "le": "1"}),
         EngineInfo("e", "vllm", {"engine": "0", "model_name": "m", "source": "x"}),

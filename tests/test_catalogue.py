@@ -146,6 +146,7 @@ BASE = Row(name="vllm:x_total", kind="counter", source="iteration.prompt_tokens"
         ({"source": {"a": "iteration.prompt_tokens"}}, "one path for each value"),
         ({"source": Same("vllm:other")}, "no row vllm:other"),
         ({"name": "vllm:x"}, "end in _total"),
+        ({"name": "sidestep_x_total", "kind": "gauge"}, "end in _total"),
         ({"kind": "histogram"}, "a bucket family or bounds"),
         ({"labels": ("model_name", "engine")}, "sorted"),
         ({"closed": ("a",)}, "exactly one own label"),

@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from random import Random
+from typing import Protocol
 
 import zmq
 
@@ -56,6 +57,22 @@ Later = Callable[[], Iterable[Item]]
 """Makes items in the publisher thread, from values of its own."""
 
 
+class Notes(Protocol):
+    """What the engine's threads noted down, to become items in the publisher's."""
+
+    @property
+    def lost(self) -> int:
+        """How many found no place, so far."""
+
+    def __len__(self) -> int: ...
+
+    def items(self) -> Iterable[Item]:
+        """The items of a slice of them, which are forgotten."""
+
+    def clear(self) -> None:
+        """Forget all."""
+
+
 class Publisher:
     """Sends one process's items to the exporter.
 
@@ -65,6 +82,7 @@ class Publisher:
         engines: What the stream feeds.
         extra: Makes more items about once a second, in the publisher's thread.
         again: Makes the items that a restarted exporter needs to hear again.
+        notes: Taken in with every flush.
 
     Attributes:
         errors: Records that could not be translated or encoded.
@@ -78,6 +96,7 @@ class Publisher:
         *,
         extra: Later | None = None,
         again: Later | None = None,
+        notes: Notes | None = None,
         flush: float = FLUSH,
     ) -> None:
         self.errors = 0
@@ -86,9 +105,12 @@ class Publisher:
         self._engines = list(engines)
         self._extra = extra
         self._again = again
+        self._notes = notes
         self._flush = flush
         self._queue: deque[Item | Later] = deque()
         self._overflowed = 0
+        self._lost = 0
+        """Of the notes lost, those that are counted."""
         self._encoding = False
         self._room = QUEUE_ITEMS
         self._extra_at = 0.0
@@ -133,7 +155,7 @@ class Publisher:
     def drained(self) -> bool:
         """Whether all that was pushed before the last flush has arrived, and is safe there."""
         # In this order: what has left the queue is being encoded, or is the sender's.
-        return not self._queue and not self._encoding and self._sender.drained
+        return self._is_empty() and not self._encoding and self._sender.drained
 
     @property
     def connected(self) -> bool:
@@ -177,6 +199,8 @@ class Publisher:
         processes.leave_alone(self._sender, self._thread, self._stop, self._described)
         self._thread = None
         self._queue = deque()
+        if self._notes is not None:
+            self._notes.clear()
 
     def _start(self) -> None:
         incarnation = secrets.randbits(63)
@@ -257,16 +281,22 @@ class Publisher:
         self._room = 0
         self._overflowed += len(self._queue)
         self._queue.clear()
+        if self._notes is not None:
+            self._notes.clear()
 
     def _is_idle(self) -> bool:
         """Whether this flush can be left out; a publisher without work costs next to nothing."""
         return (
-            not self._queue
+            self._is_empty()
             and not self._described.is_set()
             and self._sender.errors == self.errors
             and not self._overflowed
             and self._sender.idle(time.monotonic())
         )
+
+    def _is_empty(self) -> bool:
+        """Whether nothing waits to be encoded."""
+        return not self._queue and not self._notes
 
     def _connect(self, context: zmq.Context[Socket]) -> Socket:
         self._opened_at = time.monotonic()
@@ -285,36 +315,50 @@ class Publisher:
     def _encode(self) -> None:
         """Encode what is queued, in slices: the interpreter belongs to the engine."""
         self._encoding = True
+        if self._described.is_set():
+            # First, since items may be of engines that are new.
+            self._described.clear()
+            self._sender.describe(self._engines)
         sender = self._sender
         started = time.perf_counter()
         for _ in range(len(self._queue)):
-            entry = self._queue.popleft()
-            encoded: list[bytes] = []
-            try:
-                items = entry() if callable(entry) else (entry,)
-                encoded += map(encode_item, items)
-            except Exception:  # noqa: BLE001 - an odd value costs its own record
-                self.fail("an item could not be encoded")
-            fitting = [item for item in encoded if len(item) <= MAX_ITEM_BYTES]
-            sender.dropped += len(encoded) - len(fitting)
-            sender.add(fitting)
-            behind = len(self._queue)
-            # Behind a thread that never rests each rest costs it 5 ms: a backlog takes longer slices.
-            if time.perf_counter() - started > SLICE * (1 + behind // BACKLOG):
-                # On a machine that has no core to spare a rest lasts as long as others like.
-                rest = FOLDING_REST if sender.folding else REST
-                time.sleep(rest if behind < URGENT else 0)
-                started = time.perf_counter()
-        sender.dropped += self._overflowed
-        self._overflowed = 0
+            self._add(self._queue.popleft())
+            started = self._rest(started)
+        for _ in range(len(self._notes or ())):
+            if not self._notes:
+                break
+            self._add(self._notes.items)
+            started = self._rest(started)
+        lost = 0 if self._notes is None else self._notes.lost
+        sender.dropped += self._overflowed + lost - self._lost
+        self._overflowed, self._lost = 0, lost
         sender.errors = self.errors
         self._encoding = False
 
+    def _add(self, entry: Item | Later) -> None:
+        encoded: list[bytes] = []
+        try:
+            items = entry() if callable(entry) else (entry,)
+            encoded += map(encode_item, items)
+        except Exception:  # noqa: BLE001 - an odd value costs its own record
+            self.fail("an item could not be encoded")
+        fitting = [item for item in encoded if len(item) <= MAX_ITEM_BYTES]
+        self._sender.dropped += len(encoded) - len(fitting)
+        self._sender.add(fitting)
+
+    def _rest(self, started: float) -> float:
+        """Let the engine have the interpreter if it is time to; when this slice has begun."""
+        behind = len(self._queue)
+        # Behind a thread that never rests each rest costs it 5 ms: a backlog takes longer slices.
+        if time.perf_counter() - started <= SLICE * (1 + behind // BACKLOG):
+            return started
+        # On a machine that has no core to spare a rest lasts as long as others like.
+        rest = FOLDING_REST if self._sender.folding else REST
+        time.sleep(rest if behind < URGENT else 0)
+        return time.perf_counter()
+
     def _pump(self, socket: Socket) -> None:
         """Send what may be sent, read what came, until neither goes on."""
-        if self._described.is_set():
-            self._described.clear()
-            self._sender.describe(self._engines)
         answered = True
         while answered:
             answered = False

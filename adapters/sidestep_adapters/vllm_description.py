@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import os
-import socket
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sidestep.buckets import one_two_five
 from sidestep.wire.messages import KV_SAMPLING, EngineInfo
+from sidestep_adapters.environment import identity, namespace
 from sidestep_adapters.translate import printable
 from sidestep_adapters.vllm_connectors import FEATURES
 from sidestep_adapters.vllm_ownership import is_tapped
-
-MAX_WHOLE = 160
-"""Characters of namespace and model in an identity."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -56,12 +52,8 @@ class Description:
         return self.identity(f"engine{self.engines[0]}/core")
 
     def identity(self, what: str) -> str:
-        """Namespace, model and ``what``; a long model is cut, never what tells two apart."""
-        whole = f"{self.namespace}/{self.model}"
-        if len(whole) > MAX_WHOLE:
-            digest = hashlib.sha256(whole.encode()).hexdigest()[:16]
-            whole = f"{whole[:MAX_WHOLE]}~{digest}"
-        return printable(f"{whole}/{what}")
+        """See ``environment.identity``."""
+        return identity(self.namespace, self.model, what)
 
     @property
     def engine_infos(self) -> list[EngineInfo]:
@@ -83,11 +75,6 @@ class Description:
             )
             for index in self.engines
         ]
-
-
-def namespace() -> str:
-    """What tells this deployment's engines from others' that feed the same exporter."""
-    return os.environ.get("SIDESTEP_NAMESPACE") or socket.gethostname()
 
 
 def describe(config: Any, engines: Iterable[int], *, core: bool = False) -> Description:

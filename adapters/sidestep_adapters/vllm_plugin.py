@@ -15,11 +15,11 @@ from typing import Any
 from vllm.v1.metrics import loggers
 
 from sidestep.wire.items import Family, Samples
+from sidestep_adapters.environment import endpoint, log_as, mode, usable_endpoint
 from sidestep_adapters.process_metrics import ProcessTap
 from sidestep_adapters.push import Publisher
 from sidestep_adapters.vllm import VllmTap
 from sidestep_adapters.vllm_description import Description, describe, with_cache
-from sidestep_adapters.vllm_environment import endpoint, log_as_vllm, mode, usable_endpoint
 from sidestep_adapters.vllm_frontend import FrontendTap
 
 log = logging.getLogger(__name__)
@@ -30,13 +30,13 @@ def _base() -> Any:
 
     Releases before the aggregate base wrap the plain one per engine.
     """
-    if endpoint() and mode() == "instead":
+    if endpoint() and mode("SIDESTEP_VLLM_MODE") == "instead":
         return loggers.PrometheusStatLogger
     return getattr(loggers, "AggregateStatLoggerBase", loggers.StatLoggerBase)
 
 
 if endpoint():
-    log_as_vllm()
+    log_as("vllm")
 
 
 class SidestepStatLogger(_base()):  # type: ignore[misc]

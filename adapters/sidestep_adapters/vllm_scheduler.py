@@ -16,12 +16,12 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from sidestep.wire.items import Samples
 from sidestep.wire.messages import CORE_INFO
 from sidestep_adapters.block_tap import BlockTap
+from sidestep_adapters.environment import endpoint, log_as, usable_endpoint
 from sidestep_adapters.process_metrics import ProcessTap
 from sidestep_adapters.push import Publisher
 from sidestep_adapters.scheduler_tap import SchedulerTap
 from sidestep_adapters.vllm import VllmTap
 from sidestep_adapters.vllm_description import describe, with_cache
-from sidestep_adapters.vllm_environment import endpoint, log_as_vllm, usable_endpoint
 
 log = logging.getLogger(__name__)
 
@@ -137,7 +137,7 @@ class _Tapped(Base):  # type: ignore[misc]
         self._log_to_front_end = log_stats
         if not usable_endpoint():
             return
-        log_as_vllm()
+        log_as("vllm")
         try:
             self._core = _Core(self.vllm_config, self.kv_cache_manager)
         except Exception:

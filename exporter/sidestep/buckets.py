@@ -1,7 +1,7 @@
 """Bucket families: upper bounds of the classic histograms, and how they are overridden.
 
-An engine's own override (vLLM's ``--custom-histogram-buckets``) arrives in its
-hello and wins over these defaults; the exporter's configuration wins over both.
+An engine's own override (vLLM's ``--custom-histogram-buckets``, SGLang's
+``--bucket-time-to-first-token`` and others) arrives in its hello and wins over these defaults; the exporter's configuration wins over both.
 """
 
 from __future__ import annotations
@@ -40,6 +40,40 @@ VLLM: Mapping[str, Bounds] = {
 }  # fmt: skip
 """vLLM 0.33's families under the engine's own keys."""
 
+SGLANG_TOKENS: Bounds = (
+    100.0, 300.0, 500.0, 700.0, 1000.0, 1500.0, 2000.0, 3000.0, 4000.0, 5000.0, 6000.0, 7000.0,
+    8000.0, 9000.0, 10000.0, 12500.0, 15000.0, 17500.0, 20000.0, 22500.0, 25000.0, 27500.0,
+    30000.0, 35000.0, 40000.0, 60000.0, 80000.0, 100000.0, 200000.0, 300000.0, 400000.0,
+    600000.0, 800000.0, 1000000.0, 1100000.0,
+)  # fmt: skip
+SGLANG_LATENCY: Bounds = (
+    0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 20.0, 40.0, 60.0, 80.0, 100.0,
+    200.0, 400.0,
+)  # fmt: skip
+SGLANG_COPY: Bounds = (
+    0.001, 0.002, 0.003, 0.004, 0.005, 0.006, 0.007, 0.008, 0.009, 0.01, 0.02, 0.03, 0.04, 0.05,
+    0.1, 0.2, 0.5, 1.0,
+)  # fmt: skip
+
+SGLANG: Mapping[str, Bounds] = {
+    "sglang_time_to_first_token": SGLANG_LATENCY,
+    "sglang_inter_token_latency": (
+        0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.025, 0.03, 0.035, 0.04, 0.06, 0.08, 0.1,
+        0.2, 0.4, 0.6, 0.8, 1.0, 2.0, 4.0, 6.0, 8.0,
+    ),
+    "sglang_e2e_request_latency": (*SGLANG_LATENCY, 600.0, 1200.0, 1800.0, 2400.0),
+    "sglang_prompt_tokens": SGLANG_TOKENS,
+    "sglang_generation_tokens": SGLANG_TOKENS,
+    "sglang_eviction_duration": SGLANG_COPY,
+    "sglang_load_back_duration": SGLANG_COPY,
+    "sglang_prefill_delayer_passes": (0.0, 5.0, 20.0, 29.0),
+    "sglang_prefill_delayer_seconds": (
+        0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0,
+    ),
+    "sglang_eplb_physical_count": tuple(map(float, range(8))),  # one a rank: here, of eight
+}  # fmt: skip
+"""SGLang 0.5.23's families that its flags, its environment or its size decide."""
+
 OWN: Mapping[str, Bounds] = {
     "iteration_duration": (
         0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0,
@@ -72,6 +106,7 @@ def one_two_five(limit: int) -> Bounds:
 
 DEFAULTS: Mapping[str, Bounds] = {
     **VLLM,
+    **SGLANG,
     **OWN,
     "request_tokens": one_two_five(DEFAULT_MAX_MODEL_LEN),
 }

@@ -33,12 +33,13 @@ from sidestep.catalogue.model import (
 )
 from sidestep.errors import CatalogueError
 from sidestep.lifecycle.outcomes import Outcomes
-from sidestep.wire.items import VllmStep
+from sidestep.wire.items import SglangStats, VllmStep
 from sidestep.wire.limits import OTHER
 from sidestep.wire.streams import ForwardPass, LoadStat
 
 STEPS: Mapping[str, tuple[type[msgspec.Struct], ...]] = {
     "vllm": (VllmStep, Outcomes),
+    "sglang": (SglangStats,),
     "stream": (ForwardPass, LoadStat),
 }
 """The structs whose fields a dialect's paths name."""

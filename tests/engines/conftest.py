@@ -1,4 +1,4 @@
-"""Fixtures of the tests with a real vLLM: where it is, its model, and a short private folder."""
+"""Fixtures of the tests with real engines: where each is, its model, and a short private folder."""
 
 from __future__ import annotations
 
@@ -12,15 +12,24 @@ import pytest
 
 from engines.tiny_model import make_adapter, make_model
 
-PYTHON = Path(__file__).parents[2] / "build" / "vllm-venv" / "bin" / "python"
+BUILD = Path(__file__).parents[2] / "build"
 
 
 @pytest.fixture(scope="session")
 def vllm_python() -> Path:
     """The interpreter of vLLM's environment, which tools/setup_vllm.sh makes."""
-    python = Path(os.environ.get("SIDESTEP_VLLM_PYTHON", PYTHON))
+    python = Path(os.environ.get("SIDESTEP_VLLM_PYTHON", BUILD / "vllm-venv/bin/python"))
     if not python.exists():
         pytest.skip("no vLLM; make one with tools/setup_vllm.sh")
+    return python
+
+
+@pytest.fixture(scope="session")
+def sglang_python() -> Path:
+    """The interpreter of SGLang's environment, which tools/setup_sglang.sh makes."""
+    python = Path(os.environ.get("SIDESTEP_SGLANG_PYTHON", BUILD / "sglang-venv/bin/python"))
+    if not python.exists():
+        pytest.skip("no SGLang; make one with tools/setup_sglang.sh")
     return python
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 import json
 import random
 import string
@@ -36,12 +37,13 @@ MAIN_ENVIRON = {"VLLM_COMPUTE_NANS_IN_LOGITS": "1"}
 
 @dataclasses.dataclass(frozen=True)
 class Ask:
-    """A completion to ask for; ``leave`` after so many chunks, if at all."""
+    """A completion to ask for; ``leave`` a stream after so many chunks, if at all."""
 
     prompt: str
     tokens: int
     leave: int = 0
     model: str = "tiny"
+    stream: bool = True
     options: dict[str, Any] = dataclasses.field(default_factory=lambda: {"ignore_eos": True})
 
 
@@ -92,20 +94,22 @@ class Client:
         return "".join(self._random.choices(string.ascii_lowercase + " ", k=tokens))
 
     async def ask(self, ask: Ask) -> Answer:
-        """One streamed completion."""
+        """One completion, in chunks or in one piece."""
         body = {
             "model": ask.model,
             "prompt": ask.prompt,
             "max_tokens": ask.tokens,
             "temperature": 1.0,
-            "stream": True,
-            "stream_options": {"include_usage": True},
+            "stream": ask.stream,
+            **({"stream_options": {"include_usage": True}} if ask.stream else {}),
             **ask.options,
         }
         answer = Answer(asked_at=time.monotonic())
         chunks, last = 0, answer.asked_at
         async with self._session.post(f"{self.base}/v1/completions", json=body) as response:
             answer.status = response.status
+            if not ask.stream:
+                self._read(await response.json(), answer)
             async for line in response.content:
                 if not line.startswith(b"data: {"):
                     continue
@@ -123,12 +127,15 @@ class Client:
         """All at once."""
         return list(await asyncio.gather(*map(self.ask, asks)))
 
-    async def mixed(self, *, leave: bool = True, stop_strings: bool = True) -> list[Answer]:
+    async def mixed(
+        self, *, leave: bool = True, stop_strings: bool = True, streams: int = 1
+    ) -> list[Answer]:
         """Everything that moves a metric: 71 accepted completions, 1 refused as too long.
 
         Whether a request that its client leaves counts as finished is a race;
         without ``leave`` the engine's totals are the clients'. A request that ends by a
         stop string runs on in the engine's core until the front end's abort is there.
+        One of ``streams`` comes as a stream, as does what a client leaves.
         """
         text, plain = self.text, {"ignore_eos": True}
         shared = text(200)
@@ -151,7 +158,15 @@ class Client:
             [Ask(text(3000), 4)],
             [Ask(text(100), 1) for _ in range(4)],
         ]
-        return [answer for group in groups for answer in await self.ask_all(group)]
+        turns = itertools.count()
+        return [
+            answer
+            for group in groups
+            for answer in await self.ask_all(
+                dataclasses.replace(ask, stream=not next(turns) % streams or ask.leave > 0)
+                for ask in group
+            )
+        ]
 
     @staticmethod
     def _read(event: dict[str, Any], answer: Answer) -> None:

@@ -1,4 +1,4 @@
-"""Processes that a test runs: a vLLM server, an exporter, and how they are waited for."""
+"""Processes that a test runs: a server, an exporter, and how they are waited for."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import aiohttp
 START = 300.0
 """Seconds until an engine must answer; it takes 15 to 45 on an idle machine."""
 STOP = 90.0
-FOREIGN = ("SIDESTEP_", "VLLM_", "PROMETHEUS_", "PYTHONPATH", "COV_")
+FOREIGN = ("SIDESTEP_", "VLLM_", "SGLANG_", "PROMETHEUS_", "PYTHONPATH", "COV_")
 """What a test's processes do not inherit."""
 
 
@@ -156,7 +156,37 @@ class ExporterProcess(Process):
         return await fetch(self.url)
 
 
-class VllmServer(Process):
+class Server(Process):
+    """An engine that serves HTTP at ``base``, its own metrics page included."""
+
+    def __init__(
+        self, base: str, command: Sequence[str], environ: Mapping[str, str], log: Path
+    ) -> None:
+        super().__init__(command, environ, log)
+        self.base = base
+
+    async def started(self) -> Self:
+        """Wait until it takes requests."""
+
+        async def healthy() -> bool:
+            try:
+                async with (
+                    aiohttp.ClientSession() as session,
+                    session.get(f"{self.base}/health") as answer,
+                ):
+                    return answer.status == 200
+            except aiohttp.ClientError:
+                return False
+
+        await self.ready(healthy, START)
+        return self
+
+    async def page(self) -> str:
+        """The engine's own metrics page."""
+        return await fetch(f"{self.base}/metrics")
+
+
+class VllmServer(Server):
     """An OpenAI server on the tiny model.
 
     Args:
@@ -176,7 +206,6 @@ class VllmServer(Process):
         command: bool = False,
     ) -> None:
         port = free_port()
-        self.base = f"http://127.0.0.1:{port}"
         start = (
             [str(python.with_name("vllm")), "serve", str(model)]
             if command
@@ -187,41 +216,29 @@ class VllmServer(Process):
             f" --port {port} --max-model-len 2048 --enforce-eager --block-size 32"
         )
         settings = {**engine_environ(home), **(environ or {})}
-        super().__init__([*start, *flags, *arguments], settings, home / f"vllm-{port}.log")
-
-    async def started(self) -> Self:
-        """Wait until it takes requests."""
-
-        async def healthy() -> bool:
-            try:
-                async with (
-                    aiohttp.ClientSession() as session,
-                    session.get(f"{self.base}/health") as answer,
-                ):
-                    return answer.status == 200
-            except aiohttp.ClientError:
-                return False
-
-        await self.ready(healthy, START)
-        return self
-
-    async def page(self) -> str:
-        """VLLM's own metrics page."""
-        return await fetch(f"{self.base}/metrics")
+        log = home / f"vllm-{port}.log"
+        super().__init__(f"http://127.0.0.1:{port}", [*start, *flags, *arguments], settings, log)
 
 
 def engine_environ(home: Path) -> dict[str, str]:
-    """For an engine without network, on this machine's CPU, that leaves nothing behind."""
+    """For a vLLM without network, on this machine's CPU, that leaves nothing behind."""
     return {
-        "HOME": str(home),
-        "TMPDIR": str(home),
-        "HF_HUB_OFFLINE": "1",
-        "TRANSFORMERS_OFFLINE": "1",
+        **offline(home),
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "VLLM_HOST_IP": "127.0.0.1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    }
+
+
+def offline(home: Path) -> dict[str, str]:
+    """For any engine: it fetches nothing, writes under ``home``, computes in one thread."""
+    return {
+        "HOME": str(home),
+        "TMPDIR": str(home),
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
     }
 

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from sidestep.catalogue import (
     engine_core,
+    sglang,
+    sglang_caches,
+    sglang_legacy,
+    sglang_process,
+    sglang_requests,
+    sglang_scheduler,
     streams,
     vllm,
     vllm_connectors,
@@ -19,6 +25,15 @@ DIALECTS: dict[str, tuple[Row, ...]] = {
         *vllm_own.ROWS,
         *engine_core.ROWS,
         *vllm_legacy.ROWS,
+    ),
+    "sglang": (
+        *sglang.ROWS,
+        *sglang_scheduler.ROWS,
+        *sglang_requests.ROWS,
+        *sglang_caches.ROWS,
+        *sglang_process.ROWS,
+        *sglang_legacy.ROWS,
+        vllm_own.REFUSED,
     ),
     "stream": streams.ROWS,
 }

@@ -30,6 +30,14 @@ def _own(
     )
 
 
+REFUSED = _own(
+    "refused_observations_total",
+    "counter",
+    Hook("refused_observations"),
+    "Observations left out: negative (the host's wall clock stepped back) or not a number.",
+)
+"""The same row in every dialect: one family."""
+
 ROWS: tuple[Row, ...] = (
     _own(
         "prefix_cache_preempted_requests_total",
@@ -144,10 +152,5 @@ ROWS: tuple[Row, ...] = (
         labels=("adapter", "state"),
         feature="lora",
     ),
-    _own(
-        "refused_observations_total",
-        "counter",
-        Hook("refused_observations"),
-        "Observations left out: negative (the host's wall clock stepped back) or not a number.",
-    ),
+    REFUSED,
 )

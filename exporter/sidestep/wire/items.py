@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from sidestep.errors import WireError
+from sidestep.wire import sglang
 from sidestep.wire.blocks import BlockEvents, CacheEvents
 from sidestep.wire.limits import (
     COUNT_LIMIT,
@@ -73,6 +74,15 @@ class VllmRejection(msgspec.Struct, array_like=True, gc=False, tag="vr"):
     reason: Text
 
 
+class SglangStats(msgspec.Struct, array_like=True, gc=False, tag="gs"):
+    """One report of an SGLang scheduler's state: gauges only, its counters come as samples."""
+
+    engine: EngineIndex
+    stamp: Seconds
+    wall: Seconds
+    stats: sglang.SchedulerStats
+
+
 class Sample(msgspec.Struct, array_like=True, gc=False):
     """One child of a self-described family.
 
@@ -118,6 +128,7 @@ Item = (
     VllmStep
     | VllmSleep
     | VllmRejection
+    | SglangStats
     | Samples
     | RequestEvents
     | BlockEvents

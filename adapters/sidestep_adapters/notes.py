@@ -1,0 +1,301 @@
+"""What an engine tells its own metric objects, noted down for the publisher's thread.
+
+An engine's code holds objects with the interface of prometheus_client: ``labels``,
+``inc``, ``set``, ``observe``. A ``Meter`` has it, too, and what it is told is one tuple
+appended to a deque; the publisher's thread makes items of them. Nothing here needs an
+engine, nor prometheus_client.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+from sidestep.wire.items import Family, Item, Sample, Samples
+from sidestep.wire.limits import FLOPS_LIMIT, MAX_OBSERVATIONS, VALUE_LIMIT
+from sidestep_adapters.translate import printable
+
+Kind = Literal["counter", "gauge", "histogram"]
+Labels = Mapping[str, Any]
+Values = tuple[str, ...]
+
+LIMIT = 1 << 16
+"""Notes that wait at most; a flush comes every 50 ms."""
+SLICE = 512
+"""Notes that become items at once: the interpreter belongs to the engine."""
+
+SET = 0
+"""A gauge's weight where the note is its value, and not what to add to it."""
+
+
+class Notes:
+    """The notes of one process.
+
+    Attributes:
+        lost: Notes that found no place, so far.
+        fail: Called inside ``except`` with what went wrong; a Publisher's.
+    """
+
+    def __init__(self) -> None:
+        self.queue: deque[tuple[Source, Any, Any, int]] = deque()
+        self.lost = 0
+        self.fail: Callable[[str], None] = _ignore
+
+    def __len__(self) -> int:
+        return len(self.queue)
+
+    def clear(self) -> None:
+        """Forget all: they are another process's, or nobody will have them."""
+        self.queue.clear()
+
+    def items(self) -> list[Item]:
+        """The items of a slice of the notes, in the publisher's thread."""
+        touched: dict[Source, None] = {}
+        queue = self.queue
+        for _ in range(min(len(queue), SLICE)):
+            source, labels, value, weight = queue.popleft()
+            try:
+                source.take(labels, value, weight)
+                touched[source] = None
+            except Exception:  # noqa: BLE001 - what an engine says oddly costs itself
+                self.fail("a value could not be read")
+        now = time.monotonic()
+        return [item for source in touched for item in source.items(now)]
+
+
+def _ignore(what: str) -> None:
+    """Nobody listens yet."""
+
+
+class Source:
+    """Whom notes are of; both calls come in the publisher's thread."""
+
+    def take(self, labels: Any, value: Any, weight: int) -> None:
+        """Add a note to what the next items will tell."""
+        raise NotImplementedError
+
+    def items(self, now: float) -> Sequence[Item]:
+        """What was noted since the last call."""
+        raise NotImplementedError
+
+
+class Meter(Source):
+    """One metric family of an engine, in place of prometheus_client's object.
+
+    Args:
+        engine: Index of the engine whose series these are.
+        own: Label names that tell its children apart, of all of ``labelnames``.
+        bounds: Of a histogram that no catalogue knows.
+        native: The engine's own object, which is to hear of everything, too.
+    """
+
+    def __init__(
+        self,
+        notes: Notes,
+        name: str,
+        kind: Kind,
+        *,
+        engine: int,
+        labelnames: Sequence[str] = (),
+        own: Sequence[str] = (),
+        text: str = "",
+        bounds: Sequence[float] = (),
+        native: Any = None,
+    ) -> None:
+        self.notes = notes
+        self.name = name
+        self.kind = kind
+        self.native = native
+        self._engine = engine
+        self._labelnames = tuple(labelnames)
+        self._own = tuple(own)
+        self._text = text
+        self._bounds = list(bounds)
+        self._sums: dict[Values, float] = {}
+        self._seen: dict[Values, tuple[list[float], list[int]]] = {}
+        self._gauges: dict[Values, float] = {}
+        self._fresh: dict[Values, None] = {}
+        self._counts: list[Sample] = []
+
+    def labels(self, *values: Any, **labels: Any) -> Child:
+        """The child of these label values."""
+        found = dict(zip(self._labelnames, values, strict=True)) if values else labels
+        if self.native is None:
+            return Child(self, found)
+        return Both(self, found, self.native.labels(*values, **labels))
+
+    def note(self, labels: Labels, value: Any, weight: int) -> None:
+        """Note a child's amount, value or observation, or a histogram's counts and their sum.
+
+        A weight of 0 and no amount: the child exists from now on.
+        """
+        notes = self.notes
+        if len(notes.queue) < LIMIT:
+            notes.queue.append((self, labels, value, weight))
+        else:
+            notes.lost += 1
+
+    def inc(self, amount: float = 1) -> None:
+        """Of a family without labels, like the next three."""
+        if self.native is not None:
+            self.native.inc(amount)
+        Child(self, {}).inc(amount)
+
+    def dec(self, amount: float = 1) -> None:
+        """Take ``amount`` off a gauge."""
+        if self.native is not None:
+            self.native.dec(amount)
+        Child(self, {}).dec(amount)
+
+    def set(self, value: float) -> None:
+        """A gauge's value."""
+        if self.native is not None:
+            self.native.set(value)
+        Child(self, {}).set(value)
+
+    def observe(self, value: float) -> None:
+        """One observation."""
+        if self.native is not None:
+            self.native.observe(value)
+        Child(self, {}).observe(value)
+
+    def __getattr__(self, name: str) -> Any:
+        # What else the engine asks of it, its own object knows.
+        return getattr(self.native, name)
+
+    def take(self, labels: Labels, value: Any, weight: int) -> None:
+        """See ``Source``; a value that is no number is left out."""
+        key = tuple([printable(labels[name]) for name in self._own])
+        if value.__class__ is tuple:
+            counts, total = value
+            self._counts.append(Sample(list(key), counts=counts, total=total))
+            return
+        # Numpy's and torch's scalars are numbers, too.
+        number = value if value.__class__ is int else float(value)
+        if self.kind == "histogram":
+            values, weights = self._seen.setdefault(key, ([], []))
+            if weight:
+                values.append(number)
+                weights.append(weight)
+        elif self.kind == "counter":
+            if not 0 <= number <= FLOPS_LIMIT:
+                raise ValueError(f"{self.name} cannot grow by {number}")
+            self._sums[key] = self._sums.get(key, 0) + number
+        else:
+            self._gauges[key] = number if weight == SET else self._gauges.get(key, 0) + number
+            self._fresh[key] = None
+
+    def items(self, now: float) -> list[Item]:
+        """See ``Source``."""
+        samples = [*self._counted(), *self._observed(), *self._counts, *self._set(self._fresh)]
+        self._sums, self._seen, self._fresh, self._counts = {}, {}, {}, []
+        return self._items(now, samples)
+
+    def again(self, now: float) -> list[Item]:
+        """Gauges as they were last."""
+        return self._items(now, list(self._set(self._gauges)))
+
+    def _items(self, now: float, samples: list[Sample]) -> list[Item]:
+        return [
+            Samples(self._engine, now, [self._family(part)]) for part in _parts(samples) if part
+        ]
+
+    def _family(self, samples: list[Sample]) -> Family:
+        return Family(self.name, self.kind, list(self._own), samples, self._text, self._bounds)
+
+    def _counted(self) -> Iterator[Sample]:
+        for key, total in self._sums.items():
+            amount = total
+            while amount > VALUE_LIMIT:
+                amount -= VALUE_LIMIT
+                yield Sample(list(key), VALUE_LIMIT)
+            yield Sample(list(key), amount)
+
+    def _observed(self) -> Iterator[Sample]:
+        for key, (values, weights) in self._seen.items():
+            for start in range(0, len(values) or 1, MAX_OBSERVATIONS):
+                some = slice(start, start + MAX_OBSERVATIONS)
+                told = [] if set(weights[some]) == {1} else weights[some]
+                yield Sample(list(key), observations=values[some], weights=told)
+
+    def _set(self, keys: Mapping[Values, object]) -> Iterator[Sample]:
+        for key in keys:
+            value = self._gauges[key]
+            # Neither NaN nor what no gauge can be is a sample.
+            if -VALUE_LIMIT <= value <= VALUE_LIMIT:
+                yield Sample(list(key), value)
+
+
+class Child:
+    """A family's child: what it is told is noted."""
+
+    __slots__ = ("_labels", "_meter")
+
+    def __init__(self, meter: Meter, labels: Labels) -> None:
+        self._meter = meter
+        self._labels = labels
+
+    def inc(self, amount: float = 1) -> None:
+        """Add to a counter or a gauge."""
+        self._meter.note(self._labels, amount, 1)
+
+    def dec(self, amount: float = 1) -> None:
+        """Take off a gauge."""
+        self.inc(-amount)
+
+    def set(self, value: float) -> None:
+        """A gauge's value."""
+        self._meter.note(self._labels, value, SET)
+
+    def observe(self, value: float) -> None:
+        """One observation."""
+        self.inc(value)
+
+
+class Both(Child):
+    """Likewise, and the engine's own child hears it first."""
+
+    __slots__ = ("_native",)
+
+    def __init__(self, meter: Meter, labels: Labels, native: Any) -> None:
+        super().__init__(meter, labels)
+        self._native = native
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._native, name)
+
+    def inc(self, amount: float = 1) -> None:
+        """See ``Child``."""
+        self._native.inc(amount)
+        super().inc(amount)
+
+    def dec(self, amount: float = 1) -> None:
+        """See ``Child``."""
+        self._native.dec(amount)
+        super().inc(-amount)
+
+    def set(self, value: float) -> None:
+        """See ``Child``."""
+        self._native.set(value)
+        super().set(value)
+
+    def observe(self, value: float) -> None:
+        """See ``Child``."""
+        self._native.observe(value)
+        super().inc(value)
+
+
+def _parts(samples: list[Sample]) -> Iterator[list[Sample]]:
+    """``samples`` in parts of which each fits into an item."""
+    part: list[Sample] = []
+    held = 0
+    for sample in samples:
+        size = 1 + len(sample.observations)
+        if part and held + size > MAX_OBSERVATIONS:
+            yield part
+            part, held = [], 0
+        part.append(sample)
+        held += size
+    yield part
