@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from sidestep.catalogue import rows_of
+from sidestep.catalogue import APART, rows_of
 from sidestep.catalogue.model import (
     Also,
     Constant,
@@ -166,6 +166,11 @@ class Layout:
     scalars: int
     histograms: tuple[Row, ...]
     keyed: tuple[Row, ...]
+
+    @property
+    def apart(self) -> bool:
+        """Whether no other dialect's engine can have a series of one of its own."""
+        return self.dialect in APART
 
     @property
     def has_requests(self) -> bool:

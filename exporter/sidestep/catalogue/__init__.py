@@ -39,6 +39,9 @@ DIALECTS: dict[str, tuple[Row, ...]] = {
 }
 """Rows by the dialect that an engine's hello names."""
 
+APART = {"stream"}
+"""Dialects no family of which is another's, so that their engines may have an other's labels."""
+
 COMMON: dict[str, tuple[Row, ...]] = {}
 """Likewise, under names that are the same for all engines."""
 
