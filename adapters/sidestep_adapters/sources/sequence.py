@@ -8,8 +8,8 @@ them shows a restart, and with the same one a message that came twice.
 1. A number that was expected is taken.
 2. A higher one waits while what is missing is asked for, from the last message taken on: should that
    be another by now, the publisher is another as well. What nobody has any more is lost.
-3. A lower one that was taken before, alike, is a duplicate; one that was never here, although
-   later ones were, came too late. Any other lower one is a restart's.
+3. A lower one that was taken before, alike, is a duplicate; so is one that an answer overtook.
+   Any other lower one is a restart's.
 4. A connection that is new is asked likewise, since what was missed shows by no number yet.
 """
 
@@ -75,6 +75,8 @@ class Sequence:
         position: Where an earlier process stopped.
 
     Attributes:
+        doubtful: Whether the connection was lost and messages of before may still come: who would
+            answer need not be who said them, so nothing is asked for. Ends with ``connected``.
         asked: From which number on messages are asked for; ``None``: nothing is. While it is
             something no live message may be given.
         requests: Times that something was asked for; each is to have answers of its own.
@@ -84,12 +86,14 @@ class Sequence:
     """
 
     def __init__(self, *, replays: bool, position: Position | None = None) -> None:
+        self.doubtful = False
         self.asked: int | None = None
         self.requests = self.duplicates = self.gaps = self.restarts = 0
         self._replays = replays
         self._checksums = array("I", [0]) * WINDOW
         self._expected: int | None = None
         self._first = 0
+        self._newest = -1
         self._restarted = False
         self._held: tuple[int, bytes] | None = None
         self._answered = self._helped = False
@@ -109,17 +113,19 @@ class Sequence:
     def live(self, seq: int, payload: bytes, now: float) -> Iterator[Step]:
         """A message as it is published."""
         expected = self._expected
+        # Those that wait in the socket rise, wherever an answer has overtaken them.
+        rises, self._newest = seq >= self._newest, seq
         if seq == expected:
             yield self._take(seq, payload)
         elif expected is None or seq > expected:
             if expected is not None:
                 self.gaps += 1
-            if seq and self._ask(now):
+            if seq and not self.doubtful and self._ask(now):
                 self._held = seq, payload
             else:
                 yield from self._skip_to(seq)
                 yield self._take(seq, payload)
-        elif self._is_duplicate(seq, expected, payload):
+        elif self._is_duplicate(seq, expected, payload, late=rises):
             self.duplicates += 1
         else:
             yield self._restart()
@@ -133,7 +139,7 @@ class Sequence:
         expected, first = self._expected, not self._answered
         self._answered = True
         if expected is not None and seq < expected:
-            if not self._is_duplicate(seq, expected, payload):
+            if not self._is_duplicate(seq, expected, payload, late=True):
                 yield self._restart()
                 self._ask(now)
             elif not first:
@@ -163,6 +169,7 @@ class Sequence:
     def connected(self, now: float) -> None:
         """The connection is new, and all that came over an earlier one has been given."""
         self._ask_at = float("-inf")
+        self.doubtful = False
         if self.asked is None:
             self._ask(now)
 
@@ -181,14 +188,13 @@ class Sequence:
             return
         seq, payload = held
         expected = self._expected
-        if expected is None or seq <= expected:
-            ask_at, self._ask_at = self._ask_at, float("inf")
-            yield from self.live(seq, payload, now)
-            self._ask_at = ask_at
-        elif helped and self._ask(now):
+        if expected is not None and seq < expected:
+            self.duplicates += 1
+        elif seq != expected and helped and self._ask(now):
             self._held = held
         else:
-            yield from self._skip_to(seq)
+            if seq != expected:
+                yield from self._skip_to(seq)
             yield self._take(seq, payload)
 
     def _ask(self, now: float) -> bool:
@@ -219,17 +225,23 @@ class Sequence:
             self._checksums[missed % WINDOW] = 0
         yield Break(min(seq - expected, LOST_LIMIT), restarted=False, whole=False)
 
-    def _is_duplicate(self, seq: int, expected: int, payload: bytes) -> bool:
-        """Whether a message of a number that was passed is the same publisher's."""
-        if seq < max(self._first, expected - WINDOW):
-            return False
+    def _is_duplicate(self, seq: int, expected: int, payload: bytes, *, late: bool) -> bool:
+        """Whether a message of a number that was passed is the same publisher's.
+
+        ``late``: it is where nothing is known of that number.
+        """
         known = self._checksums[seq % WINDOW]
-        return known in (0, checksum(payload))
+        if not known or seq < max(self._first, expected - WINDOW):
+            return late
+        return known == checksum(payload)
 
     def _restart(self) -> Break:
         """Know nothing of the publisher, which is another."""
         self.restarts += 1
         self._restarted = True
+        # What comes now is the new one's.
+        self.doubtful = False
+        self._newest = -1
         self._expected = self.asked = self._held = None
         return Break(0, restarted=True, whole=False)
 

@@ -150,6 +150,7 @@ class Subscriber:
                 return
             self.connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
             self._is_new |= self.connected
+            self._sequence.doubtful |= not self.connected
 
     def _hear_answer(self, now: float) -> bool:
         frames = None if self._replay is None else self._replay.receive()
