@@ -315,10 +315,6 @@ class Publisher:
     def _encode(self) -> None:
         """Encode what is queued, in slices: the interpreter belongs to the engine."""
         self._encoding = True
-        if self._described.is_set():
-            # First, since items may be of engines that are new.
-            self._described.clear()
-            self._sender.describe(self._engines)
         sender = self._sender
         started = time.perf_counter()
         for _ in range(len(self._queue)):
@@ -342,9 +338,16 @@ class Publisher:
             encoded += map(encode_item, items)
         except Exception:  # noqa: BLE001 - an odd value costs its own record
             self.fail("an item could not be encoded")
+        # Before its items: they may be of an engine that is new.
+        self._tell_engines()
         fitting = [item for item in encoded if len(item) <= MAX_ITEM_BYTES]
         self._sender.dropped += len(encoded) - len(fitting)
         self._sender.add(fitting)
+
+    def _tell_engines(self) -> None:
+        if self._described.is_set():
+            self._described.clear()
+            self._sender.describe(self._engines)
 
     def _rest(self, started: float) -> float:
         """Let the engine have the interpreter if it is time to; when this slice has begun."""
@@ -359,6 +362,7 @@ class Publisher:
 
     def _pump(self, socket: Socket) -> None:
         """Send what may be sent, read what came, until neither goes on."""
+        self._tell_engines()
         answered = True
         while answered:
             answered = False

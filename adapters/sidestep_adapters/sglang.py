@@ -133,8 +133,12 @@ class Process:
         self.wrapped: set[str] = set()
         """Families of collectors: what is in their place tells of them."""
 
-    def start(self, name: str) -> None:
-        """Begin to publish, as the process ``name`` of this deployment, unless it has begun."""
+    def start(self, name: str, model: str = "") -> None:
+        """Begin to publish, as the process ``name`` of this deployment, unless it has begun.
+
+        ``model``: of a process that has no collectors which say it.
+        """
+        self._model = self._model or model
         if self.publisher is None:
             self.publisher = Publisher(
                 self._endpoint,
@@ -163,8 +167,9 @@ class Process:
         shown = _shown(labels)
         model = shown.get("model_name", "")
         self._model = self._model or model
-        said = ",".join(f"{name}={value}" for name, value in sorted(shown.items()))
-        name = identity(self._namespace, model, f"sglang/{role}/{said}" if said else "sglang")
+        others = sorted((name, value) for name, value in shown.items() if name != "model_name")
+        said = ",".join(f"{name}={value}" for name, value in others)
+        name = identity(self._namespace, model, f"sglang/{role}/{said}" if shown else "sglang")
         index = next((i for i, known in enumerate(self._infos) if known.id == name), None)
         if index is None:
             index = len(self._infos)
@@ -254,7 +259,7 @@ def bounds_of(metric: Any) -> list[float]:
 def is_metric(value: Any) -> bool:
     """Whether ``value`` is a metric of prometheus_client's, which need not be here."""
     return (
-        getattr(value, "_type", "") in ("counter", "gauge", "histogram")
+        getattr(value, "_type", "") in ("counter", "gauge", "histogram", "summary")
         and hasattr(value, "_labelnames")
         and not isinstance(value, Meter)
     )

@@ -100,7 +100,8 @@ def _monitored(_result: Any, component: str, *_: Any, **__: Any) -> None:
     try:
         own = process()
         if own is not None:
-            own.start(f"sglang/{component}" + _worker(component))
+            model, workers = _serving()
+            own.start(_stream(component, workers), model)
     except Exception:
         log.warning("sidestep: a process could not be told of", exc_info=True)
 
@@ -207,7 +208,7 @@ class TokenizerTap:
         if process.beside:
             # It is told by one call below, and has a fast way of its own to count.
             collector.histogram_inter_token_latency = native
-        process.start("sglang/tokenizer" + _worker("tokenizer"))
+        process.start(_stream("tokenizer", _serving()[1]))
 
 
 def _tokenizer(cls: type) -> type:
@@ -262,13 +263,18 @@ def _is_beside() -> bool:
     return _process is not None and _process.beside
 
 
-def _worker(component: str) -> str:
-    """Nothing, or what tells one of several tokenizer processes from the others."""
+def _serving() -> tuple[str, int]:
+    """The served model and the number of tokenizers, where SGLang's release tells."""
     try:
         from sglang.srt.runtime_context import get_serving  # noqa: PLC0415 - newer releases'
 
-        if component.startswith("tokenizer") and get_serving().tokenizer_worker_num > 1:
-            return f"/{os.getpid()}"
+        serving = get_serving()
+        return str(serving.served_model_name or ""), int(serving.tokenizer_worker_num)
     except Exception:  # noqa: BLE001 - an older release, or one that is not ready
-        return ""
-    return ""
+        return "", 1
+
+
+def _stream(component: str, tokenizers: int) -> str:
+    """The process's name; several tokenizers are told apart, though not over restarts."""
+    several = component == "tokenizer" and tokenizers > 1
+    return f"sglang/{component}/{os.getpid()}" if several else f"sglang/{component}"

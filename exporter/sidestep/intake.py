@@ -314,7 +314,7 @@ class Intake:
     def _by_labels(self) -> Iterator[tuple[tuple[str, ...], Engine]]:
         """Engines by the labels of self-metrics; those that have more are told apart by theirs."""
         keys = [
-            (tuple(engine.labels.get(name, "") for name in PER_ENGINE), engine)
+            ((engine.name, *(engine.labels.get(name, "") for name in PER_ENGINE[1:])), engine)
             for engine in self.registry.engines.values()
         ]
         often = Counter(key for key, _ in keys)

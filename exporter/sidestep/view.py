@@ -9,7 +9,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from sidestep.catalogue.model import ENGINE_LABELS, Combine, Constant, Info, Kind, Reading, Same
+from sidestep.catalogue.model import (
+    ENGINE_LABELS,
+    OBSERVED,
+    Combine,
+    Constant,
+    Info,
+    Kind,
+    Reading,
+    Same,
+)
 from sidestep.engine import Engine, Key, Number
 from sidestep.histogram import Histogram
 from sidestep.plan import Placed
@@ -64,7 +73,7 @@ def owns(family: str, kind: Kind, names: Collection[str]) -> bool:
     """Whether one of the sample ``names`` belongs to ``family``, as in ``name[]``."""
     if family in names:
         return True
-    if kind == "histogram":
+    if kind in OBSERVED:
         return any(f"{family}_{suffix}" in names for suffix in ("bucket", "count", "sum"))
     return kind == "counter" and family.removesuffix("_total") in names
 

@@ -122,6 +122,16 @@ def test_an_answer_with_a_hole_is_asked_for_again() -> None:
     assert answer(sequence, 4) == [Break(4, restarted=False, whole=False), 9]
 
 
+def test_an_answer_without_its_end_part_is_asked_for_again() -> None:
+    """Until it brings nothing more."""
+    sequence = begun()
+    live(sequence, 7)
+
+    assert answer(sequence, 2, 3, 4) == [3, 4]
+    assert sequence.asked == 4
+    assert answer(sequence, 4, 5, 6, 7) == [5, 6, 7]
+
+
 def test_nobody_answers() -> None:
     """It takes a while, once; then what is missing is lost at once, until the connection is new."""
     sequence = begun()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sidestep.catalogue import common as common_names
 from sidestep.catalogue import (
     engine_core,
     sglang,
@@ -40,9 +41,9 @@ DIALECTS: dict[str, tuple[Row, ...]] = {
 """Rows by the dialect that an engine's hello names."""
 
 APART = {"stream"}
-"""Dialects no family of which is another's, so that their engines may have an other's labels."""
+"""Dialects no family of which is another's, so that their engines may have another's labels."""
 
-COMMON: dict[str, tuple[Row, ...]] = {}
+COMMON: dict[str, tuple[Row, ...]] = {"vllm": common_names.VLLM, "sglang": common_names.SGLANG}
 """Likewise, under names that are the same for all engines."""
 
 
