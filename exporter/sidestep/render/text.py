@@ -65,10 +65,12 @@ def _histograms(engines: Iterable[Engine], family: Family, placed: Placed) -> li
     alias = isinstance(placed.row.source, Same)
     places = list(zip(placed.values_of_label, placed.slots, strict=True))
     for engine in engines:
+        histograms = engine.histograms
         for key, slot in places:
-            histogram = engine.histograms[slot]
+            histogram = histograms[slot]
             if histogram is not None:
-                out.append(_histogram_text(engine, family, key, histogram, alias=alias))
+                text = None if alias else histogram.cache
+                out.append(text or _histogram_text(engine, family, key, histogram, alias=alias))
     return out
 
 
