@@ -44,7 +44,8 @@ class Bench:
         """Register an engine of model ``m``."""
         labels = info.pop("labels", {"engine": name, "model_name": "m"})
         identity = info.pop("id", name)
-        engine = self.registry.register(EngineInfo(identity, "vllm", labels, **info))
+        dialect = info.pop("dialect", "vllm")
+        engine = self.registry.register(EngineInfo(identity, dialect, labels, **info))
         self.engines[name] = engine
         return engine
 
