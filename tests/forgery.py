@@ -48,11 +48,12 @@ LABELS = (
     "a", "b", "pod", "engine", "le", "quantile", "origin", "position",
     "model_name", "__name__", "9", "", "a" * 129,
 )  # fmt: skip
+ROWS = [row for rows in DIALECTS.values() for row in rows]
 FAMILIES = (
     "own", "own_total", "own_seconds", "own_count", "own_sum", "own_bucket", "own_created", "_total", ":",
     "sidestep_series", "process_cpu_seconds_total", "python_info", "up_info", "x" * 128,
-    *sorted(row.name for row in DIALECTS["vllm"])[::7],
-    *(row.name for row in DIALECTS["vllm"] if "cached_block" in row.name or "process" in row.name),
+    *sorted(row.name for row in ROWS)[::7],
+    *(row.name for row in ROWS if "cached_block" in row.name or "process" in row.name),
 )  # fmt: skip
 NAMES = {
     "engine": st.sampled_from([0] * 20 + [1, 2, 300]),
@@ -61,7 +62,7 @@ NAMES = {
     "group": st.sampled_from([0, 1, 2]),
     "sample": st.integers(0, 3),
     "version": st.sampled_from([1, 1, 1, 1, 0, 2**63]),
-    "dialect": st.sampled_from(["vllm"] * 9 + ["abacus"]),
+    "dialect": st.sampled_from(["vllm"] * 6 + ["sglang"] * 3 + ["abacus"]),
     "stream": st.sampled_from(["one", "two"]),
     "id": st.sampled_from(["one", "two", "three"]),
     "kinds": st.binary(min_size=5, max_size=5).map(lambda data: bytes(byte % 4 for byte in data)),
@@ -87,7 +88,7 @@ def wrong() -> Values:
 
 WRONG = wrong()
 CATALOGUED = st.sampled_from(
-    [row for row in DIALECTS["vllm"] if isinstance(row.source, Sampled)]
+    [row for row in ROWS if isinstance(row.source, Sampled)]
 ).flatmap(
     lambda row: st.tuples(
         st.just(row.name),

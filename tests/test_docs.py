@@ -10,13 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from sidestep.catalogue import DIALECTS
+from sidestep.buckets import DEFAULTS
+from sidestep.catalogue import COMMON, DIALECTS
+from sidestep.catalogue.common import TOKEN_TYPE
 from sidestep.catalogue.self_metrics import BY_NAME
 from sidestep.config import CONFIG_FILE, SETTINGS
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
-FAMILIES = {row.name for rows in DIALECTS.values() for row in rows} | BY_NAME.keys()
+FAMILIES = {
+    row.name for table in (DIALECTS, COMMON) for rows in table.values() for row in rows
+} | BY_NAME.keys()
 
 
 def test_generated_documents_are_current() -> None:
@@ -35,11 +39,13 @@ def test_generated_documents_are_current() -> None:
 def test_documents_name_families_that_exist(path: Path) -> None:
     """A metric that a reader would look for in vain is an error."""
     text = path.read_text()
-    named = set(re.findall(r"\b(?:vllm:|sidestep_)[a-z0-9_]+", text))
+    named = set(re.findall(r"\b(?:vllm:|sglang:|gen_ai_|sidestep_)[a-z0-9_]+", text))
     # Prefixes of several, and what the text says is not there.
     unknown = {
         name for name in named - FAMILIES if not any(family.startswith(name) for family in FAMILIES)
     } - {
+        *DEFAULTS,
+        TOKEN_TYPE,
         "sidestep_adapters",
         "vllm:request_params_best_of",
         "vllm:prompt_tokens_recomputed_total",

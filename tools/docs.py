@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sidestep.buckets import DEFAULTS
-from sidestep.catalogue import DIALECTS
+from sidestep.catalogue import COMMON, DIALECTS
 from sidestep.catalogue.engine_core import ROWS as TAPPED
 from sidestep.catalogue.model import (
+    Also,
     Constant,
     Hook,
     Info,
@@ -26,6 +27,25 @@ from sidestep.catalogue.self_metrics import ROWS as SELF_ROWS
 from sidestep.config import CONFIG_FILE, SETTINGS
 
 DOCS = Path(__file__).parents[1] / "docs"
+CORE = (
+    "With the tap that [vllm-core.md](vllm-core.md) describes;\n"
+    "an engine's processes report from either side.\n\n"
+)
+SAMPLED = {
+    "vllm": (
+        "KV connectors and front end",
+        "They travel self-described; a connector's appear where it is configured.\n\n",
+    ),
+    "sglang": (
+        "what its collectors are told one by one",
+        (
+            "Each appears with its first data. Labels are those of the collector that counts it:\n"
+            "a scheduler's ranks, none of a tokenizer's; `dp_rank` of a scheduler and labels that\n"
+            "an administrator adds come beside those named here.\n\n"
+        ),
+    ),
+}
+"""By dialect: title and note of what travels self-described."""
 NOTE = "<!-- Written by `make docs` from {source}. Do not edit. -->\n\n"
 
 
@@ -44,23 +64,11 @@ def metrics() -> str:
         "gone) and `vllm:prompt_tokens_recomputed_total` (today's engine does not tell).\n\n"
     )
     for dialect, rows in DIALECTS.items():
-        live = [row for row in rows if row.status != "hidden"]
-        tapped = [row for row in live if row in TAPPED]
-        own = [r for r in live if r.name.startswith("sidestep_") and r not in tapped]
-        sampled = [row for row in live if isinstance(row.source, Sampled)]
-        sampled = [row for row in sampled if row not in tapped]
-        core = [row for row in live if row not in own and row not in [*sampled, *tapped]]
-        hidden = [row for row in rows if row.status == "hidden"]
-        text += f"## {dialect}: the engine's own\n\n" + table(core)
-        text += f"## {dialect}: KV connectors and front end\n\n"
-        text += "They travel self-described; a connector's appear where it is configured.\n\n"
-        text += table(sampled)
-        text += f"## {dialect}: what the engine collects and shows nowhere\n\n" + table(own)
-        text += f"## {dialect}: from the events of its core\n\n"
-        text += "With the tap that [vllm-core.md](vllm-core.md) describes;\n"
-        text += "an engine's processes report from either side.\n\n" + table(tapped)
-        text += f"## {dialect}: names it has given up\n\nOnly with `--metrics.legacy`.\n\n"
-        text += legacy(hidden)
+        text += dialect_text(dialect, rows)
+    text += "## Names that are the same for all engines\n\n"
+    text += "Only with `--metrics.common`, since each doubles one of the engine's own. Labels are\n"
+    text += "those of the engine, and of OpenTelemetry's for the rest.\n\n"
+    text += common()
     text += "## The exporter itself\n\n| Name | Kind | Labels | Meaning |\n|---|---|---|---|\n"
     for row in SELF_ROWS:
         text += f"| `{row.name}` | {row.kind} | {labels(row.labels)} | {row.help} |\n"
@@ -73,6 +81,43 @@ def metrics() -> str:
     for name, bounds in DEFAULTS.items():
         text += f"| `{name}` | {' '.join(f'{bound:g}' for bound in bounds)} |\n"
     return text
+
+
+def dialect_text(dialect: str, rows: tuple[Row, ...]) -> str:
+    """One dialect's families, by where they come from."""
+    live = [row for row in rows if row.status != "hidden"]
+    tapped = [row for row in live if row in TAPPED]
+    own = [r for r in live if r.name.startswith("sidestep_") and r not in tapped]
+    sampled = [row for row in live if isinstance(row.source, Sampled) and row not in tapped]
+    core = [row for row in live if row not in [*own, *sampled, *tapped]]
+    hidden = [row for row in rows if row.status == "hidden"]
+    title, note = SAMPLED.get(dialect, ("self-described", ""))
+    parts = (
+        ("the engine's own", "", table(core)),
+        (title, note, table(sampled)),
+        ("what the engine collects and shows nowhere", "", table(own)),
+        ("from the events of its core", CORE, table(tapped)),
+        ("names it has given up", "Only with `--metrics.legacy`.\n\n", legacy(hidden)),
+    )
+    found = zip(parts, (core, sampled, own, tapped, hidden), strict=True)
+    return "".join(
+        f"## {dialect}: {name}\n\n{said}{text}" for (name, said, text), any_ in found if any_
+    )
+
+
+def common() -> str:
+    """Families under common names, and whence each engine's comes."""
+    dialects = list(COMMON)
+    text = f"| Name | Kind | Meaning | {' | '.join(f'From {name}' for name in dialects)} | Combined |\n"
+    text += "|---" * (4 + len(dialects)) + "|\n"
+    for rows in zip(*COMMON.values(), strict=True):
+        row = rows[0]
+        values = f" By `{row.own_labels[0]}`." if row.closed else ""
+        buckets = f" Buckets: `{row.buckets}`." if row.buckets else ""
+        sources = " | ".join(map(source, rows))
+        text += f"| `{row.name}` | {row.kind} | {row.help}{values}{buckets} | {sources} |"
+        text += f" {row.combine} |\n"
+    return text + "\n"
 
 
 def table(rows: list[Row]) -> str:
@@ -120,12 +165,12 @@ def source(row: Row) -> str:
         Sampled: "self-described",
     }
     match row.source:
-        case str() | Same():
+        case str() | Same() | Also():
             paths = [getattr(row.source, "name", row.source)]
         case tuple():
             paths = list(row.source)
         case Mapping():
-            paths = list(row.source.values())
+            paths = [getattr(path, "name", path) for path in row.source.values()]
         case elsewhere:
             return words[type(elsewhere)]
     return "<br>".join(f"`{path}`" for path in paths)
@@ -167,6 +212,7 @@ def configuration() -> str:
         "| `SIDESTEP_CLIENT_KEY` | Likewise: the file with the engine's own secret key. |\n"
         "| `SIDESTEP_VLLM_MODE` | `beside` (default) adds to vLLM's own metrics, `instead`"
         " replaces them. |\n"
+        "| `SIDESTEP_SGLANG_MODE` | Likewise for SGLang. |\n"
         "| `SIDESTEP_NAMESPACE` | Tells deployments apart that feed one exporter; default the host"
         " name, which in Kubernetes is the pod's. |\n"
     )

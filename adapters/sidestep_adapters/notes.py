@@ -13,11 +13,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+from sidestep.catalogue.model import OBSERVED
 from sidestep.wire.items import Family, Item, Sample, Samples
 from sidestep.wire.limits import FLOPS_LIMIT, MAX_OBSERVATIONS, MAX_OPEN_VALUES, VALUE_LIMIT
 from sidestep_adapters.translate import printable
 
-Kind = Literal["counter", "gauge", "histogram"]
+Kind = Literal["counter", "gauge", "histogram", "summary"]
 Labels = Mapping[str, Any]
 Values = tuple[str, ...]
 Key = Labels | Values
@@ -211,7 +212,7 @@ class Meter(Source):
             return
         # Numpy's and torch's scalars are numbers, too.
         number = value if value.__class__ is int else float(value)
-        if self.kind == "histogram":
+        if self.kind in OBSERVED:
             seen = self._seen.get(key)
             if seen is None:
                 seen = self._seen[key] = ([], [])

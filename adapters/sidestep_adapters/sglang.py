@@ -254,7 +254,7 @@ def bounds_of(metric: Any) -> list[float]:
 def is_metric(value: Any) -> bool:
     """Whether ``value`` is a metric of prometheus_client's, which need not be here."""
     return (
-        getattr(value, "_type", "") in ("counter", "gauge", "histogram")
+        getattr(value, "_type", "") in ("counter", "gauge", "histogram", "summary")
         and hasattr(value, "_labelnames")
         and not isinstance(value, Meter)
     )

@@ -63,7 +63,8 @@ class Exporter:
 
     def __init__(self, config: Config, collectors: Iterable[Collector] = ()) -> None:
         self.config = config
-        layouts = {name: compile_layout(name, legacy=config.metrics_legacy) for name in DIALECTS}
+        shown = {"legacy": config.metrics_legacy, "common": config.metrics_common}
+        layouts = {name: compile_layout(name, **shown) for name in DIALECTS}
         rules = Rules(
             scheduled=config.intervals_scheduled,
             latency=config.intervals_inter_token,
@@ -177,6 +178,7 @@ def _settings(config: Config) -> Settings:
         config.requests_max_age,
         config.kv_scale_samples,
         config.kv_max_tracked,
+        config.metrics_common,
     )
 
 

@@ -90,6 +90,18 @@ OWN: Mapping[str, Bounds] = {
 }  # fmt: skip
 """Families of metrics that no engine has; chosen here."""
 
+GEN_AI: Mapping[str, Bounds] = {
+    "gen_ai_time_to_first_token": (
+        0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+    ),
+    "gen_ai_time_per_output_token": (
+        0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5,
+    ),
+    "gen_ai_request_duration": tuple(0.01 * 2**power for power in range(14)),
+    "gen_ai_token_usage": tuple(4.0**power for power in range(14)),
+}  # fmt: skip
+"""What OpenTelemetry's conventions for generative AI recommend, for all engines alike."""
+
 DEFAULT_MAX_MODEL_LEN = 131072
 """Top of the token-count families where an engine does not say its own."""
 
@@ -108,6 +120,7 @@ DEFAULTS: Mapping[str, Bounds] = {
     **VLLM,
     **SGLANG,
     **OWN,
+    **GEN_AI,
     "request_tokens": one_two_five(DEFAULT_MAX_MODEL_LEN),
 }
 

@@ -146,6 +146,13 @@ SETTINGS: tuple[Setting, ...] = (
         switch=True,
     ),
     Setting(
+        "metrics.common",
+        "Also show families under names that are the same for all engines.",
+        parsing.boolean,
+        default=False,
+        switch=True,
+    ),
+    Setting(
         "kv.sample-rate",
         "Share of KV blocks whose life is followed; 0 is off.",
         parsing.share,
@@ -240,6 +247,7 @@ class Config:
     limits_memory_hard: int
     state_dir: str
     metrics_legacy: bool
+    metrics_common: bool
     kv_sample_rate: float
     kv_scale_samples: bool
     kv_max_tracked: int

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from sidestep.buckets import DEFAULTS, Bounds
 from sidestep.catalogue.engine_core import FEATURE as ENGINE_CORE
 from sidestep.catalogue.engine_core import UNTRACKED
-from sidestep.catalogue.model import Kind, Row
+from sidestep.catalogue.model import OBSERVED, Kind, Row
 from sidestep.histogram import Histogram
 from sidestep.hit_window import HitWindow
 from sidestep.lifecycle.machine import Lifecycle
@@ -42,7 +42,7 @@ class OpenFamily:
     def size(self, key: Key, engine: Engine) -> int:
         """Bytes, about, that the child of those label values takes on a page."""
         line = LINE + len(self.name) + engine.label_chars + sum(map(len, (*self.labels, *key)))
-        return line * (len(self.bounds) + 3 if self.kind == "histogram" else 1)
+        return line * (len(self.bounds) + 3 if self.kind in OBSERVED else 1)
 
 
 class Engine:
@@ -176,9 +176,13 @@ class Engine:
             if known is not None and known.bounds != self.bounds_of(slot):
                 self.histograms[slot] = Histogram(self.bounds_of(slot))
         for placed in self.layout.placed:
-            row = placed.row
             # What describes itself is shown at 0 for an option only: most of it nobody ever has.
-            if row.feature in self.features or (not row.feature and placed.where != "sampled"):
+            # So is what only some kinds of the dialect's engines can have.
+            if placed.row.feature in self.features or (
+                not placed.row.feature
+                and placed.where != "sampled"
+                and self.layout.required.issuperset(placed.row.shared)
+            ):
                 self.show(placed)
 
     def forget_texts(self) -> None:
@@ -187,7 +191,7 @@ class Engine:
         self.frames.clear()
         histograms = [*self.histograms]
         for family in self.open.values():
-            if family.kind == "histogram":
+            if family.kind in OBSERVED:
                 histograms += [h for h in family.children.values() if isinstance(h, Histogram)]
         for histogram in histograms:
             if histogram is not None:
@@ -248,7 +252,7 @@ class Engine:
         if row.kind != "gauge" and (row.closed or not row.own_labels):
             keys: list[Key] = [(value,) for value in row.closed] or [()]
             for key in keys:
-                made.children[key] = Histogram(bounds) if bounds else 0
+                made.children[key] = Histogram(bounds) if row.kind in OBSERVED else 0
         return made
 
     def histogram(self, slot: int) -> Histogram:

@@ -208,7 +208,7 @@ def _add_open(registry: Registry, engine: Engine, totals: OpenTotals) -> int:
                 sample.counts = rebucket(tuple(totals.bounds), sample.counts, wanted)
                 moved += sum(sample.counts)
         family.samples.append(sample)
-    add_samples(registry, engine, Samples(0, 0.0, [family]))
+    add_samples(registry, engine, Samples(0, 0.0, [family]), kept=True)
     return moved
 
 

@@ -15,12 +15,13 @@ import functools
 import types
 import typing
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from sidestep.catalogue import rows_of
 from sidestep.catalogue.model import (
+    OBSERVED,
     Also,
     Constant,
     Hook,
@@ -75,6 +76,14 @@ class Placed:
             return ((),)
         closed = self.row.closed if self.where == "histogram" else (*self.row.closed, OTHER)
         return tuple((value,) for value in closed)
+
+
+class Fed(NamedTuple):
+    """A place that gets what another family's children get; see ``model.Also``."""
+
+    row: Row
+    slot: int
+    values: tuple[str, ...]
 
 
 class Section:
@@ -133,10 +142,9 @@ class Section:
 
 def taken(name: str, kind: Kind) -> frozenset[str]:
     """The names that family ``name`` takes: OpenMetrics' family and every sample's."""
-    if kind == "histogram":
-        return frozenset(
-            {name, *(f"{name}_{end}" for end in ("bucket", "count", "sum", "created"))}
-        )
+    if kind in OBSERVED:
+        ends = ("bucket", "count", "sum", "created")
+        return frozenset({name, *(f"{name}_{end}" for end in ends)})
     base = name.removesuffix("_total") if kind == "counter" else name
     return frozenset({name, base, f"{base}_created"} if kind == "counter" else {name})
 
@@ -150,7 +158,7 @@ class Layout:
         roots: What to read from each struct of ``STEPS``.
         hooks: Rows that functions feed, by the hook's name.
         sampled: Rows that Samples items feed, by family name.
-        also: Rows that these feed besides, and the slots, by the name of the family sampled.
+        also: What these feed besides, by the name of the family sampled.
         gated: Rows of an option whose fields are sent without it, too: hidden while it is off.
     """
 
@@ -159,7 +167,7 @@ class Layout:
     roots: Mapping[type[msgspec.Struct], Section]
     hooks: Mapping[str, Placed]
     sampled: Mapping[str, Row]
-    also: Mapping[str, list[tuple[Row, int]]]
+    also: Mapping[str, list[Fed]]
     gated: frozenset[str]
     scalars: int
     histograms: tuple[Row, ...]
@@ -258,7 +266,7 @@ class _Compiler:
         self.histograms: list[Row] = []
         self.keyed: list[Row] = []
         self.hooks: dict[str, Placed] = {}
-        self.also: dict[str, list[tuple[Row, int]]] = {}
+        self.also: dict[str, list[Fed]] = {}
 
     def layout(self, rows: tuple[Row, ...]) -> Layout:
         placed = {row.name: self.place(row) for row in rows if not isinstance(row.source, Same)}
@@ -268,7 +276,7 @@ class _Compiler:
                 placed[row.name] = dataclasses.replace(shown, row=row)
         sampled = {row.name: row for row in rows if isinstance(row.source, Sampled)}
         for name in self.also.keys() - sampled.keys():
-            raise CatalogueError(f"{self.also[name][0][0].name}: no sampled row {name} to add")
+            raise CatalogueError(f"{self.also[name][0].row.name}: no sampled row {name} to add")
         return Layout(
             dialect=self.dialect,
             placed=tuple(placed[row.name] for row in rows),
@@ -288,9 +296,9 @@ class _Compiler:
             case Hook(name):
                 placed = self.allocate(row)
                 self.hooks[name] = placed
-            case Also(name):
+            case Also() as also:
                 placed = self.allocate(row)
-                self.also.setdefault(name, []).append((row, placed.slots[0]))
+                self.feed(placed, also, placed.slots[0])
             case str() as path:
                 placed = self.allocate(row)
                 self.connect(placed, path, None)
@@ -304,12 +312,16 @@ class _Compiler:
                     raise CatalogueError(f"{row.name}: one path for each value of {row.closed}")
                 for slot, path in zip(placed.slots, mapping.values(), strict=False):
                     if isinstance(path, Also):
-                        self.also.setdefault(path.name, []).append((row, slot))
+                        self.feed(placed, path, slot)
                     else:
                         self.connect(placed, path, slot)
             case elsewhere:
                 return Placed(row, ELSEWHERE[type(elsewhere)])
         return placed
+
+    def feed(self, placed: Placed, also: Also, slot: int) -> None:
+        """Have ``slot`` fed with another family."""
+        self.also.setdefault(also.name, []).append(Fed(placed.row, slot, also.values))
 
     def allocate(self, row: Row) -> Placed:
         if row.kind == "histogram":

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice, pairwise
 
+from sidestep.catalogue.model import OBSERVED
 from sidestep.engine import ORIGIN, Engine, Key, OpenFamily
 from sidestep.errors import WireError
 from sidestep.histogram import Histogram, rebucket
-from sidestep.plan import taken
+from sidestep.plan import Fed, taken
 from sidestep.registry import (
     MAX_BYTES,
     MAX_ENGINE_BYTES,
@@ -24,8 +25,10 @@ EXPORTERS = ("sidestep_", "process_", "python_")
 """Families of the exporter's own process begin so."""
 
 
-def add_samples(registry: Registry, engine: Engine, item: Samples) -> None:
+def add_samples(registry: Registry, engine: Engine, item: Samples, *, kept: bool = False) -> None:
     """Add families that describe themselves; all are checked before any is added.
+
+    ``kept``: as a record kept them, which has what they feed besides in its own place.
 
     Raises:
         WireError: One of them contradicts the catalogue, or itself as it was before.
@@ -47,7 +50,8 @@ def add_samples(registry: Registry, engine: Engine, item: Samples) -> None:
         if name not in engine.layout.sampled:
             registry.describe(target)
     for family in item.families:
-        _add(registry, engine, engine.open[family.name], family)
+        fed = () if kept else engine.layout.also.get(family.name, ())
+        _add(registry, engine, engine.open[family.name], family, fed)
 
 
 class _Made:
@@ -89,7 +93,9 @@ def _limit(registry: Registry, engine: Engine, made: _Made, families: Sequence[F
     return next((limit for limit, passed in reached.items() if passed), "")
 
 
-def _add(registry: Registry, engine: Engine, target: OpenFamily, family: Family) -> None:
+def _add(
+    registry: Registry, engine: Engine, target: OpenFamily, family: Family, also: Sequence[Fed]
+) -> None:
     for sample in family.samples:
         key = registry.capped(target.children, tuple(sample.labels))
         if key not in target.children:
@@ -98,11 +104,13 @@ def _add(registry: Registry, engine: Engine, target: OpenFamily, family: Family)
         if refused:
             slot = engine.layout.hooks["refused_observations"].slots[0]
             engine.values[slot] = (engine.values[slot] or 0) + refused
-        for row, slot in engine.layout.also.get(family.name, ()):
-            if row.kind == "histogram":
-                _observe(engine.histogram(slot), target, sample)
+        for fed in also:
+            if fed.values and sample.labels[0] not in fed.values:
+                continue
+            if fed.row.kind == "histogram":
+                _observe(engine.histogram(fed.slot), target, sample)
             else:
-                engine.values[slot] = (engine.values[slot] or 0) + sample.value
+                engine.values[fed.slot] = (engine.values[fed.slot] or 0) + sample.value
 
 
 def _family(engine: Engine, family: Family, made: _Made) -> OpenFamily:
@@ -115,6 +123,8 @@ def _family(engine: Engine, family: Family, made: _Made) -> OpenFamily:
         if row.extra and set(target.labels) < set(labels):
             _check_labels(engine, family.name, labels)
             target.labels = labels
+            # What starts at 0 without a label of its own has one now.
+            target.children.clear()
         return target
     form = (family.kind, labels)
     if registry.open_families.get(family.name, form) != form:
@@ -184,7 +194,7 @@ def _check_samples(target: OpenFamily, family: Family) -> None:
 
 def _add_sample(target: OpenFamily, key: tuple[str, ...], sample: Sample) -> int:
     """Add to one child; how many observations were refused."""
-    if target.kind == "histogram":
+    if target.kind in OBSERVED:
         child = target.children.get(key)
         if not isinstance(child, Histogram):
             child = target.children[key] = Histogram(target.bounds)

@@ -9,7 +9,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from sidestep.catalogue.model import ENGINE_LABELS, Combine, Constant, Info, Kind, Reading, Same
+from sidestep.catalogue.model import (
+    ENGINE_LABELS,
+    OBSERVED,
+    Combine,
+    Constant,
+    Info,
+    Kind,
+    Reading,
+    Same,
+)
 from sidestep.engine import Engine, Key, Number
 from sidestep.histogram import Histogram
 from sidestep.plan import Placed
@@ -38,9 +47,13 @@ class Family:
 
 
 def families(registry: Registry, names: Collection[str] = ()) -> Iterator[Family]:
-    """Families in page order, all or those that own one of the sample ``names``."""
+    """Families in page order, all or those that own one of the sample ``names``.
+
+    Those of dialects that no engine speaks are left out: they can have no sample.
+    """
     places: dict[str, dict[str, Placed]] = {}
-    for layout in registry.layouts.values():
+    spoken = {engine.layout.dialect for engine in registry.engines.values()}
+    for layout in (layout for name, layout in registry.layouts.items() if name in spoken):
         for placed in layout.placed:
             places.setdefault(placed.row.name, {})[layout.dialect] = placed
     for name, found_places in places.items():
@@ -64,7 +77,7 @@ def owns(family: str, kind: Kind, names: Collection[str]) -> bool:
     """Whether one of the sample ``names`` belongs to ``family``, as in ``name[]``."""
     if family in names:
         return True
-    if kind == "histogram":
+    if kind in OBSERVED:
         return any(f"{family}_{suffix}" in names for suffix in ("bucket", "count", "sum"))
     return kind == "counter" and family.removesuffix("_total") in names
 
@@ -72,15 +85,21 @@ def owns(family: str, kind: Kind, names: Collection[str]) -> bool:
 def showing(registry: Registry, dialect: str, placed: Placed) -> list[Engine]:
     """The engines that may have samples of a dialect's row: asked once, not per engine."""
     row = placed.row
-    return [
-        engine
-        for engine in registry.engines.values()
-        if engine.layout.dialect == dialect
-        and (engine.live or row.kind != "gauge")
-        and (
-            not row.feature or row.name not in engine.layout.gated or row.feature in engine.features
-        )
-    ]
+    layout = registry.layouts[dialect]
+    hidden = row.feature if row.name in layout.gated else ""
+    found = [e for e in registry.engines.values() if e.layout is layout]
+    if row.kind == "gauge":
+        found = [engine for engine in found if engine.live]
+    if hidden:
+        found = [engine for engine in found if hidden in engine.features]
+    match placed.where:
+        case "sampled":
+            name = stored(placed)
+            return [engine for engine in found if name in engine.open]
+        case "keyed":
+            slot = placed.slots[0]
+            return [engine for engine in found if engine.keyed[slot]]
+    return found
 
 
 def children(engine: Engine, family: Family) -> Iterable[Child]:  # noqa: PLR0911
@@ -97,7 +116,7 @@ def children(engine: Engine, family: Family) -> Iterable[Child]:  # noqa: PLR091
     if placed is None:
         return ()
     if placed.where == "sampled":
-        found = engine.open.get(_stored(placed))
+        found = engine.open.get(stored(placed))
         return () if found is None else found.children.items()
     if placed.row.name in engine.layout.gated and placed.row.feature not in engine.features:
         return ()
@@ -126,7 +145,7 @@ def _computed(engine: Engine, placed: Placed) -> Iterable[Child]:
     return ()
 
 
-def _stored(placed: Placed) -> str:
+def stored(placed: Placed) -> str:
     """The name under which an engine keeps a family that Samples items feed."""
     source = placed.row.source
     return source.name if isinstance(source, Same) else placed.row.name
@@ -140,7 +159,7 @@ def labels_of(engine: Engine, family: Family, key: Key) -> dict[str, str]:
     names = placed.row.own_labels
     if placed.where == "sampled":
         # Its sender may have labels beside the row's.
-        names = engine.open[_stored(placed)].labels
+        names = engine.open[stored(placed)].labels
     labels = dict(zip(names, key, strict=True))
     if placed.row.unless_empty:
         labels = {name: value for name, value in labels.items() if value}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sidestep.catalogue import common as common_names
 from sidestep.catalogue import (
     engine_core,
     sglang,
@@ -37,7 +38,7 @@ DIALECTS: dict[str, tuple[Row, ...]] = {
 }
 """Rows by the dialect that an engine's hello names."""
 
-COMMON: dict[str, tuple[Row, ...]] = {}
+COMMON: dict[str, tuple[Row, ...]] = {"vllm": common_names.VLLM, "sglang": common_names.SGLANG}
 """Likewise, under names that are the same for all engines."""
 
 

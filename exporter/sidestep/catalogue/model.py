@@ -8,7 +8,10 @@ from typing import Literal
 
 from sidestep.errors import CatalogueError
 
-Kind = Literal["counter", "gauge", "histogram"]
+Kind = Literal["counter", "gauge", "histogram", "summary"]
+"""A summary has a sum and a count, no quantiles; Samples items feed it."""
+OBSERVED = frozenset({"histogram", "summary"})
+"""Kinds that count observations."""
 Combine = Literal["sum", "max", "mean"]
 Status = Literal["live", "deprecated", "hidden"]
 """``deprecated``: the engine still has it, we still show it; ``hidden``: only with ``--metrics.legacy``."""
@@ -59,9 +62,14 @@ class Sampled:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Also:
-    """What Samples items add to any child of the family of this name is added here, too."""
+    """What Samples items add to children of the family of this name is added here, too.
+
+    Attributes:
+        values: Only to children whose one own label is one of these; empty: to all.
+    """
 
     name: str
+    values: tuple[str, ...] = ()
 
 
 Source = (
@@ -150,12 +158,7 @@ def check(rows: tuple[Row, ...]) -> tuple[Row, ...]:
         seen.add(row.name)
         if row.labels != tuple(sorted(row.labels)):
             raise CatalogueError(f"{row.name}: labels must be sorted")
-        ours, total = row.name.startswith("sidestep_"), row.name.endswith("_total")
-        # An engine may have named a gauge like a counter.
-        if (row.kind == "counter" and not total) or (row.kind == "gauge" and total and ours):
-            raise CatalogueError(f"{row.name}: counters, and no gauges of ours, end in _total")
-        if row.kind == "histogram" and bool(row.buckets) == bool(row.bounds):
-            raise CatalogueError(f"{row.name}: a histogram has a bucket family or bounds")
+        _check_kind(row)
         if row.closed and len(row.own_labels) != 1:
             raise CatalogueError(f"{row.name}: closed values need exactly one own label")
         if (row.status == "live") == bool(row.successor):
@@ -166,3 +169,14 @@ def check(rows: tuple[Row, ...]) -> tuple[Row, ...]:
         if isinstance(row.source, Same) and row.source.name not in seen:
             raise CatalogueError(f"{row.name}: no row {row.source.name} to show again")
     return rows
+
+
+def _check_kind(row: Row) -> None:
+    ours, total = row.name.startswith("sidestep_"), row.name.endswith("_total")
+    # An engine may have named a gauge like a counter.
+    if (row.kind == "counter" and not total) or (row.kind == "gauge" and total and ours):
+        raise CatalogueError(f"{row.name}: counters, and no gauges of ours, end in _total")
+    if row.kind == "histogram" and bool(row.buckets) == bool(row.bounds):
+        raise CatalogueError(f"{row.name}: a histogram has a bucket family or bounds")
+    if row.kind == "summary" and not isinstance(row.source, Sampled):
+        raise CatalogueError(f"{row.name}: only Samples items feed a summary")

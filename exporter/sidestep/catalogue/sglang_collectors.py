@@ -40,6 +40,10 @@ class Collector:
             bounds=() if isinstance(bounds, str) else bounds,
         )
 
+    def summary(self, name: str, text: str, *own: str) -> Row:
+        """A summary, of sum and count alone."""
+        return self._row(name, "summary", text, own)
+
     def _row(self, name: str, kind: Kind, text: str, own: tuple[str, ...]) -> Row:
         return Row(
             name=f"sglang:{name}",

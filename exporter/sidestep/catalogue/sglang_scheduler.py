@@ -46,7 +46,6 @@ _IMBALANCE = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 45
 _SYNC_SECONDS = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
 )  # fmt: skip
-_TENTHS = tuple(tenth / 10 for tenth in range(1, 11))
 
 # The tables are laid out by hand: name above text, two lines a row.
 # fmt: off
@@ -111,10 +110,9 @@ _GRAMMAR = (
                  "Most seconds that a walk through a grammar's tree took.", _TRAVERSAL_SECONDS),
 )
 _EXECUTION = (
-    # The engine's is a summary without quantiles: of a histogram, sum and count are the same.
-    _S.histogram("eplb_balancedness",
-                 "How evenly a forward pass used the ranks' experts: mean over most, from 0 to 1.",
-                 _TENTHS, "forward_mode"),
+    _S.summary("eplb_balancedness",
+               "How evenly a forward pass used the ranks' experts: mean over most, from 0 to 1.",
+               "forward_mode"),
     _S.counter("realtime_tokens_total",
                "Tokens as they are worked on: prompt tokens computed or found in a cache, and"
                " generated ones.", "mode"),

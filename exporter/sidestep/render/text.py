@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator
 from prometheus_client.utils import floatToGoString
 
 from sidestep.buckets import Bounds
-from sidestep.catalogue.model import Same
+from sidestep.catalogue.model import Kind, Same
 from sidestep.engine import Engine, Key, Number
 from sidestep.histogram import Histogram
 from sidestep.plan import Placed
@@ -65,10 +65,12 @@ def _histograms(engines: Iterable[Engine], family: Family, placed: Placed) -> li
     alias = isinstance(placed.row.source, Same)
     places = list(zip(placed.values_of_label, placed.slots, strict=True))
     for engine in engines:
+        histograms = engine.histograms
         for key, slot in places:
-            histogram = engine.histograms[slot]
+            histogram = histograms[slot]
             if histogram is not None:
-                out.append(_histogram_text(engine, family, key, histogram, alias=alias))
+                text = None if alias else histogram.cache
+                out.append(text or _histogram_text(engine, family, key, histogram, alias=alias))
     return out
 
 
@@ -161,13 +163,17 @@ def _histogram_of(engine: Engine, family: Family, key: Key, histogram: Histogram
     name = (family.name, key, histogram.bounds)
     frame = engine.frames.get(name)
     if frame is None:
-        frame = histogram_frame(family.name, labels_of(engine, family, key), histogram.bounds)
+        labels = labels_of(engine, family, key)
+        frame = histogram_frame(family.name, labels, histogram.bounds, family.kind)
         engine.frames[name] = frame
     return fill(frame, histogram)
 
 
-def histogram_frame(name: str, labels: dict[str, str], bounds: Bounds) -> bytes:
+def histogram_frame(name: str, labels: dict[str, str], bounds: Bounds, kind: Kind) -> bytes:
     """A template with a place for every value: in bytes, for the page is."""
+    if kind == "summary":
+        shown = label_text(labels).replace("%", "%%")
+        return f"{name}_count{shown} %d\n{name}_sum{shown} %b\n".encode()
     les = [*(bound_text(bound) for bound in bounds), "+Inf"]
     outer = label_text(labels)
     own = f"{outer[1:-1]}," if outer else ""
@@ -179,14 +185,16 @@ def histogram_frame(name: str, labels: dict[str, str], bounds: Bounds) -> bytes:
 def fill(frame: bytes, histogram: Histogram) -> bytes:
     """The frame with ``histogram``'s state in it."""
     counts = histogram.cumulative
-    return frame % (*counts, counts[-1], repr(histogram.sum).encode())
+    # Without bounds it is a summary's, which shows no bucket.
+    buckets = counts if histogram.bounds else ()
+    return frame % (*buckets, counts[-1], repr(histogram.sum).encode())
 
 
 def _shared(registry: Registry, family: Family) -> list[bytes]:
     out: list[bytes] = []
     for labels, value in combined(registry, family):
         if isinstance(value, Histogram):
-            out.append(fill(histogram_frame(family.name, labels, value.bounds), value))
+            out.append(fill(histogram_frame(family.name, labels, value.bounds, family.kind), value))
         else:
             out.append(f"{family.name}{label_text(labels)} {number(value)}\n".encode())
     return out

@@ -88,7 +88,7 @@ class Sample(msgspec.Struct, array_like=True, gc=False):
     Attributes:
         labels: Values in the order of the family's ``labels``.
         value: The counter's delta or the gauge's value.
-        observations: What a histogram has seen since the last item.
+        observations: What a histogram or summary has seen since the last item.
         counts: The same where the single values are no longer known: how many
             fell into each bucket of the family's ``bounds``, not cumulative,
             those above the last bound at the end.
@@ -108,7 +108,7 @@ class Family(msgspec.Struct, array_like=True, gc=False):
     """A family that describes itself; ``name`` as exposed, counters with ``_total``."""
 
     name: FamilyName
-    kind: Literal["counter", "gauge", "histogram"]
+    kind: Literal["counter", "gauge", "histogram", "summary"]
     labels: Annotated[list[LabelName], Meta(max_length=16)] = []
     samples: Annotated[list[Sample], Meta(max_length=MAX_OBSERVATIONS)] = []
     help: Annotated[str, Meta(max_length=1024)] = ""

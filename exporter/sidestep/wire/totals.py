@@ -64,7 +64,7 @@ class OpenTotals(msgspec.Struct, array_like=True, gc=False):
     """A family that described itself."""
 
     name: FamilyName
-    kind: Literal["counter", "gauge", "histogram"]
+    kind: Literal["counter", "gauge", "histogram", "summary"]
     help: str
     labels: Values
     bounds: Annotated[list[Number], Meta(max_length=MAX_BOUNDS)] = []
