@@ -79,7 +79,13 @@ class Notes:
             except Exception:  # noqa: BLE001 - what an engine says oddly costs itself
                 self.fail("a value could not be read")
         now = time.monotonic()
-        return [item for source in touched for item in source.items(now)]
+        made: list[Item] = []
+        for source in touched:
+            try:
+                made += source.items(now)
+            except Exception:  # noqa: BLE001 - likewise
+                self.fail("what was noted could not be told")
+        return made
 
 
 def _ignore(what: str) -> None:
@@ -210,14 +216,14 @@ class Meter(Source):
             counts, total = value
             self._counts.append(Sample(list(key), counts=counts, total=total))
             return
-        # Numpy's and torch's scalars are numbers, too.
+        # Numpy's and torch's scalars are numbers, too; integers may be too large for a float.
         number = value if value.__class__ is int else float(value)
         if self.kind in OBSERVED:
             seen = self._seen.get(key)
             if seen is None:
                 seen = self._seen[key] = ([], [])
             if weight:
-                seen[0].append(number)
+                seen[0].append(float(number))
                 seen[1].append(weight)
         elif self.kind == "counter":
             if not 0 <= number <= FLOPS_LIMIT:

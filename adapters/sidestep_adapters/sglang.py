@@ -16,7 +16,7 @@ from typing import Any
 from sidestep.buckets import DEFAULTS
 from sidestep.catalogue import rows_of
 from sidestep.catalogue.model import Row, Sampled
-from sidestep.catalogue.sglang import DEAD
+from sidestep.catalogue.sglang import DEAD, QUEUES
 from sidestep.wire.items import Item, SglangStats
 from sidestep.wire.messages import EngineInfo
 from sidestep.wire.sglang import SchedulerStats
@@ -70,13 +70,17 @@ class StatsSource(Source):
         """See ``Source``: the newest word on each field stands."""
         if isinstance(value, dict):
             self._fields.update(value)
+            for name in QUEUES:
+                # Older releases count requests in all, and say so by a number.
+                if isinstance(value.get(name), int):
+                    self._fields[name] = _queue(value[name])
             return
         if not self._fields:
             # Nothing is known of the rest before the first report.
             return
         running, waiting = value
-        self._fields["num_running_reqs"] = SimpleNamespace(total=running, by_priority=None)
-        self._fields["num_queue_reqs"] = SimpleNamespace(total=waiting, by_priority=None)
+        self._fields["num_running_reqs"] = _queue(running)
+        self._fields["num_queue_reqs"] = _queue(waiting)
 
     def items(self, now: float) -> list[Item]:
         """See ``Source``."""
@@ -96,6 +100,10 @@ class StatsSource(Source):
     def again(self, now: float) -> list[Item]:
         """The gauges as they were last."""
         return self.items(now)
+
+
+def _queue(total: int) -> Any:
+    return SimpleNamespace(total=total, by_priority=None)
 
 
 def _known(value: Any) -> Any:
