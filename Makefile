@@ -29,6 +29,7 @@ fix: $(STAMP)
 
 bench: $(STAMP)
 	for bench in engine_cost ingest events scrape snapshot residency; do $(BIN)/python -m benchmarks.bench_$$bench || exit 1; done
+	$(or $(wildcard build/sglang-venv/bin/python),$(BIN)/python) -m benchmarks.bench_sglang_cost
 
 # Every fault over every transport: over an hour. CHAOS="--quick", "--fault kill --seed 7", ...
 chaos: $(STAMP)
