@@ -57,7 +57,9 @@ def shown() -> bytes:
     from prometheus_client.multiprocess import MultiProcessCollector  # noqa: PLC0415
 
     registry = CollectorRegistry()
-    MultiProcessCollector(registry, os.environ["PROMETHEUS_MULTIPROC_DIR"])
+    MultiProcessCollector(  # type: ignore[no-untyped-call]
+        registry, os.environ["PROMETHEUS_MULTIPROC_DIR"]
+    )
     return generate_latest(registry)
 
 
