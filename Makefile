@@ -28,7 +28,7 @@ fix: $(STAMP)
 	$(BIN)/ruff format .
 
 bench: $(STAMP)
-	for bench in engine_cost ingest events scrape snapshot residency; do $(BIN)/python -m benchmarks.bench_$$bench || exit 1; done
+	for bench in engine_cost ingest events scrape snapshot residency streams; do $(BIN)/python -m benchmarks.bench_$$bench || exit 1; done
 
 # Every fault over every transport: over an hour. CHAOS="--quick", "--fault kill --seed 7", ...
 chaos: $(STAMP)
