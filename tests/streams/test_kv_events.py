@@ -16,6 +16,7 @@ from sidestep.wire.limits import MAX_OBSERVATIONS
 from sidestep_adapters.sources.kv_events import (
     MAX_EVENT_HASHES,
     MAX_EVENTS,
+    PIECE_BYTES,
     PIECE_EVENTS,
     Changes,
     decode,
@@ -134,7 +135,7 @@ REFUSED = [
     ({"type": "BlockStored", "block_hashes": [1], "medium": "G\nU"}, "bad_event"),
     ({"type": "BlockStored", "block_hashes": [1], "medium": "G" * 257}, "bad_event"),
     ({"type": "BlockStored", "block_hashes": [1], "group_idx": -1}, "bad_event"),
-    ({"type": "BlockStored", "block_hashes": [0] * (MAX_EVENT_HASHES + 1)}, "bad_event"),
+    ({"type": "BlockStored", "block_hashes": [*[0] * MAX_EVENT_HASHES, 999]}, "bad_event"),
     (["BlockStored", {}, None], "bad_event"),
     ({"type": 1}, "bad_event"),
     ([], "bad_event"),
@@ -213,6 +214,39 @@ def test_any_events_are_changes_or_counted(events: list[object]) -> None:
         assert all(0 <= value <= MASK for value in change.hashes)
 
 
+LONG = 5000
+KINDS_OF_HASHES: list[list[Any]] = [
+    [(number << 40) - (1 << 62) for number in range(LONG)],
+    [(number << 40) | 1 << 63 for number in range(LONG)],
+    [number.to_bytes(32, "big") for number in range(LONG)],
+    [f"{number:064x}" for number in range(LONG)],
+    [7] * (4 * LONG),
+    [number << 20 for number in range(3 * LONG)],
+]
+
+
+@pytest.mark.parametrize("hashes", KINDS_OF_HASHES, ids=range(len(KINDS_OF_HASHES)))
+@pytest.mark.parametrize("is_map", [True, False])
+def test_a_long_event_is_decoded_in_parts(hashes: list[Any], is_map: bool) -> None:
+    """Where its hashes are of one length; nothing is told of it that a whole would not tell."""
+    made: Any = ["BlockRemoved", hashes, "DISK", 2]
+    if is_map:
+        made = {"type": made[0], "block_hashes": hashes, "medium": "DISK", "group_idx": 2}
+    batch = decode(msgspec.msgpack.encode([1.5, [EVENTS[0], made, EVENTS[3]]]))
+    parts = [list(part) for part in pieces(batch.events)]
+    apart = [change for part in parts for change in Changes(part, 1.5).found]
+    whole = Changes(batch.events, 1.5)
+
+    def flat(changes: list[CacheChange]) -> list[tuple[str, str, int]]:
+        return [(change.kind, change.medium, one) for change in changes for one in change.hashes]
+
+    # Numbers of all sizes take as many bytes each by chance only.
+    assert len(parts) > 4 or hashes is KINDS_OF_HASHES[-1]
+    if len(hashes) <= MAX_EVENT_HASHES:
+        assert flat(apart) == flat(whole.found)
+    assert len(flat(apart)) == len(hashes) + 4
+
+
 @given(st.lists(st.integers(0, 70_000), max_size=12), st.integers(0, 3 * PIECE_EVENTS))
 def test_pieces_are_all_there_is(sizes: list[int], more: int) -> None:
     """In order, and none of them long."""
@@ -221,7 +255,9 @@ def test_pieces_are_all_there_is(sizes: list[int], more: int) -> None:
 
     assert [event for part in parts for event in part] == events
     assert all(len(part) <= PIECE_EVENTS for part in parts)
-    assert all(len(part) == 1 or sum(len(memoryview(e)) for e in part) <= 65536 for part in parts)
+    assert all(
+        len(part) == 1 or sum(len(memoryview(e)) for e in part) <= PIECE_BYTES for part in parts
+    )
 
 
 def test_sglangs_recording_tells_what_its_page_said() -> None:

@@ -37,26 +37,30 @@ def connect(context: zmq.Context[Socket], kind: int, endpoint: str, waiting: int
 
 
 class Frames:
-    """Reads one socket."""
+    """Reads one socket.
+
+    Attributes:
+        skipping: Whether the next frame is of a message with too many.
+    """
 
     def __init__(self, socket: Socket) -> None:
         self.socket = socket
-        self._skipping = False
+        self.skipping = False
 
     def receive(self) -> list[bytes] | None:
-        """The next message, if there is one; an empty one had too many frames."""
+        """The next message, if there is one; an empty one is a part of one with too many frames."""
         frames: list[bytes] = []
-        limit = SKIPPED if self._skipping else MAX_FRAMES
+        limit = SKIPPED if self.skipping else MAX_FRAMES
         try:
             for _ in range(limit):
                 frame = self.socket.recv(zmq.NOBLOCK)
-                if not self._skipping:
+                if not self.skipping:
                     frames.append(frame)
                 if not self.socket.getsockopt(zmq.RCVMORE):
-                    self._skipping = False
+                    self.skipping = False
                     return frames
         except zmq.Again:
             # A message is there as a whole or not at all.
             return None
-        self._skipping = True
+        self.skipping = True
         return []

@@ -24,11 +24,12 @@ from sidestep.wire.messages import DECODE_ERRORS
 
 MAX_EVENTS = 16384
 """Of one payload."""
-MAX_EVENT_HASHES = 65536
-"""Of one event: a page of SGLang's may be one token."""
-PIECE_EVENTS = 256
-PIECE_BYTES = 64 << 10
-"""Events that are decoded in one go: less than a millisecond."""
+MAX_EVENT_HASHES = 16384
+"""Of one event that cannot be split."""
+PIECE_EVENTS = 64
+PIECE_BYTES = 16 << 10
+PIECE_HASHES = 2048
+"""What is decoded in one go: a fraction of a millisecond, or two where all of it is wrong."""
 
 KINDS = {"BlockStored", "BlockRemoved", "AllBlocksCleared"}
 _MASK = (1 << 64) - 1
@@ -133,6 +134,11 @@ _hex: Sequence[_Decode] = (
     _decoder(_Stored[HexHashes] | _Removed[HexHashes]),
     _decoder(_StoredArray[HexHashes] | _RemovedArray[HexHashes]),
 )
+_long: Sequence[_Decode] = (
+    _decoder(_Stored[msgspec.Raw] | _Removed[msgspec.Raw] | _Cleared),
+    _decoder(_StoredArray[msgspec.Raw] | _RemovedArray[msgspec.Raw] | _ClearedArray),
+)
+_encode = msgspec.msgpack.Encoder().encode
 _kinds: Sequence[Callable[[msgspec.Raw], _Kind | _KindArray]] = (
     _decoder(_Kind),
     _decoder(_KindArray),
@@ -158,14 +164,20 @@ def decode(payload: bytes) -> Batch:
 
 def pieces(events: Sequence[msgspec.Raw]) -> Iterator[Sequence[msgspec.Raw]]:
     """``events`` in parts, each of which takes little time."""
-    begin = size = 0
-    for index, raw in enumerate(events):
-        size += len(memoryview(raw))
-        if index > begin and (size > PIECE_BYTES or index - begin >= PIECE_EVENTS):
-            yield events[begin:index]
-            begin, size = index, len(memoryview(raw))
-    if begin < len(events):
-        yield events[begin:]
+    piece: list[msgspec.Raw] = []
+    size = 0
+    for raw in events:
+        length = len(memoryview(raw))
+        if piece and (size + length > PIECE_BYTES or len(piece) == PIECE_EVENTS):
+            yield piece
+            piece, size = [], 0
+        if length > PIECE_BYTES:
+            yield from ([part] for part in _split(raw))
+            continue
+        piece.append(raw)
+        size += length
+    if piece:
+        yield piece
 
 
 class Changes:
@@ -237,6 +249,48 @@ def _decode_hard(raw: msgspec.Raw, decode_one: _Decode) -> _Event:
         if found not in KINDS:
             raise WireError("unknown_event", "a kind that is not known")
     raise WireError("bad_event", "malformed, or beyond a limit")
+
+
+def _split(raw: msgspec.Raw) -> Iterator[msgspec.Raw]:
+    """One event as several, where all its hashes take as many bytes.
+
+    They nearly always do; where they only seem to, what comes out is as wrong as what came in.
+    """
+    for decode_one in _long:
+        try:
+            event = decode_one(raw)
+        except DECODE_ERRORS:
+            continue
+        if isinstance(event, _Cleared | _ClearedArray):
+            break
+        data = bytes(event.block_hashes)
+        count, begin = _header(data)
+        stride, rest = divmod(len(data) - begin, max(count, 1))
+        if rest or count <= PIECE_HASHES:
+            break
+        kind = "BlockStored" if isinstance(event, _Stored | _StoredArray) else "BlockRemoved"
+        for first in range(0, count, PIECE_HASHES):
+            here = min(PIECE_HASHES, count - first)
+            at = begin + first * stride
+            hashes = b"\xdd" + here.to_bytes(4, "big") + data[at : at + here * stride]
+            part = {
+                "type": kind,
+                "block_hashes": msgspec.Raw(hashes),
+                "medium": event.medium,
+                "group_idx": event.group_idx,
+            }
+            yield msgspec.Raw(_encode(part))
+        return
+    yield raw
+
+
+def _header(data: bytes) -> tuple[int, int]:
+    """Elements of a msgpack array, and where the first one begins; none of anything else."""
+    kind = data[0]
+    if kind in range(0x90, 0xA0):
+        return kind & 0x0F, 1
+    length = {0xDC: 2, 0xDD: 4}.get(kind, 0)
+    return int.from_bytes(data[1 : 1 + length], "big"), 1 + length
 
 
 def _numbers(hashes: list[int | bytes | str], group: int | None) -> list[int]:

@@ -70,14 +70,12 @@ class KvEvents:
             self.broke(LOST)
             raise
         engine = self._feed.engine(_label(self._feed, batch.rank))
-        works = [
-            partial(self._piece, engine, events, batch.stamp, now)
-            for events in kv_events.pieces(batch.events)
-        ]
-        if len(works) == 1:
-            works[0]()
+        parts = kv_events.pieces(batch.events)
+        if len(payload) <= kv_events.PIECE_BYTES and len(batch.events) <= kv_events.PIECE_EVENTS:
+            for events in parts:
+                self._piece(engine, events, batch.stamp, now)
         else:
-            self._feed.intake.insert(works)
+            self._feed.intake.insert([partial(self._pieces, engine, parts, batch.stamp, now)])
 
     def broke(self, found: Break) -> None:
         """Begin anew: with nothing, or with what nobody knows."""
@@ -85,6 +83,15 @@ class KvEvents:
         self._word = CacheChange("begun" if found.whole else "lost", 0.0)
         for engine in self._feed.engines:
             self._put(engine, [], 0.0)
+
+    def _pieces(
+        self, engine: Engine, parts: Iterator[Sequence[Raw]], stamp: float, now: float
+    ) -> None:
+        """The next one, and after it the others."""
+        events = next(parts, None)
+        if events is not None:
+            rest = partial(self._pieces, engine, parts, stamp, now)
+            self._feed.intake.insert([partial(self._piece, engine, events, stamp, now), rest])
 
     def _piece(self, engine: Engine, events: Sequence[Raw], stamp: float, now: float) -> None:
         changes = kv_events.Changes(events, stamp)

@@ -30,6 +30,9 @@ log = logging.getLogger(__name__)
 
 WAITING = WINDOW // 2
 """Messages that wait in a socket."""
+ABSENT = 10.0
+"""Seconds without a connection after which the socket is made anew: libzmq tries no more to connect to
+a peer that has said what cannot be."""
 END = b"\xff" * 8
 LIVE_FRAMES = 3
 WATCHED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
@@ -65,6 +68,8 @@ class Subscriber:
         self._counted = (0, 0, 0)
         self._requested = 0
         self._is_new = False
+        self._present = float("inf")
+        """When there was a connection, or it was last waited for anew."""
         self._live: Frames | None = None
         self._monitor: Socket | None = None
         self._replay: Frames | None = None
@@ -98,6 +103,7 @@ class Subscriber:
         self._look()
         if self._sequence.asked is not None:
             return self._hear_answer(now)
+        skipping = self._live is not None and self._live.skipping
         frames = None if self._live is None else self._live.receive()
         if frames is None:
             if not self._is_new:
@@ -107,7 +113,8 @@ class Subscriber:
             self._request()
             return self._sequence.asked is not None
         if len(frames) != LIVE_FRAMES or len(frames[1]) != len(END):
-            self._feed.intake.reject("bad_frame")
+            # Of a message with too many frames each thousand is read by itself.
+            self._feed.intake.reject("bad_frame", int(not skipping))
             return True
         self._hear(frames[1], frames[2], now, self._sequence.live)
         return True
@@ -115,8 +122,13 @@ class Subscriber:
     def pass_time(self, now: float) -> None:
         """Say that the publisher is there; wait no longer for an answer than one has to."""
         self._look()
+        self._present = min(self._present, now)
         if self.connected:
+            self._present = now
             self._feed.heard(now)
+        elif now - self._present >= ABSENT:
+            self._present = now
+            self.cut()
         self._follow(self._sequence.pass_time(now), now)
 
     def cut(self) -> None:
@@ -138,6 +150,7 @@ class Subscriber:
         for each in (self._live.socket, self._monitor):
             loop.remove_reader(each.fileno())
         self._live.socket.disable_monitor()
+        self._monitor.close()
         self._live.socket.close()
         self._live = self._monitor = None
 
