@@ -396,25 +396,19 @@ def test_a_class_is_tapped_once() -> None:
     assert sglang_plugin._resolved(dict, "expert_dispatch", dict) is None
 
 
-def test_older_releases_have_their_classes_replaced() -> None:
-    """By the registry of hooks; classes that they lack are passed over."""
+def test_classes_are_replaced_where_sglang_asks_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In its module, once; those that a release lacks are passed over."""
+    monkeypatch.setattr(sglang_plugin, "usable_endpoint", lambda: True)
     module: Any = SimpleNamespace(
-        __name__="sglang.collectors",
         SchedulerMetricsCollector=SchedulerMetricsCollector,
         TokenizerMetricsCollector=TokenizerMetricsCollector,
     )
-    replaced: dict[str, type] = {}
-    sglang_plugin.replace(
-        module, lambda path, cls, kind: replaced.update({f"{path} {kind}": cls}), "replace"
-    )
+    for _ in range(2):
+        sglang_plugin.replace_in(module)
 
-    assert replaced == {
-        "sglang.collectors.SchedulerMetricsCollector replace": sglang_plugin.tapped(
-            SchedulerMetricsCollector, "scheduler"
-        ),
-        "sglang.collectors.TokenizerMetricsCollector replace": sglang_plugin.tapped(
-            TokenizerMetricsCollector, "tokenizer"
-        ),
+    assert vars(module) == {
+        "SchedulerMetricsCollector": sglang_plugin.tapped(SchedulerMetricsCollector, "scheduler"),
+        "TokenizerMetricsCollector": sglang_plugin.tapped(TokenizerMetricsCollector, "tokenizer"),
     }
 
 
