@@ -4,9 +4,8 @@ Whole exporter processes, fed over ipc as ``bench_ingest`` does: handshake, batc
 acknowledgements, decoding, state machines, histograms. "tokens" are engine steps of a
 steady batch in which requests come, are preempted now and then, and end; an event is a request's
 token. "client inside" derives the same intervals, and updates prometheus_client's
-children with them. "cached blocks" are hashes that a prefix cache stored or removed, sampled
-in the exporter at a hundredth; "followed blocks" are events of blocks that the sender
-has sampled. Every token and every end must be on the page, or the benchmark ends with an error.
+children with them. "followed blocks" are events of blocks that the sender has sampled;
+hashes of a prefix cache come another way (``bench_streams``). Every token and every end must be on the page, or the benchmark ends with an error.
 """
 
 from __future__ import annotations
@@ -26,8 +25,6 @@ from sidestep.wire.blocks import (
     EVICTED,
     TOUCHED,
     BlockEvents,
-    CacheChange,
-    CacheEvents,
 )
 from sidestep.wire.items import Item, encode_item
 from sidestep.wire.requests import (
@@ -81,7 +78,6 @@ def main() -> None:
         return
     feeds = {
         "tokens": tokens(args.requests),
-        "cached blocks": cached_blocks(),
         "followed blocks": followed_blocks(),
     }
     rows = []
@@ -191,22 +187,6 @@ def tokens(running: int) -> Feed:
                 events.append(Finished(each, now + 0.008, 1e9 + now, 1, 200, TOKENS))
         items.append(RequestEvents(0, now, 1, events))
     return Feed([encode_item(item) for item in items], count, "vllm:generation_tokens_total")
-
-
-def cached_blocks() -> Feed:
-    """Hashes stored and removed, 16 a change, 16 changes an item."""
-    random = Random(2)
-    items: list[Item] = []
-    now = 0.0
-    for _ in range(64):
-        changes = []
-        for _ in range(8):
-            hashes = [random.getrandbits(64) for _ in range(16)]
-            now += 0.01
-            changes.append(CacheChange("stored", now, hashes, "GPU"))
-            changes.append(CacheChange("removed", now + 0.005, hashes, "GPU"))
-        items.append(CacheEvents(0, now, 1, changes))
-    return Feed([encode_item(item) for item in items], 64 * 16 * 16, "sidestep_items_total")
 
 
 def followed_blocks() -> Feed:

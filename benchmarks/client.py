@@ -62,6 +62,9 @@ class ClientMetrics:
             for tokens in outcomes.iteration_tokens:
                 children.iteration_tokens.observe(tokens)
 
+    def drain(self) -> None:
+        """Nothing waits here."""
+
     def _children(self, engine: Engine) -> ClientEngine:
         children = self.engines.get(engine.id)
         if children is None:

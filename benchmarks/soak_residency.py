@@ -43,6 +43,7 @@ from benchmarks.process import ExporterProcess
 from benchmarks.steps import FEATURES, engine_info
 from benchmarks.table import percentile, show
 from sidestep.wire.blocks import BlockEvents, CacheChange, CacheEvents
+from sidestep.wire.messages import EngineInfo
 from sidestep_adapters.block_tap import BlockTap
 from sidestep_adapters.push import Publisher
 
@@ -64,6 +65,12 @@ RATE = "sidestep_kv_sample_ratio"
 TRACKED = "sidestep_kv_tracked_blocks"
 HALVINGS = "sidestep_kv_sample_halvings_total"
 ABANDONED = "sidestep_kv_abandoned_blocks_total"
+CACHED = {
+    TRACKED: "sidestep_kv_cached_tracked_blocks",
+    HALVINGS: "sidestep_kv_cached_sample_halvings_total",
+    ABANDONED: "sidestep_kv_cached_abandoned_blocks_total",
+}
+"""What blocks and hashes have each, and here together."""
 ITEMS = "sidestep_items_total"
 REJECTED = "sidestep_rejected_total"
 LOST = "sidestep_lost_items_total"
@@ -138,7 +145,7 @@ class Cache:
         self.removed += len(removed)
         now = time.monotonic()
         changes = [*_changes("stored", now, stored), *_changes("removed", now, removed)]
-        self._push(CacheEvents(0, now, self._source, changes))
+        self._push(CacheEvents(1, now, self._source, changes))
 
 
 def _changes(
@@ -163,7 +170,8 @@ class Engine:
     def __init__(self, endpoint: str, number: int, *, cached: bool) -> None:
         info = msgspec.structs.replace(engine_info(number), features=[*FEATURES, "engine_core"])
         self.items = 0
-        self.publisher = Publisher(endpoint, f"soak/{number}", [info], flush=FLUSH)
+        cache = EngineInfo(f"{info.id}/cache", "stream", info.labels, features=["kv_events"])
+        self.publisher = Publisher(endpoint, f"soak/{number}", [info, cache], flush=FLUSH)
         self._random = Random(number)
         self._cached = cached
         self.blocks: Blocks | None = None
@@ -323,7 +331,9 @@ class Reading:
 def read(exporter: ExporterProcess) -> Reading:
     """Scrape."""
     at = time.monotonic()
-    page = exporter.totals
+    page = dict(exporter.totals)
+    for name, cached in CACHED.items():
+        page[name] = page.get(name, 0.0) + page.get(cached, 0.0)
     return Reading(at, time.monotonic() - at, exporter.cpu_seconds, page)
 
 

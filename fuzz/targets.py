@@ -47,6 +47,7 @@ STREAM = "fuzz"
 ENGINES = [
     EngineInfo("one", "vllm", {"engine": "0", "model_name": "m"}, features=FEATURES),
     EngineInfo("two", "vllm", {"engine": "0", "model_name": "m"}),
+    EngineInfo("three", "stream", {"engine": "0", "model_name": "m"}),
 ]
 EVERY = 16
 """A snapshot is restored for one in so many inputs, and the pages are parsed for one in four of

@@ -39,7 +39,7 @@ RAW = {
     "never used": b"\xc1",
 }
 TEXTS = (
-    "", "a", "b", "0", "1", "m", "stored", "a\nb", "\x00", "\r", "\x85", "\u2028", "\u202e", "\\", '"',
+    "", "a", "b", "0", "1", "m", "stored", "begun", "lost", "a\nb", "\x00", "\r", "\x85", "\u2028", "\u202e", "\\", '"',
     '"} 1\nfake_total{a="', "{", "x" * MAX_LABEL_CHARS, "x" * (MAX_LABEL_CHARS + 1), "\U0001f600", "__other__",
     "GPU", "CPU", "position", "request_tokens", "inter_token_latency", "engine_core", "spec_decode", "lora",
     "core:lora", "kv_sampling", "rate", "max_lora", "cache_config", "vllm", "honest",
@@ -62,7 +62,7 @@ NAMES = {
     "group": st.sampled_from([0, 1, 2]),
     "sample": st.integers(0, 3),
     "version": st.sampled_from([1, 1, 1, 1, 0, 2**63]),
-    "dialect": st.sampled_from(["vllm"] * 6 + ["sglang"] * 3 + ["abacus"]),
+    "dialect": st.sampled_from(["vllm"] * 6 + ["sglang"] * 3 + ["stream"] * 3 + ["abacus"]),
     "stream": st.sampled_from(["one", "two"]),
     "id": st.sampled_from(["one", "two", "three"]),
     "kinds": st.binary(min_size=5, max_size=5).map(lambda data: bytes(byte % 4 for byte in data)),
@@ -87,9 +87,7 @@ def wrong() -> Values:
 
 
 WRONG = wrong()
-CATALOGUED = st.sampled_from(
-    [row for row in ROWS if isinstance(row.source, Sampled)]
-).flatmap(
+CATALOGUED = st.sampled_from([row for row in ROWS if isinstance(row.source, Sampled)]).flatmap(
     lambda row: st.tuples(
         st.just(row.name),
         st.just(row.kind),

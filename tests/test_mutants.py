@@ -38,7 +38,7 @@ MUTANTS: Mapping[str, tuple[str, str, str]] = {
     ),
     "a process that was replaced is taken in again": (
         RECEIVER,
-        "if stream is not None and hello.incarnation in stream.retired:",
+        "if stream is not None and (stream.local or hello.incarnation in stream.retired):",
         "if stream is None and hello.incarnation == 0:",
     ),
     "an aggregate takes one seq": (
@@ -118,7 +118,7 @@ MUTANTS: Mapping[str, tuple[str, str, str]] = {
     ),
     "a poison item takes those behind it along": (
         "intake.py",
-        "        except WireError as error:\n            self._reject(error.reason)\n",
+        "        except WireError as error:\n            self.reject(error.reason)\n",
         "        except WireError as error:\n            self._work.clear()\n",
     ),
 }

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sidestep.buckets import DEFAULTS
-from sidestep.catalogue import COMMON, DIALECTS
+from sidestep.catalogue import APART, COMMON, DIALECTS
 from sidestep.catalogue.engine_core import ROWS as TAPPED
 from sidestep.catalogue.model import (
     Also,
@@ -30,6 +30,10 @@ DOCS = Path(__file__).parents[1] / "docs"
 CORE = (
     "With the tap that [vllm-core.md](vllm-core.md) describes;\n"
     "an engine's processes report from either side.\n\n"
+)
+STREAMS = (
+    "With `--subscribe`, as [streams.md](streams.md) describes, for any engine. None of the names is\n"
+    "another's: an engine that also pushes has both, under the same labels.\n\n"
 )
 SAMPLED = {
     "vllm": (
@@ -86,6 +90,8 @@ def metrics() -> str:
 def dialect_text(dialect: str, rows: tuple[Row, ...]) -> str:
     """One dialect's families, by where they come from."""
     live = [row for row in rows if row.status != "hidden"]
+    if dialect in APART:
+        return f"## Streams that engines publish by themselves\n\n{STREAMS}{table(live)}"
     tapped = [row for row in live if row in TAPPED]
     own = [r for r in live if r.name.startswith("sidestep_") and r not in tapped]
     sampled = [row for row in live if isinstance(row.source, Sampled) and row not in tapped]

@@ -192,7 +192,8 @@ class Process:
         """A meter in place of ``metric``, one of prometheus_client's."""
         name = family_name(metric)
         row = ROWS.get(name)
-        taken = _shown(labels)
+        # Empty labels are for requests to fill in; a scheduler's priority is its queues' alone.
+        taken = _shown(labels) if row is None or row.extra else labels
         meter = Meter(
             self.notes,
             name,

@@ -29,6 +29,7 @@ from sidestep.plan import compile_layout
 from sidestep.registry import Registry, Sampling
 from sidestep.selfmetrics import SelfMetrics, own_registry
 from sidestep.snapshots import Snapshots
+from sidestep.sources import Source
 from sidestep.statslog import StatsLog
 from sidestep.transport.access import Access
 from sidestep.transport.guard import Guard
@@ -39,6 +40,9 @@ from sidestep.wire.messages import Settings
 
 log = logging.getLogger(__name__)
 
+SOURCES_GROUP = "sidestep.sources"
+"""Entry points of what brings items by itself: functions of the configuration and the intake that
+return ``sources.Source`` objects."""
 COLLECTORS_GROUP = "sidestep.collectors"
 """Entry points of a user's own prometheus_client collectors: classes or functions without
 arguments that return one."""
@@ -142,7 +146,8 @@ class Exporter:
                 stack.push_async_callback(snapshots.close)
             # Runs before what was pushed before it: the last snapshot holds what it applies.
             stack.callback(self.ingest.drain)
-            self.ingest.open(self.config.ingest_endpoint)
+            sources = installed_sources(self.config, self.intake)
+            self.ingest.open(self.config.ingest_endpoint, sources)
             pages = Pages(self.registry, self.collectors, self.metrics, self.endpoints, snapshots)
             app = application(pages, self.config.web_telemetry_path, lambda: bool(self.endpoints))
             await stack.enter_async_context(self.front.serving(app, sockets))
@@ -200,7 +205,7 @@ def installed_collectors() -> list[Collector]:
     """What other installed packages register under ``sidestep.collectors``.
 
     Raises:
-        ConfigError: One of them cannot be made.
+        ConfigError: One of them cannot be made, or there is none to do what is asked for.
     """
     found: list[Collector] = []
     for point in entry_points(group=COLLECTORS_GROUP):
@@ -208,6 +213,25 @@ def installed_collectors() -> list[Collector]:
             found.append(point.load()())
         except Exception as error:
             raise ConfigError(f"collector {point.name}: {error!r}") from error
+    return found
+
+
+def installed_sources(config: Config, intake: Intake) -> list[Source]:
+    """What installed packages, ours among them, register under ``sidestep.sources``.
+
+    Raises:
+        ConfigError: One of them cannot be made.
+    """
+    found: list[Source] = []
+    for point in entry_points(group=SOURCES_GROUP):
+        try:
+            found += point.load()(config, intake)
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise ConfigError(f"source {point.name}: {error!r}") from error
+    if config.subscribe and not found:
+        raise ConfigError("nothing here can subscribe: install sidestep anew, with its entry points")
     return found
 
 

@@ -14,6 +14,7 @@ from sidestep.registry import Registry
 from sidestep.residency.follower import Lives
 from sidestep.samples import add_samples
 from sidestep.sglang_items import SglangItems
+from sidestep.stream_items import StreamItems
 from sidestep.vllm_items import VllmItems
 from sidestep.wire.items import Item, Samples
 from sidestep.wire.totals import Record
@@ -44,7 +45,11 @@ class Items(Protocol):
         """Let go of all lives of the engine's blocks."""
 
 
-DIALECTS: Mapping[str, type[Items]] = {"vllm": VllmItems, "sglang": SglangItems}
+DIALECTS: Mapping[str, type[Items]] = {
+    "vllm": VllmItems,
+    "sglang": SglangItems,
+    "stream": StreamItems,
+}
 
 ANYBODYS = {"refused_observations"}
 """Hooks of every dialect: Samples feed them."""

@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from sidestep import buckets, parsing
+from sidestep import buckets, parsing, subscriptions
 from sidestep.errors import ConfigError
+from sidestep.subscriptions import Subscription
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -38,6 +39,7 @@ class Setting:
     Attributes:
         parse: One of ``parsing``'s.
         adjustable: SIGHUP applies a change of it; that of another needs a restart.
+        separator: Of several values in the environment variable; ``None`` are blanks.
     """
 
     flag: str
@@ -48,6 +50,7 @@ class Setting:
     switch: bool = False
     metavar: str = ""
     adjustable: bool = False
+    separator: str | None = ","
 
     @property
     def key(self) -> str:
@@ -56,7 +59,7 @@ class Setting:
 
     @property
     def variable(self) -> str:
-        """Environment variable; a repeatable setting's is separated by commas."""
+        """Environment variable."""
         return f"SIDESTEP_{self.key.upper()}"
 
 
@@ -115,6 +118,17 @@ SETTINGS: tuple[Setting, ...] = (
         parsing.text,
         "",
         metavar="GROUP",
+    ),
+    Setting(
+        "subscribe",
+        "Read a stream that an engine publishes by itself: kv-events, forward-pass or load, such"
+        " as kv-events=tcp://host:5557,replay=tcp://host:5558; a port may be a range, one for"
+        " each rank. Repeatable; in the variable blanks separate. See streams.md.",
+        subscriptions.parse,
+        (),
+        repeatable=True,
+        metavar=subscriptions.FORM,
+        separator=None,
     ),
     Setting(
         "limits.memory-soft",
@@ -243,6 +257,7 @@ class Config:
     ingest_authorized_keys: str
     ingest_allow_plain_tcp: bool
     ingest_ipc_group: str
+    subscribe: tuple[Subscription, ...]
     limits_memory_soft: int
     limits_memory_hard: int
     state_dir: str
@@ -296,6 +311,10 @@ def read(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
             shown = ", ".join(map(str, many))
             raise ConfigError(f"{source} {shown!r}: {error}") from None
         values[setting.key] = parsed if setting.repeatable else parsed[0]
+    try:
+        values["subscribe"] = subscriptions.checked(values["subscribe"])
+    except ValueError as error:
+        raise ConfigError(f"subscribe: {error}") from None
     values["ingest_endpoint"] = values["ingest_endpoint"] or (default_endpoint(),)
     return Config(**values, buckets=bounds)
 
@@ -313,7 +332,7 @@ def _find(
         return flag, f"--{setting.flag}"
     text = environ.get(setting.variable)
     if text:
-        return (text.split(",") if setting.repeatable else text), setting.variable
+        return (text.split(setting.separator) if setting.repeatable else text), setting.variable
     if setting.flag in file:
         return file[setting.flag], f"{file_name}: {setting.flag}"
     return setting.default, f"default of --{setting.flag}"

@@ -6,13 +6,10 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from sidestep.engine import Engine
-from sidestep.histogram import Histogram
 from sidestep.lifecycle.outcomes import Outcomes
 from sidestep.plan import Layout
 from sidestep.registry import Registry
-from sidestep.residency.follower import CachedLives, Lives, Observation
-
-CACHED = "sidestep_kv_cached_block_{}_seconds"
+from sidestep.residency.follower import Lives
 
 
 class CoreHooks:
@@ -85,7 +82,7 @@ class CoreHooks:
         engine.values[self.longest] = engine.requests.longest_preemption
 
     def blocks(self, engine: Engine, lives: Lives) -> None:
-        """Lives of blocks that an item of block events or cache events ended."""
+        """Lives of blocks that an item of block events ended."""
         for slot, observations in (
             (self.lifetimes, lives.lifetimes),
             (self.idles, lives.idles),
@@ -96,7 +93,9 @@ class CoreHooks:
             (self.reset_idles, lives.reset_idles),
         ):
             if observations:
-                self._observe(engine, engine.histogram(slot), observations)
+                refused = engine.histogram(slot).observe_weighted(observations)
+                if refused:
+                    _increase(engine, self.omitted, refused)
         for slot, count in (
             (self.resets, lives.resets),
             (self.halvings, lives.halvings),
@@ -104,32 +103,6 @@ class CoreHooks:
             (self.unknown, lives.unknown),
         ):
             _increase(engine, slot, count)
-        for medium, cached in lives.cached.items():
-            self._cached(engine, medium, cached)
-
-    def _cached(self, engine: Engine, medium: str, lives: CachedLives) -> None:
-        found: Mapping[str, list[Observation]] = {
-            "lifetime": lives.lifetimes,
-            "idle": lives.idles,
-            "reuse_gap": lives.gaps,
-        }
-        for name, observations in found.items():
-            row = engine.layout.sampled[CACHED.format(name)]
-            family = engine.open.setdefault(row.name, engine.sampled(row))
-            key = self.registry.capped(family.children, (medium,))
-            child = family.children.setdefault(key, Histogram(family.bounds))
-            if isinstance(child, Histogram):
-                self._observe(engine, child, observations)
-
-    def _observe(
-        self, engine: Engine, histogram: Histogram, observations: list[Observation]
-    ) -> None:
-        if {count for _, count in observations} == {1}:
-            refused = histogram.observe_many([value for value, _ in observations])
-        else:
-            refused = sum(histogram.observe_run(value, count) for value, count in observations)
-        if refused:
-            _increase(engine, self.omitted, refused)
 
 
 def _increase(engine: Engine, slot: int, amount: int) -> None:

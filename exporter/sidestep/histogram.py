@@ -84,6 +84,12 @@ class Histogram:
         counts[last] += len(values) - start
         return refused
 
+    def observe_weighted(self, observations: list[tuple[float, int]]) -> int:
+        """Count values, each so many times; how many were refused."""
+        if {count for _, count in observations} == {1}:
+            return self.observe_many([value for value, _ in observations])
+        return sum(self.observe_run(value, count) for value, count in observations)
+
     def add(self, counts: list[int], total: float) -> None:
         """Merge counts per bucket of equal bounds, and the sum they stand for."""
         self.counts = [a + b for a, b in zip(self.counts, counts, strict=True)]

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 
 from sidestep.intake import Intake
 from sidestep.selfmetrics import LagMeter
+from sidestep.sources import Source, Sources
 from sidestep.transport.access import Access
 from sidestep.transport.listener import SKIPPING, Listener
 from sidestep.transport.process import resident
@@ -41,13 +42,14 @@ class Ingest:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.intake = intake
+        self._sources = Sources(())
         self.lag = LagMeter(clock)
         self._clock = clock
         self._access = access
         self._watchdog = watchdog or Watchdog(0, 0, resident)
         self._listener: Listener | None = None
         self._upkeep: Upkeep | None = None
-        self._scheduled = self._ack_due = False
+        self._scheduled = self._ack_due = self._is_sources_turn = False
         self._holds = 0
         self._tick: asyncio.TimerHandle | None = None
         self._look_at = 0.0
@@ -58,20 +60,22 @@ class Ingest:
         """Where engines connect; a port 0 shows as the one that was found."""
         return [] if self._listener is None else self._listener.endpoints
 
-    def open(self, endpoints: Iterable[str]) -> None:
-        """Bind and start to drain in the running event loop.
+    def open(self, endpoints: Iterable[str], sources: Iterable[Source] = ()) -> None:
+        """Bind and start to drain in the running event loop, the socket and ``sources``.
 
         Raises:
             ConfigError: An endpoint is malformed, taken, or may not be bound.
         """
         metrics = self.intake.metrics
+        self._sources = Sources(sources)
         self._listener = Listener(
             list(endpoints),
             self._access,
             lambda: metrics.add("sidestep_auth_denied_total", 1, "curve"),
         )
-        self._upkeep = Upkeep(self._listener, self._watchdog, metrics)
+        self._upkeep = Upkeep(self._listener, self._watchdog, metrics, self._sources.cut)
         self._watch(self._listener)
+        self._sources.open(self._drain)
         loop = asyncio.get_running_loop()
         self._tick = loop.call_later(TICK, self._on_tick, loop.time() + TICK)
 
@@ -86,6 +90,7 @@ class Ingest:
         self._turn(CLOSING)
         while self.intake.busy:
             self.intake.work()
+        self._sources.close()
 
     def leave(self) -> None:
         """Say a last time what is safe, and unbind."""
@@ -141,6 +146,7 @@ class Ingest:
             if now >= self._look_at:
                 self._look_at = now + LOOK_AROUND
                 self.intake.pass_time(now)
+            self._sources.pass_time(now)
         self._keep_up(now)
         self._drain()
         due = loop.time() + TICK
@@ -174,15 +180,24 @@ class Ingest:
                 self.acknowledge()
             if self._holds:
                 return False
-            arrival = listener.receive()
-            if arrival is None:
+            if not self._take(listener):
                 return more
-            if arrival is not SKIPPING:
-                peer, key, frames = arrival
-                self._reply(intake.take(peer, frames, self._clock(), key))
             # Most frames bring items, whose time is counted above; a flood of others would not.
             if not intake.busy and time.perf_counter() > deadline:
                 return True
+
+    def _take(self, listener: Listener) -> bool:
+        """Take in one message, from the socket and the sources by turns; whether there was any."""
+        self._is_sources_turn = not self._is_sources_turn
+        if self._is_sources_turn and self._sources.take(self._clock()):
+            return True
+        arrival = listener.receive()
+        if arrival is None:
+            return not self._is_sources_turn and self._sources.take(self._clock())
+        if arrival is not SKIPPING:
+            peer, key, frames = arrival
+            self._reply(self.intake.take(peer, frames, self._clock(), key))
+        return True
 
     def _reply(self, replies: Iterable[tuple[bytes, FromExporter]]) -> None:
         if self._listener is not None:

@@ -26,7 +26,7 @@ from sidestep.registry import GONE, SILENT, Registry
 from sidestep.selfmetrics import SelfMetrics
 from sidestep.session.receiver import Receiver, Stream
 from sidestep.transport.guard import Guard
-from sidestep.wire.items import decode_item
+from sidestep.wire.items import Item, decode_item
 from sidestep.wire.limits import MAX_ITEM_BYTES
 from sidestep.wire.messages import (
     EngineInfo,
@@ -142,12 +142,53 @@ class Intake:
         try:
             self._work.popleft()()
         except WireError as error:
-            self._reject(error.reason)
+            self.reject(error.reason)
         except Exception as error:  # noqa: BLE001 - a bug of ours costs its item, and is loud
-            self._reject("bug")
+            self.reject("bug")
             self._bugs.error(
                 "bug", "an item could not be applied; this is a bug in sidestep", trace=error
             )
+
+    def enqueue(self, work: Work) -> None:
+        """Let ``work`` have its turn after all that waits."""
+        self._work.append(work)
+
+    def insert(self, works: Sequence[Work]) -> None:
+        """Let ``works`` have their turn before all that waits: parts of the work under way."""
+        self._work.extendleft(reversed(works))
+
+    def reject(self, reason: str, count: int = 1) -> None:
+        """Count what was refused."""
+        self.metrics.add("sidestep_rejected_total", count, reason)
+        log.debug("refused: %s", reason)
+
+    def join(self, stream: Stream, info: EngineInfo) -> Engine:
+        """Let a stream of this process feed the engine that ``info`` names.
+
+        Raises:
+            WireError: The engine cannot be shown.
+        """
+        named = sum(len(each.engines) for each in self.receiver.streams.values())
+        check_engines(self.registry, named, [info])
+        engine = self.registry.register(info)
+        engine.excess = excess(self.registry, info)
+        fed = self._engines.setdefault(stream.incarnation, [])
+        # It may have been forgotten meanwhile, and be another now.
+        fed[:] = [*(each for each in fed if each.id != engine.id), engine]
+        stream.engines = [*(each for each in stream.engines if each.id != info.id), info]
+        self.receiver.changes += 1
+        self._feed(stream, engine)
+        return engine
+
+    def put(self, engine: Engine, item: Item) -> None:
+        """Apply an item of a stream of this process.
+
+        Raises:
+            WireError: See ``Applier.apply``.
+        """
+        self.applier.apply(engine, item)
+        self._arrived = self._wall()
+        self._applied(engine)
 
     def pass_time(self, now: float) -> None:
         """Notice who has fallen silent; about once a second."""
@@ -195,31 +236,45 @@ class Intake:
             return items
         kept = [raw for raw in items if len(memoryview(raw)) <= MAX_ITEM_BYTES]
         for _ in range(len(items) - len(kept)):
-            self._reject("too_big")
+            self.reject("too_big")
         return kept
 
     def _greet(self, stream: Stream, retired: int | None, now: float) -> None:
         """Bind the stream's engine indices to engines, one at a time: hundreds take a while."""
         if retired is not None:
             self._leave(retired, now)
-        before = self._engines.get(stream.incarnation, [])
+        # What this process named before; None where it said nothing yet, or to another exporter.
+        named = self._engines.get(stream.incarnation)
+        before = [] if named is None else named
         engines = self._engines[stream.incarnation] = []
         stream.silent = False
+
+        def is_new(engine: Engine) -> bool:
+            """Whether it had another process, which this one has replaced."""
+            if retired is not None or named is None:
+                return retired is not None
+            # A process names some engines only when it hears of them itself.
+            return bool(stream.retired and engine.last_seen) and engine not in named
+
         for index, info in enumerate(stream.engines):
-            bind = partial(self._bind, stream, info, engines, index, new=retired is not None)
-            self._work.append(bind)
+            self._work.append(partial(self._bind, stream, info, engines, index, is_new))
         self._work.append(partial(self._bound, stream, before, now))
 
     def _bind(
-        self, stream: Stream, info: EngineInfo, engines: list[Engine], index: int, *, new: bool
+        self,
+        stream: Stream,
+        info: EngineInfo,
+        engines: list[Engine],
+        index: int,
+        is_new: Callable[[Engine], bool],
     ) -> None:
-        """The next of ``engines``; ``new``: told by a process that replaced another."""
+        """The next of ``engines``; ``is_new``: whether it has another process than before."""
         if len(engines) < index:
             # One before it failed: better no engine than the wrong one.
             raise WireError("unknown_engine")
         engine = self.registry.register(info)
         engine.excess = excess(self.registry, info)
-        if new:
+        if is_new(engine):
             engine.restarts += 1
             self.registry.renew(engine)
         self._feed(stream, engine)
@@ -267,12 +322,8 @@ class Intake:
 
     def _refuse(self, reason: str) -> Replies:
         self.refused += 1
-        self._reject(reason)
+        self.reject(reason)
         return []
-
-    def _reject(self, reason: str) -> None:
-        self.metrics.add("sidestep_rejected_total", 1, reason)
-        log.debug("refused: %s", reason)
 
     def _by_labels(self) -> Iterator[tuple[tuple[str, ...], Engine]]:
         """Engines by the labels of self-metrics; those that have more are told apart by theirs."""
@@ -281,8 +332,11 @@ class Intake:
             for engine in self.registry.engines.values()
         ]
         often = Counter(key for key, _ in keys)
+        # What a stream tells of an engine that also pushes does not change how that one is shown.
+        first = Counter(key for key, engine in keys if not engine.layout.apart)
         for key, engine in keys:
-            yield (*key[:-1], engine.id) if often[key] > 1 else key, engine
+            alike = (often if engine.layout.apart else first)[key]
+            yield (*key[:-1], engine.id) if alike > 1 else key, engine
 
     def _read_metrics(self) -> None:
         """Self-metrics that are somebody's present state."""
@@ -295,7 +349,9 @@ class Intake:
         def of_streams(
             read: Callable[[Stream], float],
         ) -> Callable[[], list[tuple[tuple[str, ...], float]]]:
-            return lambda: [((s.id,), read(s)) for s in self.receiver.streams.values()]
+            return lambda: [
+                ((s.id,), read(s)) for s in self.receiver.streams.values() if not s.local
+            ]
 
         read = self.metrics.read
         read("sidestep_engine_up", of_engines(lambda engine: float(bool(engine.streams))))

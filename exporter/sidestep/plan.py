@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from sidestep.catalogue import rows_of
+from sidestep.catalogue import APART, rows_of
 from sidestep.catalogue.model import (
     OBSERVED,
     Also,
@@ -36,10 +36,12 @@ from sidestep.errors import CatalogueError
 from sidestep.lifecycle.outcomes import Outcomes
 from sidestep.wire.items import SglangStats, VllmStep
 from sidestep.wire.limits import OTHER
+from sidestep.wire.streams import ForwardPass, LoadStat
 
 STEPS: Mapping[str, tuple[type[msgspec.Struct], ...]] = {
     "vllm": (VllmStep, Outcomes),
     "sglang": (SglangStats,),
+    "stream": (ForwardPass, LoadStat),
 }
 """The structs whose fields a dialect's paths name."""
 
@@ -172,6 +174,11 @@ class Layout:
     scalars: int
     histograms: tuple[Row, ...]
     keyed: tuple[Row, ...]
+
+    @property
+    def apart(self) -> bool:
+        """Whether no other dialect's engine can have a series of one of its own."""
+        return self.dialect in APART
 
     @property
     def has_requests(self) -> bool:

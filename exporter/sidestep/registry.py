@@ -18,7 +18,7 @@ from sidestep.residency.follower import Residency
 from sidestep.wire.limits import MAX_OPEN_VALUES, OTHER, is_printable
 from sidestep.wire.messages import EngineInfo
 
-Look = frozenset[tuple[str, str]]
+Look = tuple[bool, frozenset[tuple[str, str]]]
 
 MAX_ENGINES = 1024
 """Shown, and as many that are kept."""
@@ -300,7 +300,7 @@ class Registry:
 
 def _look(engine: Engine) -> Look:
     """What tells an engine's series from others': to Prometheus an empty label is none."""
-    return frozenset((name, value) for name, value in engine.labels.items() if value)
+    return engine.layout.apart, frozenset((n, v) for n, v in engine.labels.items() if v)
 
 
 def _size(family: OpenFamily, engine: Engine) -> int:

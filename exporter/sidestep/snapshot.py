@@ -38,6 +38,7 @@ class KeptStream(msgspec.Struct, array_like=True, gc=False, tag="s"):
     folded: int
     beat: Heartbeat | None
     retired: list[int]
+    mark: list[int] = []
 
 
 class KeptEngine(msgspec.Struct, array_like=True, gc=False, tag="e"):
@@ -196,6 +197,7 @@ def _kept(stream: Stream) -> KeptStream:
         stream.folded,
         stream.beat,
         stream.retired,
+        stream.mark,
     )
 
 
@@ -203,4 +205,5 @@ def _stream(piece: KeptStream) -> Stream:
     stream = Stream(piece.id, piece.incarnation, b"", piece.engines, piece.seq)
     stream.open, stream.beat, stream.retired = piece.open, piece.beat, piece.retired
     stream.dropped, stream.errors, stream.folded = piece.dropped, piece.errors, piece.folded
+    stream.mark = piece.mark
     return stream

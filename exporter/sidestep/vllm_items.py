@@ -13,11 +13,10 @@ from sidestep.lifecycle.outcomes import Outcomes
 from sidestep.plan import Layout
 from sidestep.reads import compile_reads
 from sidestep.registry import Registry
-from sidestep.residency.cached import check as check_changes
 from sidestep.residency.follower import Lives
 from sidestep.residency.physical import check as check_blocks
 from sidestep.vllm_hooks import VllmHooks
-from sidestep.wire.blocks import BlockEvents, CacheEvents
+from sidestep.wire.blocks import BlockEvents
 from sidestep.wire.items import Item, VllmRejection, VllmSleep, VllmStep
 from sidestep.wire.requests import RequestEvents
 from sidestep.wire.vllm import SchedulerStats
@@ -51,8 +50,6 @@ class VllmItems:
                 self._core.requests(engine, outcomes)
             case BlockEvents():
                 self.lives(engine, self.registry.blocks_of(engine).blocks(item))
-            case CacheEvents():
-                self.lives(engine, self.registry.blocks_of(engine).cache(item))
             case VllmSleep():
                 self._vllm.sleep(engine, item)
             case VllmRejection():
@@ -105,5 +102,3 @@ def _check_first(engine: Engine, item: Item) -> None:
         check_events(item)
     elif isinstance(item, BlockEvents) and engine.blocks is None:
         check_blocks(item)
-    elif isinstance(item, CacheEvents) and engine.blocks is None:
-        check_changes(item.changes)

@@ -58,6 +58,11 @@ def engine(name: str = "e", labels: dict[str, str] | None = None, **more: Any) -
     return EngineInfo(name, "vllm", labels or {"engine": name, "model_name": "m"}, **more)
 
 
+def cache(name: str) -> EngineInfo:
+    """An engine that tells of its cache."""
+    return EngineInfo(name, "stream", {"engine": name, "model_name": "m"})
+
+
 @pytest.fixture
 def fed() -> Fed:
     """An engine with a core, and one stream that feeds it."""
@@ -554,13 +559,14 @@ LONG = {
         [["a", "gauge", [], [[]] * 3000], ["b", "gauge", [], [[]] * 1097]],
     ],
     "requests": ["re", 0, 1.0, 1, [[4, 0, 0, 0, [[1, [1] * MAX_REQUESTS], [1, [1]]]]]],
-    "hashes": ["ce", 0, 1.0, 1, [["stored", 1.0, [1] * 4096]] * 5],
+    "hashes": ["ce", 1, 1.0, 1, [["stored", 1.0, [1] * 4096]] * 5],
 }
 
 
 @pytest.mark.parametrize("item", LONG.values(), ids=LONG.keys())
 def test_items_have_a_length_beside_their_size(fed: Fed, item: list[Any]) -> None:
     """Elements of one byte each would hold the loop for long."""
+    fed.greet("s", [engine(features=["engine_core"]), cache("c")])
     before = fed.snapshot()[1:-1]
     fed.items("s", [msgspec.msgpack.encode(item)])
 
@@ -573,9 +579,10 @@ def test_as_long_as_allowed_is_taken(fed: Fed) -> None:
     outputs = [Output(1.0, list(range(MAX_REQUESTS)))]
     changes = [CacheChange("stored", 1.0, list(range(4096)), "GPU")] * (MAX_HASHES // 4096)
     found = [Sample([str(n)], 1.0) for n in range(MAX_OBSERVATIONS)]
+    fed.greet("s", [engine(features=["engine_core"]), cache("c")])
     fed.items("s", [
         events(Iteration(0.0, 1.0, 1.0, outputs)),
-        encode_item(CacheEvents(0, 1.0, 1, changes)),
+        encode_item(CacheEvents(1, 1.0, 1, changes)),
         samples(Family("own", "gauge", ["k"], found)),
     ])  # fmt: skip
 
@@ -610,7 +617,7 @@ def test_engines_share_the_room_for_blocks() -> None:
     fed = Fed()
     fed.intake.registry.sampling = Sampling(1.0, capacity=10)
     count = 100
-    fed.greet("s", [engine(str(n)) for n in range(count)])
+    fed.greet("s", [cache(str(n)) for n in range(count)])
     hashes = list(range(50))
     for number in range(count):
         changes = [CacheChange("stored", 1.0, hashes, "GPU")]

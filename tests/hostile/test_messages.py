@@ -17,14 +17,25 @@ from sidestep.wire.items import Samples, VllmRejection, VllmSleep, VllmStep
 from sidestep.wire.limits import VERSION
 from sidestep.wire.messages import Bye, EngineInfo, Heartbeat, Hello
 from sidestep.wire.requests import RequestEvents
+from sidestep.wire.streams import ForwardPass, LoadStat
 from sidestep.wire.totals import Totals
 
-ITEMS = (VllmStep, VllmSleep, VllmRejection, Samples, RequestEvents, BlockEvents, CacheEvents)
+ITEMS = (
+    VllmStep,
+    VllmSleep,
+    VllmRejection,
+    Samples,
+    RequestEvents,
+    BlockEvents,
+    CacheEvents,
+    ForwardPass,
+    LoadStat,
+)
 items = forgery.encoded(st.sampled_from(ITEMS).flatmap(forgery.struct))
 infos = st.builds(
     EngineInfo,
     st.sampled_from(["one", "two", "three"]),
-    st.just("vllm"),
+    st.sampled_from(["vllm", "vllm", "stream"]),
     st.dictionaries(
         st.sampled_from(["pod", "zone"]), st.sampled_from(["", "a", "b"]), max_size=2
     ).map(lambda more: {"engine": "0", "model_name": "m", **more}),

@@ -11,6 +11,7 @@ from sidestep.catalogue import (
     sglang_process,
     sglang_requests,
     sglang_scheduler,
+    streams,
     vllm,
     vllm_connectors,
     vllm_legacy,
@@ -35,8 +36,12 @@ DIALECTS: dict[str, tuple[Row, ...]] = {
         *sglang_legacy.ROWS,
         vllm_own.REFUSED,
     ),
+    "stream": streams.ROWS,
 }
 """Rows by the dialect that an engine's hello names."""
+
+APART = {"stream"}
+"""Dialects no family of which is another's, so that their engines may have another's labels."""
 
 COMMON: dict[str, tuple[Row, ...]] = {"vllm": common_names.VLLM, "sglang": common_names.SGLANG}
 """Likewise, under names that are the same for all engines."""

@@ -54,17 +54,6 @@ def _histogram(name: str, source: Source, buckets: str, text: str, *, label: str
     return _row(name, "histogram", source, text, buckets=buckets, label=label)
 
 
-def _cached(name: str, text: str) -> Row:
-    return Row(
-        name=f"sidestep_kv_cached_block_{name}_seconds",
-        kind="histogram",
-        source=Sampled(),
-        help=text,
-        labels=tuple(sorted((*ENGINE_LABELS, "medium"))),
-        buckets="kv_cache_residency",
-    )
-
-
 def _process(name: str, kind: Kind, text: str, *labels: str) -> Row:
     return Row(
         name=f"sidestep_engine_process_{name}",
@@ -215,11 +204,6 @@ ROWS: tuple[Row, ...] = (
         Hook("kv_cache_resets"),
         "Times the prefix cache was emptied.",
     ),
-    _cached(
-        "lifetime", "From when a sampled block's hash was stored in a cache until it was removed."
-    ),
-    _cached("idle", "From when a sampled block's hash was last stored until it was removed."),
-    _cached("reuse_gap", "Between consecutive reuses of a sampled block's hash in a cache."),
     _row(
         "kv_sample_ratio",
         "gauge",
@@ -229,18 +213,10 @@ ROWS: tuple[Row, ...] = (
         feature="",
     ),
     _row(
-        "kv_cached_sample_ratio",
-        "gauge",
-        Reading("kv_cached_sample_ratio"),
-        "Share of the hashes in a prefix cache whose life is followed.",
-        combine="mean",
-        feature="",
-    ),
-    _row(
         "kv_tracked_blocks",
         "gauge",
         Reading("kv_tracked_blocks"),
-        "KV blocks and hashes whose life is being followed, or waits to be told of.",
+        "KV blocks whose life is being followed, or waits to be told of.",
         feature="",
     ),
     _row(

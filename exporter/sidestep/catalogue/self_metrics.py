@@ -20,6 +20,11 @@ class SelfRow:
 PER_ENGINE = ("engine", "model_name", "origin")
 """``origin`` is empty, which is as good as absent, but for engines of equal labels."""
 
+
+def _subscription(name: str, kind: Kind, text: str) -> SelfRow:
+    return SelfRow(f"sidestep_subscription_{name}", kind, text, ("subscription",))
+
+
 ROWS: tuple[SelfRow, ...] = (
     SelfRow("sidestep_build_info", "gauge", "1; the version is in the label.", ("version",)),
     SelfRow(
@@ -132,6 +137,37 @@ ROWS: tuple[SelfRow, ...] = (
         "counter",
         "Records the sender could not translate or encode.",
         ("stream",),
+    ),
+    _subscription(
+        "connected",
+        "gauge",
+        "1 while there is a connection to the publisher of an engine's stream.",
+    ),
+    _subscription(
+        "messages_total",
+        "counter",
+        "Messages taken from an engine's stream, replayed ones included.",
+    ),
+    _subscription(
+        "gaps_total", "counter", "Times that messages of an engine's stream were missing."
+    ),
+    _subscription(
+        "replayed_messages_total",
+        "counter",
+        "Messages of an engine's stream that came when they were asked for.",
+    ),
+    _subscription(
+        "lost_messages_total",
+        "counter",
+        "Messages of an engine's stream that were missing and that nobody had any more.",
+    ),
+    _subscription(
+        "duplicate_messages_total",
+        "counter",
+        "Messages of an engine's stream that came again, or too late, and were left out.",
+    ),
+    _subscription(
+        "restarts_total", "counter", "Times that the publisher of an engine's stream began anew."
     ),
     SelfRow(
         "sidestep_loop_lag_seconds",

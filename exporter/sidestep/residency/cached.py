@@ -21,6 +21,7 @@ from sidestep.residency.sampling import (
 from sidestep.wire.blocks import MAX_HASHES, CacheChange, CacheEvents
 from sidestep.wire.limits import MAX_LABELS, is_printable
 
+KINDS = {"stored", "removed", "cleared", "begun", "lost"}
 _NEVER = -1.0
 """No stamp: none is negative."""
 
@@ -53,7 +54,7 @@ def check(changes: list[CacheChange]) -> None:
     Raises:
         WireError: Not an engine's.
     """
-    if {change.kind for change in changes} - {"stored", "removed", "cleared"}:
+    if {change.kind for change in changes} - KINDS:
         raise WireError("bad_item", "an unknown kind of cache event")
     if sum(len(change.hashes) for change in changes) > MAX_HASHES:
         raise WireError("too_big", "more hashes than an item may have")
@@ -117,7 +118,7 @@ class CachedBlocks:
                 continue
             if change.kind == "stored":
                 self._store(change.medium, hashes, change.stamp)
-            else:
+            elif change.kind == "removed":
                 self._remove(change.medium, hashes, change.stamp)
 
     def _check(self, changes: list[CacheChange]) -> None:

@@ -49,6 +49,8 @@ class Stream:
         errors: Likewise, records that it could not translate or encode.
         folded: Likewise, items that it folded.
         acked: What its last acknowledgement said: applied, durable, and the sample rate.
+        local: Fed by a source in this process, which needs no word from here.
+        mark: What that source goes on with, beside ``seq``.
     """
 
     id: str
@@ -67,6 +69,8 @@ class Stream:
     acked: tuple[int, int, float | None] | None = None
     ack_at: float = 0.0
     retired: list[int] = dataclasses.field(default_factory=list)
+    local: bool = False
+    mark: list[int] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(slots=True)
@@ -150,7 +154,7 @@ class Receiver:
         return [
             self._ack(stream, now)
             for stream in self.streams.values()
-            if stream.open and self._is_ack_due(stream, now)
+            if stream.open and not stream.local and self._is_ack_due(stream, now)
         ]
 
     def marks(self) -> list[tuple[Stream, int]]:
@@ -167,6 +171,15 @@ class Receiver:
         stream.durable = stream.seq
         self._adopt(stream)
 
+    def attach(self, name: str, incarnation: int) -> Stream:
+        """The stream of a source in this process, known from a snapshot or new."""
+        stream = self.streams.get(name)
+        if stream is None or stream.incarnation != incarnation:
+            stream = self._adopt(Stream(name, incarnation, b"", [], 0))
+            stream.silent = True
+        stream.local = stream.open = True
+        return stream
+
     def refuse_frame(self, peer: bytes, error: WireError) -> list[tuple[bytes, FromExporter]]:
         """The answer to a frame that could not be read."""
         code = error.reason if error.reason in ("version", "unauthorised") else "bad_schema"
@@ -179,7 +192,7 @@ class Receiver:
 
     def _hello(self, peer: bytes, hello: Hello, now: float) -> Received:
         stream = self.streams.get(hello.stream)
-        if stream is not None and hello.incarnation in stream.retired:
+        if stream is not None and (stream.local or hello.incarnation in stream.retired):
             return self._refuse(peer, hello.incarnation, "id_conflict", _CONFLICT)
         owner = self._by_incarnation.get(hello.incarnation)
         if owner is not None and owner.id != hello.stream:
@@ -222,7 +235,11 @@ class Receiver:
 
     def _forget_one(self, now: float) -> bool:
         """Make room by forgetting a stream that said goodbye, or the one silent for longest."""
-        gone = [s for s in self.streams.values() if not s.open or now - s.heard >= FORGOTTEN]
+        gone = [
+            s
+            for s in self.streams.values()
+            if not s.local and (not s.open or now - s.heard >= FORGOTTEN)
+        ]
         if not gone:
             return False
         stream = min(gone, key=lambda stream: (stream.open, stream.heard))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from sidestep.selfmetrics import SelfMetrics
 from sidestep.transport.listener import Listener
@@ -20,12 +21,23 @@ RETRY = 10.0
 
 
 class Upkeep:
-    """Keeps a listener within its memory and on its paths; ask ``due`` often, then ``act``."""
+    """Keeps a listener within its memory and on its paths; ask ``due`` often, then ``act``.
 
-    def __init__(self, listener: Listener, watchdog: Watchdog, metrics: SelfMetrics) -> None:
+    Args:
+        cut: Lets go of what else strangers fill.
+    """
+
+    def __init__(
+        self,
+        listener: Listener,
+        watchdog: Watchdog,
+        metrics: SelfMetrics,
+        cut: Callable[[], None] = lambda: None,
+    ) -> None:
         self._listener = listener
         self._watchdog = watchdog
         self._metrics = metrics
+        self._cut = cut
         self._reason = ""
         self._bound_at = self._looked_at = float("-inf")
         metrics.read("sidestep_zap_up", listener.zap_readings)
@@ -49,6 +61,7 @@ class Upkeep:
             self._metrics.add("sidestep_rebinds_total", 1, self._reason)
             self._listener.cut()
         if self._reason == "memory":
+            self._cut()
             trim()
             self._watchdog.cut()
         elif self._reason:

@@ -17,6 +17,9 @@ MAX_CHANGES = 1024
 MAX_HASHES = 4 * MAX_OBSERVATIONS
 """Of all changes of one item; a sender makes several."""
 
+FIRST_MEDIUM = "GPU"
+"""The one of a cache that has no other, and of events that name none."""
+
 Rate = Annotated[float, Meta(ge=0.0, le=1.0)]
 Hash = Annotated[int, Meta(ge=0)]
 """64 bits: what msgpack's integers hold."""
@@ -43,9 +46,13 @@ class BlockEvents(msgspec.Struct, array_like=True, gc=False, tag="be"):
 
 
 class CacheChange(msgspec.Struct, array_like=True, gc=False):
-    """Blocks that a prefix cache stored or removed at ``stamp``; ``cleared``: all of them."""
+    """Blocks that a prefix cache stored or removed at ``stamp``; ``cleared``: all of them.
 
-    kind: Literal["stored", "removed", "cleared"]
+    ``begun``: whoever tells is new, and all that it does will be told; ``lost``: some of it was
+    not. Both go with another ``source``.
+    """
+
+    kind: Literal["stored", "removed", "cleared", "begun", "lost"]
     stamp: Seconds
     hashes: Annotated[list[Hash], Meta(max_length=MAX_OBSERVATIONS)] = []
     medium: Text = ""

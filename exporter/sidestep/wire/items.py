@@ -30,6 +30,7 @@ from sidestep.wire.limits import (
 )
 from sidestep.wire.messages import DECODE_ERRORS
 from sidestep.wire.requests import RequestEvents
+from sidestep.wire.streams import ForwardPass, LoadStat
 from sidestep.wire.vllm import (
     CacheStats,
     IterationStats,
@@ -132,6 +133,8 @@ Item = (
     | RequestEvents
     | BlockEvents
     | CacheEvents
+    | ForwardPass
+    | LoadStat
 )
 
 

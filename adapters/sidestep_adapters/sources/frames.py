@@ -1,0 +1,66 @@
+"""Messages of several frames off a socket that strangers fill: never more than a few, never long."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import zmq
+
+MAX_FRAMES = 5
+"""An answer has four."""
+SKIPPED = 1000
+"""Frames of an overlong message that are read in one go."""
+MAX_BYTES = 16 << 20
+"""Of a frame: a peer that sends a longer one loses its connection."""
+
+_OPTIONS: Mapping[int, int] = {
+    zmq.LINGER: 0,
+    zmq.IPV6: 1,
+    zmq.MAXMSGSIZE: MAX_BYTES,
+    zmq.RECONNECT_IVL: 100,
+    zmq.RECONNECT_IVL_MAX: 2000,
+    zmq.HEARTBEAT_IVL: 5000,
+    zmq.HEARTBEAT_TIMEOUT: 15000,
+}
+
+Socket = zmq.Socket[bytes]
+
+
+def connect(context: zmq.Context[Socket], kind: int, endpoint: str, waiting: int) -> Socket:
+    """A socket that is connected, sooner or later; ``waiting`` messages wait in it at most."""
+    socket = context.socket(kind)
+    for option, value in _OPTIONS.items():
+        socket.setsockopt(option, value)
+    socket.setsockopt(zmq.RCVHWM, waiting)
+    socket.connect(endpoint)
+    return socket
+
+
+class Frames:
+    """Reads one socket.
+
+    Attributes:
+        skipping: Whether the next frame is of a message with too many.
+    """
+
+    def __init__(self, socket: Socket) -> None:
+        self.socket = socket
+        self.skipping = False
+
+    def receive(self) -> list[bytes] | None:
+        """The next message, if there is one; an empty one is a part of one with too many frames."""
+        frames: list[bytes] = []
+        limit = SKIPPED if self.skipping else MAX_FRAMES
+        try:
+            for _ in range(limit):
+                frame = self.socket.recv(zmq.NOBLOCK)
+                if not self.skipping:
+                    frames.append(frame)
+                if not self.socket.getsockopt(zmq.RCVMORE):
+                    self.skipping = False
+                    return frames
+        except zmq.Again:
+            # A message is there as a whole or not at all.
+            return None
+        self.skipping = True
+        return []

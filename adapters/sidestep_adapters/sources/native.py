@@ -1,0 +1,47 @@
+"""The subscribers that ``--subscribe`` asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import zmq
+
+from sidestep.config import Config
+from sidestep.errors import ConfigError, WireError
+from sidestep.feeds import Feed
+from sidestep.intake import Intake
+from sidestep_adapters.sources.readers import READERS
+from sidestep_adapters.sources.subscriber import Subscriber
+
+
+def sources(config: Config, intake: Intake) -> Sequence[Subscriber]:
+    """One for each publisher, all of one context, which ends with the last of them.
+
+    Raises:
+        ConfigError: One's labels cannot be an engine's.
+    """
+    if not config.subscribe:
+        return []
+    context = zmq.Context()
+    left = len(config.subscribe)
+
+    def released() -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            context.term()
+
+    found: list[Subscriber] = []
+    for subscription in config.subscribe:
+        reader = READERS[subscription.kind]
+        feed = Feed(intake, subscription, reader.feature)
+        try:
+            feed.check()
+        except WireError as error:
+            raise ConfigError(f"--subscribe {subscription.name}: {error}") from None
+        found.append(Subscriber(feed, reader(feed), context, released))
+    intake.metrics.read(
+        "sidestep_subscription_connected",
+        lambda: [((each.subscription.name,), float(each.connected)) for each in found],
+    )
+    return found

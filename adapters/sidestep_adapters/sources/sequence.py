@@ -1,0 +1,251 @@
+"""Which messages of a publisher are taken, once and in order: gaps, replays, restarts. No I/O.
+
+A publisher numbers its messages, keeps the last ones for whoever asks, and says nothing of
+which process it is: after a restart its numbers begin anew. What is told of a message here is a
+checksum of its beginning, where its time stands, so that one number with two of
+them shows a restart, and with the same one a message that came twice.
+
+1. A number that was expected is taken.
+2. A higher one waits while what is missing is asked for, from the last message taken on: should that
+   be another by now, the publisher is another as well. What nobody has any more is lost.
+3. A lower one that was taken before, alike, is a duplicate; so is one that an answer overtook.
+   Any other lower one is a restart's.
+4. A connection that is new is asked likewise, since what was missed shows by no number yet.
+"""
+
+from __future__ import annotations
+
+import zlib
+from array import array
+from collections.abc import Iterator
+from typing import NamedTuple
+
+FIRST = 1
+"""Publishers count from 0 or from 1: before either nothing can be missing."""
+LAST = 1 << 62
+"""No number is higher."""
+WINDOW = 4096
+"""Messages whose checksums are known: more than a socket holds that a replay overtakes."""
+PROBE = 128
+"""Bytes that a checksum is of."""
+TIMEOUT = 3.0
+"""Seconds without a message that helps after which an answer is taken for ended."""
+BACKOFF = 30.0
+"""Seconds after an answer that never came until anybody is asked again."""
+LOST_LIMIT = 1 << 40
+"""Of one gap: a publisher may say any number."""
+
+
+class Message(NamedTuple):
+    """To be taken, as the next one."""
+
+    payload: bytes
+    replayed: bool
+
+
+class Break(NamedTuple):
+    """What comes next does not continue what came before.
+
+    Attributes:
+        lost: Messages that nobody has any more.
+        restarted: Whether the publisher is another process, of which nothing is known yet.
+        whole: Whether what comes is all that the publisher ever said.
+    """
+
+    lost: int
+    restarted: bool
+    whole: bool
+
+
+Step = Message | Break
+
+
+class Position(NamedTuple):
+    """How far a stream was taken: the last number, and its message's checksum."""
+
+    seq: int
+    checksum: int
+
+
+class Sequence:
+    """One publisher's messages.
+
+    Args:
+        replays: Whether there is somebody to ask for what is missing.
+        position: Where an earlier process stopped.
+
+    Attributes:
+        doubtful: Whether the connection was lost and messages of before may still come: who would
+            answer need not be who said them, so nothing is asked for. Ends with ``connected``.
+        asked: From which number on messages are asked for; ``None``: nothing is. While it is
+            something no live message may be given.
+        requests: Times that something was asked for; each is to have answers of its own.
+        duplicates: Messages that had been taken before, or come too late.
+        gaps: Times that a number was not the expected one.
+        restarts: Times that the publisher was another process.
+    """
+
+    def __init__(self, *, replays: bool, position: Position | None = None) -> None:
+        self.doubtful = False
+        self.asked: int | None = None
+        self.requests = self.duplicates = self.gaps = self.restarts = 0
+        self._replays = replays
+        self._checksums = array("I", [0]) * WINDOW
+        self._expected: int | None = None
+        self._first = 0
+        self._newest = -1
+        self._restarted = False
+        self._held: tuple[int, bytes] | None = None
+        self._answered = self._helped = False
+        self._deadline = self._ask_at = float("-inf")
+        if position is not None:
+            self._first, self._expected = position.seq, position.seq + 1
+            self._checksums[position.seq % WINDOW] = position.checksum
+
+    @property
+    def position(self) -> Position | None:
+        """How far the stream is taken."""
+        if self._expected is None:
+            return None
+        seq = self._expected - 1
+        return Position(seq, self._checksums[seq % WINDOW])
+
+    def live(self, seq: int, payload: bytes, now: float) -> Iterator[Step]:
+        """A message as it is published."""
+        expected = self._expected
+        # Those that wait in the socket rise, wherever an answer has overtaken them.
+        rises, self._newest = seq >= self._newest, seq
+        if seq == expected:
+            yield self._take(seq, payload)
+        elif expected is None or seq > expected:
+            if expected is not None:
+                self.gaps += 1
+            if seq and not self.doubtful and self._ask(now):
+                self._held = seq, payload
+            else:
+                yield from self._skip_to(seq)
+                yield self._take(seq, payload)
+        elif self._is_duplicate(seq, expected, payload, late=rises):
+            self.duplicates += 1
+        else:
+            yield self._restart()
+            yield from self.live(seq, payload, now)
+
+    def replayed(self, seq: int, payload: bytes, now: float) -> Iterator[Step]:
+        """A message of an answer."""
+        if self.asked is None:
+            self.duplicates += 1
+            return
+        expected, first = self._expected, not self._answered
+        self._answered = True
+        if expected is not None and seq < expected:
+            if not self._is_duplicate(seq, expected, payload, late=True):
+                yield self._restart()
+                self._ask(now)
+            elif not first:
+                self.duplicates += 1
+            return
+        if expected is not None and seq > expected and self._helped:
+            # A part of the answer is missing: what was sent too fast is dropped on the way.
+            self._ask(now)
+            return
+        if seq != expected:
+            yield from self._skip_to(seq)
+        self._helped = True
+        self._deadline = now + TIMEOUT
+        yield self._take(seq, payload, replayed=True)
+
+    def ended(self, now: float) -> Iterator[Step]:
+        """The answer is complete."""
+        if self.asked is None:
+            return
+        if not self._answered and self._expected is not None and self._held is None:
+            # It had what was taken last, or later ones: this is none that ever did.
+            yield self._restart()
+            self._ask(now)
+            return
+        yield from self._settle(now)
+
+    def connected(self, now: float) -> None:
+        """The connection is new, and all that came over an earlier one has been given."""
+        self._ask_at = float("-inf")
+        self.doubtful = False
+        if self.asked is None:
+            self._ask(now)
+
+    def pass_time(self, now: float) -> Iterator[Step]:
+        """Wait no longer than one has to."""
+        if self.asked is not None and now >= self._deadline:
+            if not self._answered:
+                self._ask_at = now + BACKOFF
+            yield from self._settle(now)
+
+    def _settle(self, now: float) -> Iterator[Step]:
+        """No more will be answered: go on with what waits."""
+        held, helped = self._held, self._helped
+        self.asked = self._held = None
+        if held is None:
+            return
+        seq, payload = held
+        expected = self._expected
+        if expected is not None and seq < expected:
+            self.duplicates += 1
+        elif seq != expected and helped and self._ask(now):
+            self._held = held
+        else:
+            if seq != expected:
+                yield from self._skip_to(seq)
+            yield self._take(seq, payload)
+
+    def _ask(self, now: float) -> bool:
+        """Ask for what comes after, or nothing is known yet; whether anybody can be asked."""
+        if not self._replays or now < self._ask_at:
+            return False
+        self.asked = 0 if self._expected is None else max(self._expected - 1, 0)
+        self.requests += 1
+        self._answered = self._helped = False
+        self._deadline = now + TIMEOUT
+        return True
+
+    def _take(self, seq: int, payload: bytes, *, replayed: bool = False) -> Message:
+        self._checksums[seq % WINDOW] = checksum(payload)
+        self._expected = seq + 1
+        return Message(payload, replayed)
+
+    def _skip_to(self, seq: int) -> Iterator[Break]:
+        """Go on at ``seq``, whatever is before it."""
+        expected = self._expected
+        if expected is None:
+            # What was said before this process came is nobody's loss.
+            lost = max(seq - FIRST, 0) if self._restarted else 0
+            self._first, self._restarted = seq, False
+            yield Break(min(lost, LOST_LIMIT), restarted=False, whole=seq <= FIRST)
+            return
+        for missed in range(max(expected, seq - WINDOW), seq):
+            self._checksums[missed % WINDOW] = 0
+        yield Break(min(seq - expected, LOST_LIMIT), restarted=False, whole=False)
+
+    def _is_duplicate(self, seq: int, expected: int, payload: bytes, *, late: bool) -> bool:
+        """Whether a message of a number that was passed is the same publisher's.
+
+        ``late``: it is where nothing is known of that number.
+        """
+        known = self._checksums[seq % WINDOW]
+        if not known or seq < max(self._first, expected - WINDOW):
+            return late
+        return known == checksum(payload)
+
+    def _restart(self) -> Break:
+        """Know nothing of the publisher, which is another."""
+        self.restarts += 1
+        self._restarted = True
+        # What comes now is the new one's.
+        self.doubtful = False
+        self._newest = -1
+        self._expected = self.asked = self._held = None
+        return Break(0, restarted=True, whole=False)
+
+
+def checksum(payload: bytes) -> int:
+    """Of a message's beginning; never 0."""
+    return zlib.crc32(payload[:PROBE], len(payload)) or 1

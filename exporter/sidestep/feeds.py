@@ -1,0 +1,134 @@
+"""A subscription's way in: its stream, where it stopped, and the engines that it feeds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+
+from sidestep.engine import Engine
+from sidestep.errors import WireError
+from sidestep.intake import Intake
+from sidestep.subscriptions import Subscription
+from sidestep.wire.items import Item
+from sidestep.wire.limits import MAX_LABEL_CHARS
+from sidestep.wire.messages import EngineInfo
+
+DIALECT = "stream"
+MAX_FED = 64
+"""Engines of one publisher, which has one: a rank that changes is a lie."""
+
+
+class Feed:
+    """What one subscription knows of the intake, and says to it.
+
+    Args:
+        feature: What its engines have from it.
+
+    Attributes:
+        intake: Where work and refusals go.
+    """
+
+    def __init__(self, intake: Intake, subscription: Subscription, feature: str) -> None:
+        self.intake = intake
+        self.subscription = subscription
+        self._feature = feature
+        digest = blake2b(subscription.name.encode(), digest_size=8).digest()
+        incarnation = int.from_bytes(digest, "big") >> 1
+        self._stream = intake.receiver.attach(subscription.name, incarnation)
+        self._engines: dict[str, Engine] = {}
+
+    @property
+    def seq(self) -> int:
+        """The number of the publisher's last message that was taken."""
+        return self._stream.seq
+
+    @property
+    def mark(self) -> Sequence[int]:
+        """What else to go on with; empty before any message."""
+        return self._stream.mark
+
+    @property
+    def engines(self) -> Sequence[Engine]:
+        """Those that it feeds."""
+        return list(self._engines.values())
+
+    def check(self) -> None:
+        """Whether its engines can be shown.
+
+        Raises:
+            WireError: They cannot.
+        """
+        self.intake.registry.check(self._info("0"))
+
+    def took(self, seq: int, *mark: int) -> None:
+        """Remember how far the stream is taken."""
+        self._stream.seq, self._stream.mark = seq, list(mark)
+        self.intake.receiver.changes += 1
+
+    def heard(self, now: float) -> None:
+        """The publisher is there."""
+        self._stream.heard = now
+        if self._stream.silent:
+            self._stream.silent = False
+            for info in self._stream.engines:
+                label = info.labels["engine"]
+                if info.id == self._info(label).id:
+                    self._bind_again(label)
+
+    def engine(self, label: str) -> Engine:
+        """The engine that the publisher's rank ``label`` is, unless its label is given.
+
+        Raises:
+            WireError: It cannot be shown, or is another publisher's.
+        """
+        label = self.subscription.engine or label
+        engine = self._engines.get(label)
+        if engine is not None and self._stream.incarnation in engine.streams:
+            return engine
+        return self._bind(label)
+
+    def put(self, engine: Engine, item: Item) -> None:
+        """Apply ``item``.
+
+        Raises:
+            WireError: It contradicts the catalogue or itself; nothing was changed.
+        """
+        self.intake.put(engine, item)
+
+    def _bind(self, label: str) -> Engine:
+        if label not in self._engines and len(self._engines) >= MAX_FED:
+            raise WireError("over_limit", "one publisher names too many ranks")
+        info = self._info(label)
+        engines = self.intake.registry.engines
+        known = engines.get(info.id)
+        if known is not None and any(map(known.streams.__contains__, self._rivals())):
+            raise WireError("engine_conflict", f"another {self.subscription.kind} names {info.id}")
+        engine = self._engines[label] = self.intake.join(self._stream, info)
+        # Of this process's clock, or of another's that is over.
+        engine.gauge_stamp = 0.0
+        return engine
+
+    def _bind_again(self, label: str) -> None:
+        try:
+            self._bind(label)
+        except WireError as error:
+            self.intake.reject(error.reason)
+
+    def _rivals(self) -> list[int]:
+        """Incarnations of the other streams of its kind."""
+        kind = f"{self.subscription.kind} "
+        return [
+            stream.incarnation
+            for stream in self.intake.receiver.streams.values()
+            if stream.local and stream is not self._stream and stream.id.startswith(kind)
+        ]
+
+    def _info(self, label: str) -> EngineInfo:
+        model, more = self.subscription.model, self.subscription.labels
+        name = "/".join((DIALECT, model, label, *(f"{key}={value}" for key, value in more)))
+        if len(name) > MAX_LABEL_CHARS:
+            name = f"{DIALECT}/{blake2b(name.encode(), digest_size=16).hexdigest()}"
+        labels = {"engine": label, "model_name": model, **dict(more)}
+        known = self.intake.registry.engines.get(name) or self.intake.registry.kept.get(name)
+        features = {self._feature} | (known.features if known is not None else set())
+        return EngineInfo(name, DIALECT, labels, features=sorted(features))

@@ -1,0 +1,191 @@
+"""Forward-pass metrics and load: one schema in its forms, and what is none of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recorded import read
+from sidestep.errors import WireError
+from sidestep.wire.limits import COUNT_LIMIT
+from sidestep_adapters.sources import forward_pass, load
+from sidestep_adapters.sources.load import MOST, Totals
+
+SCHEDULED = {
+    "num_prefill_requests": 1,
+    "sum_prefill_tokens": 150,
+    "var_prefill_length": 0.5,
+    "sum_prefill_kv_tokens": 7,
+    "num_decode_requests": 4,
+    "sum_decode_kv_tokens": 99,
+    "var_decode_kv_tokens": 2.5,
+}
+QUEUED = {name: n for name, n in SCHEDULED.items() if name != "sum_prefill_kv_tokens"}
+RECORD: dict[str, Any] = {
+    "version": 1,
+    "worker_id": "w",
+    "dp_rank": 3,
+    "counter_id": 9,
+    "wall_time": 0.25,
+    "scheduled_requests": SCHEDULED,
+    "queued_requests": QUEUED,
+}
+ARRAY = [1, "w", 3, 9, 0.25, list(SCHEDULED.values()), list(QUEUED.values())]
+TIMED = [*ARRAY[:4], "execute_model_cuda", *ARRAY[4:]]
+STAT = ["LoadStat", 1, 2, 30, 400, 5, 6, 70, 8, 1000, 2_000_000]
+
+
+def encoded(value: object) -> bytes:
+    """As a message has it."""
+    return msgspec.msgpack.encode(value)
+
+
+@pytest.mark.parametrize(
+    "record", [RECORD, ARRAY, TIMED, {**RECORD, "timing_scope": "execute_model_cuda", "new": [1]}]
+)
+def test_a_forward_pass_has_several_forms(record: object) -> None:
+    """SGLang's and Dynamo's map, vLLM's with one field more, and either as an array."""
+    found = forward_pass.decode(encoded(record), 5.0)
+
+    item = found.item
+    assert found.rank == 3
+    assert item.stamp == 5.0
+    assert msgspec.structs.asdict(item.scheduled) == SCHEDULED
+    assert msgspec.structs.asdict(item.queued) == QUEUED
+    assert item.ran is not None
+    assert (item.ran.scheduled, item.ran.wall_times) == (item.scheduled, [0.25])
+
+
+def test_a_sign_of_life_is_no_forward_pass() -> None:
+    """Nothing computed, and no time: only its gauges count."""
+    idle = forward_pass.decode(encoded({"wall_time": 0.0, "scheduled_requests": {}}), 0.0)
+    unknown = forward_pass.decode(encoded({**RECORD, "wall_time": 0.0}), 0.0)
+
+    assert idle.item.ran is None
+    assert idle.rank is None
+    assert unknown.item.ran is not None
+    assert unknown.item.ran.wall_times == []
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        ({**RECORD, "version": 2}, "version"),
+        ({**RECORD, "wall_time": -1.0}, "bad_message"),
+        ({**RECORD, "wall_time": float("nan")}, "bad_message"),
+        ({**RECORD, "dp_rank": -1}, "bad_message"),
+        ({**RECORD, "scheduled_requests": {**SCHEDULED, "sum_prefill_tokens": 1 << 41}}, "bad_message"),
+        ({**RECORD, "scheduled_requests": {**SCHEDULED, "var_prefill_length": -1.0}}, "bad_message"),
+        ({"wall_time": 1.0}, "bad_message"),
+        (ARRAY[:5], "bad_message"),
+        ([], "bad_message"),
+        (STAT, "bad_message"),
+        ("x", "bad_message"),
+    ],
+)  # fmt: skip
+def test_what_is_no_forward_pass(record: object, reason: str) -> None:
+    """Another version, or numbers that cannot be."""
+    with pytest.raises(WireError) as raised:
+        forward_pass.decode(encoded(record), 0.0)
+    assert raised.value.reason == reason
+
+
+def test_sglangs_forward_passes_come_to_what_its_page_said() -> None:
+    """Tokens and requests of one load."""
+    items = [forward_pass.decode(m.encoded, 0.0).item for m in read("sglang_forward_pass")]
+    ran = [item.ran.scheduled for item in items if item.ran is not None]
+
+    assert sum(one.sum_prefill_tokens for one in ran) == 3098
+    assert sum(one.sum_prefill_kv_tokens for one in ran) == 5902
+    assert sum(one.num_decode_requests for one in ran) == 2340
+    assert sum(one.num_prefill_requests for one in ran) == 60
+    assert len(items) > len(ran)
+
+
+def test_a_load_is_read_by_its_order() -> None:
+    """Old ones end early."""
+    found = load.decode(encoded(STAT), 5.0)
+    old = load.decode(encoded(STAT[:6]), 5.0)
+
+    item = found.item
+    assert (item.running, item.waiting, item.num_tokens, item.max_tokens) == (1, 2, 30, 400)
+    assert (item.waiting_uncached_tokens, item.total_tokens, item.max_running) == (6, 70, 8)
+    assert (found.rank, found.totals) == (5, Totals(1000, 2_000_000))
+    assert (old.rank, old.item.running, old.totals) == (5, 1, Totals())
+
+
+@pytest.mark.parametrize(
+    ("before", "tokens", "seconds"),
+    [
+        (None, 0, 0.0),
+        (Totals(), 1000, 2.0),
+        (Totals(900, 500_000), 100, 1.5),
+        (Totals(1001, 2_000_000), 1000, 0.0),
+    ],
+)
+def test_totals_become_what_was_added(before: Totals | None, tokens: int, seconds: float) -> None:
+    """The first that are heard of are the beginning; lower ones are another process's."""
+    found = load.decode(encoded(STAT), 0.0)
+    load.add(found.item, found.totals, before)
+
+    assert found.item.prefill_uncached_tokens == tokens
+    assert found.item.prefill_busy_seconds == pytest.approx(seconds)
+
+
+def test_totals_that_leap_are_not_believed() -> None:
+    """No engine computes so much between two records."""
+    found = load.decode(encoded(STAT), 0.0)
+    load.add(found.item, Totals(MOST + 1, 0), Totals())
+
+    assert found.item.prefill_uncached_tokens == 0
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        STAT[:3],
+        ["Load", *STAT[1:]],
+        [*STAT[:1], -1, *STAT[2:]],
+        [*STAT[:1], COUNT_LIMIT + 1, *STAT[2:]],
+        [*STAT[:9], -5, 0],
+        RECORD,
+        None,
+    ],
+)
+def test_what_is_no_load(record: object) -> None:
+    """Too short, of another kind, or with numbers that cannot be."""
+    with pytest.raises(WireError, match="bad_message"):
+        load.decode(encoded(record), 0.0)
+
+
+def test_sglangs_load_comes_to_what_its_page_said() -> None:
+    """3098 prompt tokens, though the first record came before them all."""
+    tokens, before = 0, None
+    for message in read("sglang_load_stat"):
+        found = load.decode(message.encoded, 0.0)
+        load.add(found.item, found.totals, before)
+        before = found.totals
+        tokens += found.item.prefill_uncached_tokens
+
+    assert tokens == 3098
+
+
+def test_a_ranks_load_ends_with_its_forward_passes() -> None:
+    """Of two ranks the first: its total is what it has computed."""
+    *_, last = read("sglang_load_stat_dp2_rank0")
+
+    assert load.decode(last.encoded, 0.0).totals.prefill_uncached_tokens == 2358
+
+
+@given(st.binary(max_size=120))
+def test_any_bytes_are_a_record_or_refused(payload: bytes) -> None:
+    """And nothing else."""
+    for decode in (forward_pass.decode, load.decode):
+        try:
+            decode(payload, 0.0)
+        except WireError:
+            continue
