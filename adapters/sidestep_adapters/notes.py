@@ -112,7 +112,8 @@ class Meter(Source):
         own: Label names that tell its children apart, of all of ``labelnames``.
         bounds: Of a histogram that no catalogue knows.
         native: The engine's own object, which knows whatever else it is asked.
-        beside: Whether that is to hear of everything, too.
+        given: Label values that all children have, for it.
+        beside: Whether it is to hear of everything, too.
 
     Attributes:
         note: Notes a child's amount, value or observation, or a histogram's counts and
@@ -132,6 +133,7 @@ class Meter(Source):
         text: str = "",
         bounds: Sequence[float] = (),
         native: Any = None,
+        given: Labels | None = None,
         beside: bool = False,
     ) -> None:
         self.note = notes.of(self)
@@ -139,6 +141,7 @@ class Meter(Source):
         self.kind = kind
         self.own = tuple(own)
         self._native = native
+        self._given = dict(given or {})
         self._beside = beside
         self._engine = engine
         self._labelnames = tuple(labelnames)
@@ -173,21 +176,28 @@ class Meter(Source):
 
     @property
     def _all(self) -> Child:
-        child = Child(self.note, ())
+        child = Child(self, ())
         return Both(child, self._native) if self._beside else child
+
+    def asked(self, key: Key) -> Any:
+        """The engine's own child; it was not told anything where not both count."""
+        if not self._labelnames:
+            return self._native
+        own = dict(zip(self.own, key, strict=True)) if isinstance(key, tuple) else key
+        return self._native.labels(**{**self._given, **own})
 
     def _both(self, *values: Any, **labels: Any) -> Child:
         return Both(self._child(*values, **labels), self._native.labels(*values, **labels))
 
     def _finder(self) -> Callable[..., Child]:
         """What finds a child by its label values; a closure, as ``Notes.of``."""
-        note, labelnames = self.note, self._labelnames
-        only = Child(note, ())
+        labelnames = self._labelnames
+        only = Child(self, ())
         if not self.own:
             return lambda *_, **__: only
 
         def make(*values: Any, **labels: Any) -> Child:
-            return Child(note, dict(zip(labelnames, values, strict=True)) if values else labels)
+            return Child(self, dict(zip(labelnames, values, strict=True)) if values else labels)
 
         if len(self.own) > 1:
             return make
@@ -201,7 +211,7 @@ class Meter(Source):
                 return make(*values, **labels)
             found = known.get(value)
             if found is None:
-                found = Child(note, (printable(value),))
+                found = Child(self, (printable(value),))
                 if len(known) < MAX_OPEN_VALUES:
                     known[value] = found
             return found
@@ -277,11 +287,15 @@ class Meter(Source):
 class Child:
     """A family's child: what it is told is noted."""
 
-    __slots__ = ("_key", "_note")
+    __slots__ = ("_key", "_meter", "_note")
 
-    def __init__(self, note: Note, key: Key) -> None:
-        self._note = note
+    def __init__(self, meter: Meter, key: Key) -> None:
+        self._meter = meter
+        self._note = meter.note
         self._key = key
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._meter.asked(self._key), name)
 
     def inc(self, amount: float = 1) -> None:
         """Add to a counter or a gauge."""
@@ -306,8 +320,7 @@ class Both(Child):
     __slots__ = ("_native",)
 
     def __init__(self, child: Child, native: Any) -> None:
-        self._note = child._note
-        self._key = child._key
+        super().__init__(child._meter, child._key)
         self._native = native
 
     def __getattr__(self, name: str) -> Any:

@@ -26,7 +26,9 @@ from sidestep_adapters.push import Publisher
 from sidestep_adapters.translate import printable, to_wire
 
 ROWS: Mapping[str, Row] = {row.name: row for row in rows_of("sglang")}
-SILENT_FAMILIES = frozenset(name for name, _ in DEAD)
+RENAMED = {"num_prefill_prealloc_queue_reqs": "num_prefill_bootstrap_queue_reqs"}
+"""Fields of the stats that older releases call otherwise."""
+SILENT_FAMILIES = frozenset({*(name for name, _ in DEAD), *(f"sglang:{name}" for name in RENAMED)})
 FEATURES = {
     "enable_lora": "lora",
     "enable_hierarchical_cache": "hicache",
@@ -70,10 +72,13 @@ class StatsSource(Source):
         """See ``Source``: the newest word on each field stands."""
         if isinstance(value, dict):
             self._fields.update(value)
+            for name, now in RENAMED.items():
+                if name in value:
+                    self._fields[now] = self._fields.pop(name)
             for name in QUEUES:
                 # Older releases count requests in all, and say so by a number.
-                if isinstance(value.get(name), int):
-                    self._fields[name] = _queue(value[name])
+                if isinstance(self._fields.get(name), int):
+                    self._fields[name] = _queue(self._fields[name])
             return
         if not self._fields:
             # Nothing is known of the rest before the first report.
@@ -199,6 +204,7 @@ class Process:
             text="" if row is not None else printable(metric._documentation),
             bounds=() if row is not None else bounds_of(metric),
             native=metric,
+            given=labels,
             beside=self.beside,
         )
         self._sources.append(meter)
@@ -278,7 +284,10 @@ def _is_told_singly(value: Any) -> bool:
         return False
     name = family_name(value)
     row = ROWS.get(name)
-    return isinstance(row.source, Sampled) if row is not None else name not in SILENT_FAMILIES
+    if row is None:
+        return name not in SILENT_FAMILIES
+    # Of a name that was a gauge's in another release this one's cannot be shown.
+    return isinstance(row.source, Sampled) and row.kind == value._type
 
 
 def _bound(child: Any, families: Mapping[str, Meter]) -> Any:

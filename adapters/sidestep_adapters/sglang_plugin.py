@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from sidestep_adapters.environment import endpoint, log_as, mode, namespace, usable_endpoint
-from sidestep_adapters.notes import LIMIT, Meter, Notes
+from sidestep_adapters.notes import LIMIT, Child, Meter, Notes
 from sidestep_adapters.sglang import Process, StatsSource, wrap
 from sidestep_adapters.sglang_readers import OwnFamilies, Queues
 
@@ -30,7 +30,11 @@ log = logging.getLogger(__name__)
 
 OBSERVABILITY = "sglang.srt.observability."
 COLLECTORS = OBSERVABILITY + "metrics_collector"
-REPORTER = "sglang.srt.managers.scheduler_components.metrics_reporter.SchedulerMetricsReporter"
+REPORTERS = (
+    "sglang.srt.managers.scheduler_components.metrics_reporter.SchedulerMetricsReporter",
+    OBSERVABILITY + "scheduler_metrics_mixin.SchedulerMetricsMixin",
+)
+"""Who reports in a scheduler, of newer releases and of older ones: there the scheduler itself."""
 CLASSES = {
     "scheduler": "SchedulerMetricsCollector",
     "tokenizer": "TokenizerMetricsCollector",
@@ -58,12 +62,8 @@ def plugin() -> None:
 
 def stat_loggers() -> dict[str, type]:
     """The collectors by role, for ``ServerArgs.stat_loggers``."""
-    collectors = importlib.import_module(COLLECTORS)
-    return {
-        role: tapped(getattr(collectors, name), role)
-        for role, name in CLASSES.items()
-        if hasattr(collectors, name)
-    }
+    found = taps(importlib.import_module(COLLECTORS))
+    return {role: found[name] for role, name in CLASSES.items() if name in found}
 
 
 def _register() -> None:
@@ -76,18 +76,37 @@ def _register() -> None:
     if hasattr(collectors, "resolve_collector_class"):
         HookRegistry.register(f"{COLLECTORS}.resolve_collector_class", _resolved, HookType.AFTER)
     else:
-        replace(collectors, HookRegistry.register, HookType.REPLACE)
+        for name, cls in taps(collectors).items():
+            HookRegistry.register(f"{COLLECTORS}.{name}", cls, HookType.REPLACE)
     HookRegistry.register(f"{OBSERVABILITY}cpu_monitor.start_cpu_monitor_thread", _monitored)
-    if importlib.util.find_spec(REPORTER.rpartition(".")[0]) is not None:
-        HookRegistry.register(f"{REPORTER}.log_batch_result_stats", _iterated)
+    for reporter in REPORTERS:
+        if _is_module(reporter.rpartition(".")[0]):
+            HookRegistry.register(f"{reporter}.log_batch_result_stats", _iterated)
 
 
-def replace(collectors: ModuleType, register: Callable[..., None], kind: Any) -> None:
-    """Have SGLang's classes replaced, in releases that do not look for others themselves."""
-    for role, name in CLASSES.items():
-        if hasattr(collectors, name):
-            path = f"{collectors.__name__}.{name}"
-            register(path, tapped(getattr(collectors, name), role), kind)
+def _is_module(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        # Nor is the package around it.
+        return False
+
+
+def replace_in(collectors: ModuleType) -> None:
+    """Replace SGLang's classes where they are defined, before anyone has taken them from there."""
+    if usable_endpoint():
+        log_as("sglang")
+        for name, cls in taps(collectors).items():
+            setattr(collectors, name, cls)
+
+
+def taps(collectors: ModuleType) -> dict[str, type]:
+    """What to have in place of the classes of SGLang's module, as far as a release has them."""
+    return {
+        name: tapped(getattr(collectors, name), role)
+        for role, name in CLASSES.items()
+        if hasattr(collectors, name)
+    }
 
 
 def _resolved(cls: type, role: str, default_cls: type) -> type | None:  # noqa: ARG001 - a hook's
@@ -108,7 +127,8 @@ def _monitored(_result: Any, component: str, *_: Any, **__: Any) -> None:
 
 def _iterated(_result: Any, reporter: Any, *_: Any, **__: Any) -> None:
     """After an iteration; reports come with a prefill, and every 40 decodes."""
-    tap = getattr(reporter.metrics_collector, "sidestep", None)
+    # An older scheduler without metrics has no such attribute.
+    tap = getattr(getattr(reporter, "metrics_collector", None), "sidestep", None)
     if isinstance(tap, SchedulerTap):
         tap.iterated(reporter)
 
@@ -153,10 +173,15 @@ class SchedulerTap:
     """What a scheduler's collector holds of ours."""
 
     def __init__(self, process: Process, collector: Any) -> None:
-        wrap(process, collector, "scheduler")
+        made = wrap(process, collector, "scheduler")
         self._process = process
         self.stats: StatsSource = process.stats(collector, "scheduler")
         self._queues: Queues | None = None
+        self._labels = collector.labels
+        self._gauges = (
+            {} if process.beside else {n: m for n, m in made.items() if m.kind == "gauge"}
+        )
+        self._others: list[tuple[str, Child]] | None = None
         ranks = ".".join(
             f"{name.removesuffix('_rank')}{collector.labels[name]}"
             for name in RANKS
@@ -168,8 +193,22 @@ class SchedulerTap:
         """On the scheduler's loop: its report."""
         try:
             self.stats.note(stats)
+            if self._others is None:
+                self._others = self._unknown(stats)
+            for name, child in self._others:
+                value = getattr(stats, name)
+                if value is not None:
+                    child.set(getattr(value, "total", value))
         except Exception:  # noqa: BLE001 - nothing here may ever reach the engine
             self._process.notes.fail("a report could not be noted")
+
+    def _unknown(self, stats: Any) -> list[tuple[str, Child]]:
+        """Fields that no catalogue knows, of other releases: each has a gauge of its name."""
+        return [
+            (name, meter.labels(**self._labels))
+            for name, meter in self._gauges.items()
+            if hasattr(stats, name)
+        ]
 
     def iterated(self, reporter: Any) -> None:
         """On the scheduler's loop: the queues' lengths, two attributes and two lengths."""
@@ -208,14 +247,14 @@ def _scheduler(cls: type) -> type:
 class TokenizerTap:
     """What a tokenizer's collector holds of ours."""
 
-    def __init__(self, process: Process, collector: Any) -> None:
+    def __init__(self, process: Process, collector: Any, arguments: Any) -> None:
         native = vars(collector).get("histogram_inter_token_latency")
         made = wrap(process, collector, "tokenizer")
         self.observe = latencies(made["histogram_inter_token_latency"], process.notes)
         if process.beside:
             # It is told by one call below, and has a fast way of its own to count.
             collector.histogram_inter_token_latency = native
-        process.start(_stream("tokenizer", _serving()[1]))
+        process.start(_stream("tokenizer", _serving(arguments)[1]))
 
 
 def latencies(meter: Meter, notes: Notes) -> Callable[[dict[str, Any], float, int], None]:
@@ -242,7 +281,10 @@ def _tokenizer(cls: type) -> type:
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            tap = self.sidestep = _adopted(functools.partial(TokenizerTap, collector=self))
+            arguments = kwargs.get("server_args") or next(iter(args), None)
+            tap = self.sidestep = _adopted(
+                functools.partial(TokenizerTap, collector=self, arguments=arguments)
+            )
             if tap is None:
                 return
             if _is_beside():
@@ -285,15 +327,15 @@ def _is_beside() -> bool:
     return _process is not None and _process.beside
 
 
-def _serving() -> tuple[str, int]:
-    """The served model and the number of tokenizers, where SGLang's release tells."""
+def _serving(arguments: Any = None) -> tuple[str, int]:
+    """The served model and the number of tokenizers; ``arguments`` are an older release's."""
     try:
         from sglang.srt.runtime_context import get_serving  # noqa: PLC0415 - newer releases'
 
         serving = get_serving()
         return str(serving.served_model_name or ""), int(serving.tokenizer_worker_num)
     except Exception:  # noqa: BLE001 - an older release, or one that is not ready
-        return "", 1
+        return "", int(getattr(arguments, "tokenizer_worker_num", 1) or 1)
 
 
 def _stream(component: str, tokenizers: int) -> str:

@@ -33,13 +33,15 @@ class Queues(Reader):
     """
 
     def __init__(self, reporter: Any, stats: StatsSource) -> None:
-        self._scheduler = weakref.ref(reporter.scheduler)
+        # Older releases' scheduler does the reporting itself.
+        own = getattr(reporter, "scheduler", reporter)
+        self._scheduler = weakref.ref(own)
         self._stats = stats
         # By priority its lists would have to be gone through, and a prefill node's
         # running batch is never filled: there the reports have to do.
-        mode = getattr(reporter.scheduler, "disaggregation_mode", None)
+        mode = getattr(own, "disaggregation_mode", None)
         prefill = str(getattr(mode, "value", mode)).lower() == "prefill"
-        by_priority = bool(getattr(reporter.scheduler, "enable_priority_scheduling", False))
+        by_priority = bool(getattr(own, "enable_priority_scheduling", False))
         self._told = not (prefill or by_priority)
 
     def note(self) -> None:

@@ -42,7 +42,9 @@ def _merge(registry: Registry, engine: Engine, record: Record) -> tuple[int, Wir
     newer = totals.gauge_stamp >= engine.gauge_stamp or not totals.gauge_stamp
     _add_scalars(engine, scalars, newer=newer)
     for children, kind, found in keyed:
-        _add_children(registry, children, kind, found, newer=newer)
+        # A record without gauges says of none that it is gone.
+        if found or totals.gauge_stamp:
+            _add_children(registry, children, kind, found, newer=newer)
     moved = _add_histograms(engine, record)
     for window, hits in zip(WINDOWS, totals.hits, strict=False):
         if hits.requests:

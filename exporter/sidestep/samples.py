@@ -105,7 +105,7 @@ def _add(
             slot = engine.layout.hooks["refused_observations"].slots[0]
             engine.values[slot] = (engine.values[slot] or 0) + refused
         for fed in also:
-            if fed.values and sample.labels[0] not in fed.values:
+            if fed.values and not set(sample.labels[:1]) & set(fed.values):
                 continue
             if fed.row.kind == "histogram":
                 _observe(engine.histogram(fed.slot), target, sample)
@@ -120,10 +120,12 @@ def _family(engine: Engine, family: Family, made: _Made) -> OpenFamily:
     labels = tuple(family.labels)
     if row is not None:
         target = made.families[family.name] = engine.sampled(row)
-        if row.extra and set(target.labels) < set(labels):
+        # Other releases of an engine have fewer labels.
+        more = row.extra and set(target.labels) < set(labels)
+        if more or set(labels) < set(target.labels):
             _check_labels(engine, family.name, labels)
             target.labels = labels
-            # What starts at 0 without a label of its own has one now.
+            # What starts at 0 has other labels now.
             target.children.clear()
         return target
     form = (family.kind, labels)

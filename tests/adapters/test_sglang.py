@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from collectors import (
     RANK,
@@ -29,8 +29,10 @@ from collectors import (
     SchedulerStats,
     Shown,
     TokenizerMetricsCollector,
+    seen,
 )
 from pages import Family
+from sidestep.buckets import DEFAULTS
 from sidestep.catalogue.sglang import QUEUES
 from sidestep.wire.items import Samples, SglangStats
 from sidestep.wire.messages import EngineInfo
@@ -225,6 +227,7 @@ def test_beside_both_pages_count(made: Make) -> None:
     theirs = {k: v for collector in plain for k, v in collector.page.items() if k not in silent}
 
     assert [collector.page for collector in both] == [collector.page for collector in plain]
+    assert isinstance(vars(both[1])["histogram_inter_token_latency"], Histogram)
     same(theirs, {name: page[name] for name in theirs})
 
 
@@ -396,26 +399,113 @@ def test_a_class_is_tapped_once() -> None:
     assert sglang_plugin._resolved(dict, "expert_dispatch", dict) is None
 
 
-def test_older_releases_have_their_classes_replaced() -> None:
-    """By the registry of hooks; classes that they lack are passed over."""
+def test_classes_are_replaced_where_sglang_asks_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In its module, once; those that a release lacks are passed over."""
+    monkeypatch.setattr(sglang_plugin, "usable_endpoint", lambda: True)
     module: Any = SimpleNamespace(
-        __name__="sglang.collectors",
         SchedulerMetricsCollector=SchedulerMetricsCollector,
         TokenizerMetricsCollector=TokenizerMetricsCollector,
     )
-    replaced: dict[str, type] = {}
-    sglang_plugin.replace(
-        module, lambda path, cls, kind: replaced.update({f"{path} {kind}": cls}), "replace"
-    )
+    for _ in range(2):
+        sglang_plugin.replace_in(module)
 
-    assert replaced == {
-        "sglang.collectors.SchedulerMetricsCollector replace": sglang_plugin.tapped(
-            SchedulerMetricsCollector, "scheduler"
-        ),
-        "sglang.collectors.TokenizerMetricsCollector replace": sglang_plugin.tapped(
-            TokenizerMetricsCollector, "tokenizer"
-        ),
+    assert vars(module) == {
+        "SchedulerMetricsCollector": sglang_plugin.tapped(SchedulerMetricsCollector, "scheduler"),
+        "TokenizerMetricsCollector": sglang_plugin.tapped(TokenizerMetricsCollector, "tokenizer"),
     }
+
+
+class Older(SchedulerMetricsCollector):
+    """Of a release that reports more, and that had gauges where there are histograms now."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        names = [*self.labels]
+        for name in ("engine_startup_time", "kv_transfer_latency_ms", "num_next_reqs"):
+            made = Gauge(f"sglang:{name}", "Theirs.", names, registry=self.registry)
+            vars(self)[name] = made
+
+    def log_stats(self, stats: Any) -> None:
+        """A report, of more."""
+        super().log_stats(stats)
+        for name in ("engine_startup_time", "kv_transfer_latency_ms", "num_next_reqs"):
+            value = getattr(stats, name)
+            if value is not None:
+                vars(self)[name].labels(**self.labels).set(getattr(value, "total", value))
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_reports_of_other_releases_lose_nothing(made: Make, *, beside: bool) -> None:
+    """A field without a place has a gauge of its name; one of another kind cannot be shown."""
+    process = made(beside=beside)
+    scheduler = tapped(Older, "scheduler")
+    stats = SimpleNamespace(
+        **vars(SchedulerStats(num_running_reqs=3)),
+        engine_startup_time=12.5,
+        kv_transfer_latency_ms=7.0,
+        num_next_reqs=QueueCount(4),
+        num_prefill_prealloc_queue_reqs=2,
+    )
+    scheduler.log_stats(stats)
+    stats.engine_startup_time = None
+    scheduler.log_stats(stats)
+    page = Shown(process).page
+
+    assert {n: [*f.samples.values()] for n, f in page.items() if f.kind == "gauge"} == {
+        "sglang:decode_sum_seq_lens": [0],
+        "sglang:engine_startup_time": [12.5],
+        "sglang:gen_throughput": [0],
+        "sglang:num_next_reqs": [4],
+        "sglang:num_paused_reqs": [0],
+        "sglang:num_prefill_bootstrap_queue_reqs": [2],
+        "sglang:num_queue_reqs": [0],
+        "sglang:num_retracted_reqs": [0],
+        "sglang:num_running_reqs": [3],
+        "sglang:token_usage": [0],
+        "sglang:routing_key_running_req_count": [0] * 11,
+    }
+    assert "sglang:kv_transfer_latency_ms" not in page
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_labels_that_an_older_release_lacks_are_not_there(made: Make, *, beside: bool) -> None:
+    """Up to 0.5.15 nobody says whether a request streams; nor does our page then."""
+    process = made(beside=beside)
+    labels = [*TOKENIZER]
+    bounds = DEFAULTS["sglang_time_to_first_token"]
+
+    def older(registry: CollectorRegistry) -> SimpleNamespace:
+        name = "sglang:time_to_first_token_seconds"
+        return SimpleNamespace(
+            labels=TOKENIZER,
+            first=Histogram(name, "Theirs.", labels, buckets=bounds, registry=registry),
+            prompt=Counter("sglang:prompt_tokens_total", "Theirs.", labels, registry=registry),
+            cached=Counter("sglang:cached_tokens_total", "Theirs.", labels, registry=registry),
+        )
+
+    registry = CollectorRegistry()
+    plain, ours = older(registry), older(CollectorRegistry())
+    wrap(process, ours, "tokenizer")
+    for collector in (plain, ours):
+        collector.first.labels(**TOKENIZER).observe(0.3)
+        collector.prompt.labels(**TOKENIZER).inc(5)
+        collector.cached.labels(**TOKENIZER).inc(2)
+
+    same(seen(generate_latest(registry).decode()), Shown(process).page)
+
+
+def test_what_sglang_asks_of_a_child_its_own_answers(made: Make) -> None:
+    """Older releases look into a histogram's buckets: they are there, and empty."""
+    made()
+    tokenizer = tapped(TokenizerMetricsCollector, "tokenizer")
+    scheduler = tapped(SchedulerMetricsCollector, "scheduler")
+    several = scheduler.dp_cooperation_realtime_tokens_total
+    child = tokenizer.histogram_time_to_first_token.labels(**TOKENIZER, is_streaming="true")
+    child.observe(0.3)
+
+    assert [bucket.get() for bucket in child._buckets] == [0] * 19
+    assert tokenizer.histogram_inter_token_latency.labels(**TOKENIZER)._sum.get() == 0
+    assert several.labels(**RANK, mode="a", num_prefill_ranks=1)._value.get() == 0
 
 
 def test_a_tap_that_cannot_be_made_leaves_the_collector_as_it_is(
