@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 Labels = tuple[tuple[str, str], ...]
+
+ENGINES = ("vllm:", "sglang:")
+"""How engines' own families begin."""
+PROCESS = "pid"
+"""A label that prometheus_client adds where several processes make one page."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,14 +41,14 @@ def parse(text: str) -> dict[str, Family]:
 
 
 def differences(
-    engine: dict[str, Family], ours: dict[str, Family], *, tolerance: float
+    engine: Mapping[str, Family], ours: Mapping[str, Family], *, tolerance: float
 ) -> Iterator[tuple[str, str]]:
     """Family and what is different, for every family that either page has of the engine's."""
     for name in ours.keys() - engine.keys():
-        if name.startswith("vllm:"):
+        if name.startswith(ENGINES):
             yield name, "extra"
     for name, family in engine.items():
-        if not name.startswith("vllm:"):
+        if not name.startswith(ENGINES):
             continue
         mine = ours.get(name)
         if mine is None:
@@ -51,12 +56,27 @@ def differences(
             continue
         if mine.kind != family.kind:
             yield name, f"type {mine.kind}, not {family.kind}"
-        for key in family.samples.keys() ^ mine.samples.keys():
-            yield name, f"{'extra' if key in mine.samples else 'missing'} sample {key}"
-        for key in family.samples.keys() & mine.samples.keys():
-            theirs, value = family.samples[key], mine.samples[key]
+        their_samples, our_samples = comparable(family), comparable(mine)
+        for key in their_samples.keys() ^ our_samples.keys():
+            yield name, f"{'extra' if key in our_samples else 'missing'} sample {key}"
+        for key in their_samples.keys() & our_samples.keys():
+            theirs, value = their_samples[key], our_samples[key]
             if not math.isclose(theirs, value, rel_tol=tolerance, abs_tol=0.0):
                 yield name, f"{key} is {value}, not {theirs}"
+
+
+def comparable(family: Family) -> dict[tuple[str, Labels], float]:
+    """A family's samples without the labels that tell nothing: an empty one is as good as none.
+
+    Raises:
+        AssertionError: Two samples are told apart by such labels alone.
+    """
+    found = {
+        (name, tuple(pair for pair in labels if pair[1] and pair[0] != PROCESS)): value
+        for (name, labels), value in family.samples.items()
+    }
+    assert len(found) == len(family.samples), family
+    return found
 
 
 async def get(url: str, **headers: str) -> str:

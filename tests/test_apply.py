@@ -400,6 +400,25 @@ def test_a_family_of_the_catalogue_takes_its_bounds_from_the_row(bench: Bench) -
     assert histogram.counts[1] == 1
 
 
+def test_a_senders_own_labels_leave_no_child_without_them() -> None:
+    """What would start at 0 has none of their values: it is shown when it has some."""
+    bench = Bench()
+    bench.engine(dialect="sglang", labels={"engine_type": "unified", "model_name": "m"})
+    bench.apply(
+        family("sglang:num_so_requests_total", labels=["team"], values=["red"]),
+        family("sglang:inter_token_latency_seconds", "histogram", labels=["team"], values=["red"]),
+    )
+
+    assert bench.values("sglang:num_so_requests_total") == {("red",): 1.0}
+    page = render(bench.registry).decode()
+    labels = '{engine_type="unified",model_name="m",team="red"}'
+    assert [f"sglang:inter_token_latency_seconds_sum{labels} 0.0"] == [
+        line
+        for line in page.splitlines()
+        if line.startswith("sglang:inter_token_latency_seconds_s")
+    ]
+
+
 @pytest.mark.parametrize(
     ("item", "reason"),
     [

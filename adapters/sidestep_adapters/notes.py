@@ -15,16 +15,19 @@ from typing import Any, Literal
 
 from sidestep.catalogue.model import OBSERVED
 from sidestep.wire.items import Family, Item, Sample, Samples
-from sidestep.wire.limits import FLOPS_LIMIT, MAX_OBSERVATIONS, VALUE_LIMIT
+from sidestep.wire.limits import FLOPS_LIMIT, MAX_OBSERVATIONS, MAX_OPEN_VALUES, VALUE_LIMIT
 from sidestep_adapters.translate import printable
 
 Kind = Literal["counter", "gauge", "histogram", "summary"]
 Labels = Mapping[str, Any]
 Values = tuple[str, ...]
+Key = Labels | Values
+"""All labels of a child, or its own values as they are shown."""
+Note = Callable[[Key, Any, int], None]
 
 LIMIT = 1 << 16
 """Notes that wait at most; a flush comes every 50 ms."""
-SLICE = 512
+SLICE = 256
 """Notes that become items at once: the interpreter belongs to the engine."""
 
 SET = 0
@@ -51,19 +54,38 @@ class Notes:
         """Forget all: they are another process's, or nobody will have them."""
         self.queue.clear()
 
+    def of(self, source: Source) -> Note:
+        """What notes for ``source``; a closure, for the engine's loops call it."""
+        queue = self.queue
+        append = queue.append
+
+        def note(key: Key, value: Any, weight: int) -> None:
+            if len(queue) < LIMIT:
+                append((source, key, value, weight))
+            else:
+                self.lost += 1
+
+        return note
+
     def items(self) -> list[Item]:
         """The items of a slice of the notes, in the publisher's thread."""
         touched: dict[Source, None] = {}
         queue = self.queue
         for _ in range(min(len(queue), SLICE)):
-            source, labels, value, weight = queue.popleft()
+            source, key, value, weight = queue.popleft()
             try:
-                source.take(labels, value, weight)
+                source.take(key, value, weight)
                 touched[source] = None
             except Exception:  # noqa: BLE001 - what an engine says oddly costs itself
                 self.fail("a value could not be read")
         now = time.monotonic()
-        return [item for source in touched for item in source.items(now)]
+        made: list[Item] = []
+        for source in touched:
+            try:
+                made += source.items(now)
+            except Exception:  # noqa: BLE001 - likewise
+                self.fail("what was noted could not be told")
+        return made
 
 
 def _ignore(what: str) -> None:
@@ -73,7 +95,7 @@ def _ignore(what: str) -> None:
 class Source:
     """Whom notes are of; both calls come in the publisher's thread."""
 
-    def take(self, labels: Any, value: Any, weight: int) -> None:
+    def take(self, key: Any, value: Any, weight: int) -> None:
         """Add a note to what the next items will tell."""
         raise NotImplementedError
 
@@ -89,7 +111,13 @@ class Meter(Source):
         engine: Index of the engine whose series these are.
         own: Label names that tell its children apart, of all of ``labelnames``.
         bounds: Of a histogram that no catalogue knows.
-        native: The engine's own object, which is to hear of everything, too.
+        native: The engine's own object, which knows whatever else it is asked.
+        beside: Whether that is to hear of everything, too.
+
+    Attributes:
+        note: Notes a child's amount, value or observation, or a histogram's counts and
+            their sum. A weight of 0 and no amount: the child exists from now on.
+        labels: Finds the child of these label values, by position or by name.
     """
 
     def __init__(
@@ -104,82 +132,99 @@ class Meter(Source):
         text: str = "",
         bounds: Sequence[float] = (),
         native: Any = None,
+        beside: bool = False,
     ) -> None:
-        self.notes = notes
+        self.note = notes.of(self)
         self.name = name
         self.kind = kind
-        self.native = native
+        self.own = tuple(own)
+        self._native = native
+        self._beside = beside
         self._engine = engine
         self._labelnames = tuple(labelnames)
-        self._own = tuple(own)
         self._text = text
         self._bounds = list(bounds)
+        self._child = self._finder()
+        self.labels = self._both if beside else self._child
         self._sums: dict[Values, float] = {}
         self._seen: dict[Values, tuple[list[float], list[int]]] = {}
         self._gauges: dict[Values, float] = {}
         self._fresh: dict[Values, None] = {}
         self._counts: list[Sample] = []
 
-    def labels(self, *values: Any, **labels: Any) -> Child:
-        """The child of these label values."""
-        found = dict(zip(self._labelnames, values, strict=True)) if values else labels
-        if self.native is None:
-            return Child(self, found)
-        return Both(self, found, self.native.labels(*values, **labels))
-
-    def note(self, labels: Labels, value: Any, weight: int) -> None:
-        """Note a child's amount, value or observation, or a histogram's counts and their sum.
-
-        A weight of 0 and no amount: the child exists from now on.
-        """
-        notes = self.notes
-        if len(notes.queue) < LIMIT:
-            notes.queue.append((self, labels, value, weight))
-        else:
-            notes.lost += 1
-
     def inc(self, amount: float = 1) -> None:
         """Of a family without labels, like the next three."""
-        if self.native is not None:
-            self.native.inc(amount)
-        Child(self, {}).inc(amount)
+        self._all.inc(amount)
 
     def dec(self, amount: float = 1) -> None:
         """Take ``amount`` off a gauge."""
-        if self.native is not None:
-            self.native.dec(amount)
-        Child(self, {}).dec(amount)
+        self._all.dec(amount)
 
     def set(self, value: float) -> None:
         """A gauge's value."""
-        if self.native is not None:
-            self.native.set(value)
-        Child(self, {}).set(value)
+        self._all.set(value)
 
     def observe(self, value: float) -> None:
         """One observation."""
-        if self.native is not None:
-            self.native.observe(value)
-        Child(self, {}).observe(value)
+        self._all.observe(value)
 
     def __getattr__(self, name: str) -> Any:
-        # What else the engine asks of it, its own object knows.
-        return getattr(self.native, name)
+        return getattr(self._native, name)
 
-    def take(self, labels: Labels, value: Any, weight: int) -> None:
+    @property
+    def _all(self) -> Child:
+        child = Child(self.note, ())
+        return Both(child, self._native) if self._beside else child
+
+    def _both(self, *values: Any, **labels: Any) -> Child:
+        return Both(self._child(*values, **labels), self._native.labels(*values, **labels))
+
+    def _finder(self) -> Callable[..., Child]:
+        """What finds a child by its label values; a closure, as ``Notes.of``."""
+        note, labelnames = self.note, self._labelnames
+        only = Child(note, ())
+        if not self.own:
+            return lambda *_, **__: only
+
+        def make(*values: Any, **labels: Any) -> Child:
+            return Child(note, dict(zip(labelnames, values, strict=True)) if values else labels)
+
+        if len(self.own) > 1:
+            return make
+        (own,) = self.own
+        known: dict[str, Child] = {}
+
+        def find(*values: Any, **labels: Any) -> Child:
+            value = labels.get(own)
+            # Values of other types than text may be equal, and not look alike.
+            if value.__class__ is not str:
+                return make(*values, **labels)
+            found = known.get(value)
+            if found is None:
+                found = Child(note, (printable(value),))
+                if len(known) < MAX_OPEN_VALUES:
+                    known[value] = found
+            return found
+
+        return find
+
+    def take(self, key: Key, value: Any, weight: int) -> None:
         """See ``Source``; a value that is no number is left out."""
-        key = tuple([printable(labels[name]) for name in self._own])
+        if key.__class__ is not tuple:
+            key = tuple([printable(key[name]) for name in self.own])  # type: ignore[call-overload]
         if value.__class__ is tuple:
             counts, total = value
             self._counts.append(Sample(list(key), counts=counts, total=total))
             return
-        # Numpy's and torch's scalars are numbers, too.
+        # Numpy's and torch's scalars are numbers, too; integers may be too large for a float.
         number = value if value.__class__ is int else float(value)
         if self.kind in OBSERVED:
-            values, weights = self._seen.setdefault(key, ([], []))
+            seen = self._seen.get(key)
+            if seen is None:
+                seen = self._seen[key] = ([], [])
             if weight:
-                values.append(number)
-                weights.append(weight)
+                seen[0].append(float(number))
+                seen[1].append(weight)
         elif self.kind == "counter":
             if not 0 <= number <= FLOPS_LIMIT:
                 raise ValueError(f"{self.name} cannot grow by {number}")
@@ -204,7 +249,7 @@ class Meter(Source):
         ]
 
     def _family(self, samples: list[Sample]) -> Family:
-        return Family(self.name, self.kind, list(self._own), samples, self._text, self._bounds)
+        return Family(self.name, self.kind, list(self.own), samples, self._text, self._bounds)
 
     def _counted(self) -> Iterator[Sample]:
         for key, total in self._sums.items():
@@ -232,27 +277,27 @@ class Meter(Source):
 class Child:
     """A family's child: what it is told is noted."""
 
-    __slots__ = ("_labels", "_meter")
+    __slots__ = ("_key", "_note")
 
-    def __init__(self, meter: Meter, labels: Labels) -> None:
-        self._meter = meter
-        self._labels = labels
+    def __init__(self, note: Note, key: Key) -> None:
+        self._note = note
+        self._key = key
 
     def inc(self, amount: float = 1) -> None:
         """Add to a counter or a gauge."""
-        self._meter.note(self._labels, amount, 1)
+        self._note(self._key, amount, 1)
 
     def dec(self, amount: float = 1) -> None:
         """Take off a gauge."""
-        self.inc(-amount)
+        self._note(self._key, -amount, 1)
 
     def set(self, value: float) -> None:
         """A gauge's value."""
-        self._meter.note(self._labels, value, SET)
+        self._note(self._key, value, SET)
 
     def observe(self, value: float) -> None:
         """One observation."""
-        self.inc(value)
+        self._note(self._key, value, 1)
 
 
 class Both(Child):
@@ -260,8 +305,9 @@ class Both(Child):
 
     __slots__ = ("_native",)
 
-    def __init__(self, meter: Meter, labels: Labels, native: Any) -> None:
-        super().__init__(meter, labels)
+    def __init__(self, child: Child, native: Any) -> None:
+        self._note = child._note
+        self._key = child._key
         self._native = native
 
     def __getattr__(self, name: str) -> Any:
@@ -270,22 +316,22 @@ class Both(Child):
     def inc(self, amount: float = 1) -> None:
         """See ``Child``."""
         self._native.inc(amount)
-        super().inc(amount)
+        self._note(self._key, amount, 1)
 
     def dec(self, amount: float = 1) -> None:
         """See ``Child``."""
         self._native.dec(amount)
-        super().inc(-amount)
+        self._note(self._key, -amount, 1)
 
     def set(self, value: float) -> None:
         """See ``Child``."""
         self._native.set(value)
-        super().set(value)
+        self._note(self._key, value, SET)
 
     def observe(self, value: float) -> None:
         """See ``Child``."""
         self._native.observe(value)
-        super().inc(value)
+        self._note(self._key, value, 1)
 
 
 def _parts(samples: list[Sample]) -> Iterator[list[Sample]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sidestep.errors import ConfigError, RunError, WireError
 from sidestep.wire.blocks import BlockEvents, CacheEvents
-from sidestep.wire.items import Item, VllmStep, decode_item
+from sidestep.wire.items import Item, SglangStats, VllmStep, decode_item
 from sidestep.wire.limits import COUNT_LIMIT
 from sidestep.wire.requests import RequestEvents
 from sidestep_adapters.push import QUEUE_ITEMS, Publisher
@@ -229,6 +229,6 @@ class _Push:
         if not isinstance(self.item, RequestEvents):
             # Request events are on one clock throughout, that of their recording.
             self.item.stamp = time.monotonic()
-        if isinstance(self.item, VllmStep):
+        if isinstance(self.item, VllmStep | SglangStats):
             self.item.wall = time.time()
         self.publisher.push(self.item)

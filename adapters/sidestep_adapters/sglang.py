@@ -16,12 +16,12 @@ from typing import Any
 from sidestep.buckets import DEFAULTS
 from sidestep.catalogue import rows_of
 from sidestep.catalogue.model import Row, Sampled
-from sidestep.catalogue.sglang import DEAD
+from sidestep.catalogue.sglang import DEAD, QUEUES
 from sidestep.wire.items import Item, SglangStats
 from sidestep.wire.messages import EngineInfo
 from sidestep.wire.sglang import SchedulerStats
 from sidestep_adapters.environment import identity
-from sidestep_adapters.notes import LIMIT, Meter, Notes, Source
+from sidestep_adapters.notes import Meter, Notes, Source
 from sidestep_adapters.push import Publisher
 from sidestep_adapters.translate import printable, to_wire
 
@@ -51,6 +51,7 @@ class StatsSource(Source):
 
     def __init__(self, notes: Notes, engine: int) -> None:
         self._notes = notes
+        self._note = notes.of(self)
         self._engine = engine
         self._fields: dict[str, Any] = {}
 
@@ -59,30 +60,27 @@ class StatsSource(Source):
 
         Lists and queues' counts are referenced: SGLang makes them anew for each report.
         """
-        self._add(stats.__dict__.copy())
+        self._note((), stats.__dict__.copy(), 1)
 
     def note_queues(self, running: int, waiting: int) -> None:
         """How many requests run and wait after an iteration, by which no report was made."""
-        self._add((running, waiting))
+        self._note((), (running, waiting), 1)
 
-    def _add(self, fields: Any) -> None:
-        notes = self._notes
-        if len(notes.queue) < LIMIT:
-            notes.queue.append((self, None, fields, 1))
-        else:
-            notes.lost += 1
-
-    def take(self, labels: Any, value: Any, weight: int) -> None:  # noqa: ARG002 - as Source
+    def take(self, key: Any, value: Any, weight: int) -> None:  # noqa: ARG002 - as Source
         """See ``Source``: the newest word on each field stands."""
         if isinstance(value, dict):
             self._fields.update(value)
+            for name in QUEUES:
+                # Older releases count requests in all, and say so by a number.
+                if isinstance(value.get(name), int):
+                    self._fields[name] = _queue(value[name])
             return
         if not self._fields:
             # Nothing is known of the rest before the first report.
             return
         running, waiting = value
-        self._fields["num_running_reqs"] = SimpleNamespace(total=running, by_priority=None)
-        self._fields["num_queue_reqs"] = SimpleNamespace(total=waiting, by_priority=None)
+        self._fields["num_running_reqs"] = _queue(running)
+        self._fields["num_queue_reqs"] = _queue(waiting)
 
     def items(self, now: float) -> list[Item]:
         """See ``Source``."""
@@ -102,6 +100,10 @@ class StatsSource(Source):
     def again(self, now: float) -> list[Item]:
         """The gauges as they were last."""
         return self.items(now)
+
+
+def _queue(total: int) -> Any:
+    return SimpleNamespace(total=total, by_priority=None)
 
 
 def _known(value: Any) -> Any:
@@ -185,7 +187,8 @@ class Process:
         """A meter in place of ``metric``, one of prometheus_client's."""
         name = family_name(metric)
         row = ROWS.get(name)
-        taken = _shown(labels)
+        # Empty labels are for requests to fill in; a scheduler's priority is its queues' alone.
+        taken = _shown(labels) if row is None or row.extra else labels
         meter = Meter(
             self.notes,
             name,
@@ -195,7 +198,8 @@ class Process:
             own=sorted(set(metric._labelnames) - taken.keys()),
             text="" if row is not None else printable(metric._documentation),
             bounds=() if row is not None else bounds_of(metric),
-            native=metric if self.beside else None,
+            native=metric,
+            beside=self.beside,
         )
         self._sources.append(meter)
         return meter

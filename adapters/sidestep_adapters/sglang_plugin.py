@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from sidestep_adapters.environment import endpoint, log_as, mode, namespace, usable_endpoint
-from sidestep_adapters.notes import LIMIT
+from sidestep_adapters.notes import LIMIT, Meter, Notes
 from sidestep_adapters.sglang import Process, StatsSource, wrap
 from sidestep_adapters.sglang_readers import OwnFamilies, Queues
 
@@ -164,6 +164,13 @@ class SchedulerTap:
         )
         process.start(f"sglang/scheduler/{ranks}")
 
+    def reported(self, stats: Any) -> None:
+        """On the scheduler's loop: its report."""
+        try:
+            self.stats.note(stats)
+        except Exception:  # noqa: BLE001 - nothing here may ever reach the engine
+            self._process.notes.fail("a report could not be noted")
+
     def iterated(self, reporter: Any) -> None:
         """On the scheduler's loop: the queues' lengths, two attributes and two lengths."""
         try:
@@ -186,8 +193,9 @@ def _scheduler(cls: type) -> type:
 
         def log_stats(self, stats: Any) -> None:
             """Each report of the scheduler."""
-            if self.sidestep is not None:
-                self.sidestep.stats.note(stats)
+            tap = self.sidestep
+            if tap is not None:
+                tap.reported(stats)
             if self._natively:
                 super().log_stats(stats)
             else:
@@ -203,12 +211,29 @@ class TokenizerTap:
     def __init__(self, process: Process, collector: Any) -> None:
         native = vars(collector).get("histogram_inter_token_latency")
         made = wrap(process, collector, "tokenizer")
-        self.latencies = made["histogram_inter_token_latency"]
-        self.notes = process.notes
+        self.observe = latencies(made["histogram_inter_token_latency"], process.notes)
         if process.beside:
             # It is told by one call below, and has a fast way of its own to count.
             collector.histogram_inter_token_latency = native
         process.start(_stream("tokenizer", _serving()[1]))
+
+
+def latencies(meter: Meter, notes: Notes) -> Callable[[dict[str, Any], float, int], None]:
+    """What takes each output of a request but its first: the hottest of all calls."""
+    queue = notes.queue
+    append = queue.append
+    has_own = bool(meter.own)
+
+    def observe(labels: dict[str, Any], internval: float, num_new_tokens: int) -> None:
+        if num_new_tokens > 0:
+            # As ``Notes.of`` does, without a call more.
+            if len(queue) < LIMIT:
+                key = labels if has_own else ()
+                append((meter, key, internval / num_new_tokens, num_new_tokens))
+            else:
+                notes.lost += 1
+
+    return observe
 
 
 def _tokenizer(cls: type) -> type:
@@ -217,23 +242,20 @@ def _tokenizer(cls: type) -> type:
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            self.sidestep = _adopted(functools.partial(TokenizerTap, collector=self))
-            self._natively = self.sidestep is None or _is_beside()
+            tap = self.sidestep = _adopted(functools.partial(TokenizerTap, collector=self))
+            if tap is None:
+                return
+            if _is_beside():
+                self._observe = tap.observe
+                self.observe_inter_token_latency = self._observe_both
+            else:
+                self.observe_inter_token_latency = tap.observe
 
-        def observe_inter_token_latency(
+        def _observe_both(
             self, labels: dict[str, Any], internval: float, num_new_tokens: int
         ) -> None:
-            """Each output of a request but its first: the hottest of all calls."""
-            tap = self.sidestep
-            if tap is not None and num_new_tokens > 0:
-                notes = tap.notes
-                if len(notes.queue) < LIMIT:
-                    gap = internval / num_new_tokens
-                    notes.queue.append((tap.latencies, labels, gap, num_new_tokens))
-                else:
-                    notes.lost += 1
-            if self._natively:
-                super().observe_inter_token_latency(labels, internval, num_new_tokens)
+            self._observe(labels, internval, num_new_tokens)
+            super().observe_inter_token_latency(labels, internval, num_new_tokens)
 
     return Tokenizer
 

@@ -205,7 +205,7 @@ def installed_collectors() -> list[Collector]:
     """What other installed packages register under ``sidestep.collectors``.
 
     Raises:
-        ConfigError: One of them cannot be made.
+        ConfigError: One of them cannot be made, or there is none to do what is asked for.
     """
     found: list[Collector] = []
     for point in entry_points(group=COLLECTORS_GROUP):
@@ -230,6 +230,8 @@ def installed_sources(config: Config, intake: Intake) -> list[Source]:
             raise
         except Exception as error:
             raise ConfigError(f"source {point.name}: {error!r}") from error
+    if config.subscribe and not found:
+        raise ConfigError("nothing here can subscribe: install sidestep anew, with its entry points")
     return found
 
 

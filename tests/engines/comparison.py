@@ -5,17 +5,39 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Collection, Iterator
+from typing import Protocol
 
 import pages
+import sglang_pages
 from engines.load import Answer, reasons
-from engines.processes import ExporterProcess, VllmServer, until
-from pages import Family, differences
+from engines.processes import ExporterProcess, until
+from pages import ENGINES, Family, comparable
 
 Found = list[tuple[str, str]]
 
 TOLERANCE = 1e-9
 """Relative. Sums of floats are added per batch here, one by one in the engine."""
 SETTLE = 30.0
+QUEUES = (
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+    "sglang:num_running_reqs",
+    "sglang:num_queue_reqs",
+)
+"""Gauges that are 0 on an idle engine."""
+COUNTED = {
+    "generated": "vllm:generation_tokens",
+    "preemptions": "vllm:num_preemptions",
+    "tokens": "sglang:generation_tokens",
+    "retractions": "sglang:num_retracted_requests",
+    "evicted": "sglang:evicted_tokens",
+    "aborts": "sglang:num_aborted_requests",
+}
+OBSERVED = {
+    "steps": "vllm:iteration_tokens_total",
+    "evictions": "vllm:kv_block_lifetime_seconds",
+}
+"""Figures of a report, from families that the page has."""
 
 
 class Page(dict[str, Family]):
@@ -53,44 +75,56 @@ def labels_of(page: Page, family: str) -> list[dict[str, str]]:
 
 def engine_families(page: Page) -> Page:
     """The engine's own families, whoever shows them."""
-    return Page((name, family) for name, family in page.items() if name.startswith("vllm:"))
+    return Page((name, family) for name, family in page.items() if name.startswith(ENGINES))
 
 
 def shape(page: Page) -> dict[str, tuple[str, set[object]]]:
     """Families, types, sample names and label sets of the engine: its page without values."""
     found = engine_families(page).items()
-    return {name: (family.kind, set(family.samples)) for name, family in found}
+    return {name: (family.kind, set(comparable(family))) for name, family in found}
 
 
 def idle(page: Page) -> bool:
     """Whether no request runs or waits."""
-    return not value(page, "vllm:num_requests_running") + value(page, "vllm:num_requests_waiting")
+    return not any(value(page, family) for family in QUEUES)
 
 
 def all_differences(
-    theirs: Page, ours: Page, *, apart: Collection[str] = ()
+    theirs: Page, ours: Page, since: Page | None = None, *, apart: Collection[str] = ()
 ) -> Iterator[tuple[str, str]]:
-    """What differs, and what ours has beyond theirs; families ``apart`` are looked at elsewhere."""
-    for name, what in differences(theirs, ours, tolerance=TOLERANCE):
-        if name not in apart:
-            yield name, what
-    for name in engine_families(ours).keys() - theirs.keys() - set(apart):
-        yield name, "is on our page only"
+    """What differs on either page; families ``apart`` are looked at elsewhere.
+
+    ``since``: their page before, of an engine that counts some things while it is idle.
+    """
+    yield from (
+        (name, what)
+        for name, what in sglang_pages.differences(theirs, ours, since or theirs, TOLERANCE)
+        if name not in apart
+    )
+
+
+class Shown(Protocol):
+    """What has a metrics page: a server, or a program."""
+
+    async def page(self) -> str:
+        """It, as it is now."""
 
 
 async def settled(
-    server: VllmServer, exporter: ExporterProcess, *, apart: Collection[str] = ()
+    server: Shown, exporter: ExporterProcess, *, apart: Collection[str] = ()
 ) -> tuple[Page, Page, Found]:
     """Both pages and what differs: at once when they agree, and else after a while."""
+    first: Page | None = None
     theirs = Page()
     ours = Page()
     found: Found = [("every family", "was never compared")]
 
     async def agree() -> bool:
-        nonlocal theirs, ours, found
-        theirs = parse(await server.page())
+        nonlocal first, theirs, ours, found
         ours = parse(await exporter.page())
-        found = list(all_differences(theirs, ours, apart=apart))
+        theirs = parse(await server.page())
+        first = first or theirs
+        found = list(all_differences(theirs, ours, first, apart=apart))
         if not idle(theirs):
             found.append(("the engine", "is not idle"))
         return not found
@@ -143,10 +177,8 @@ def report(run: str, page: Page, answers: list[Answer], **more: object) -> None:
         "refused": sum(answer.refused for answer in answers),
         "left": sum(answer.left for answer in answers),
         **reasons(answers),
-        "generated": value(page, "vllm:generation_tokens"),
-        "steps": count(page, "vllm:iteration_tokens_total"),
-        "preemptions": value(page, "vllm:num_preemptions"),
-        "evictions": count(page, "vllm:kv_block_lifetime_seconds"),
+        **{name: value(page, family) for name, family in COUNTED.items() if family in page},
+        **{name: count(page, family) for name, family in OBSERVED.items() if family in page},
         **more,
     }
     print(f"\n{run}: {json.dumps(figures)}")  # noqa: T201 - for the one who runs it

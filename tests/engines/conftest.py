@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from engines.sglang_server import interpreter
 from engines.tiny_model import make_adapter, make_model
 
 BUILD = Path(__file__).parents[2] / "build"
@@ -26,8 +27,8 @@ def vllm_python() -> Path:
 
 @pytest.fixture(scope="session")
 def sglang_python() -> Path:
-    """The interpreter of SGLang's environment, which tools/setup_sglang.sh makes."""
-    python = Path(os.environ.get("SIDESTEP_SGLANG_PYTHON", BUILD / "sglang-venv/bin/python"))
+    """The interpreter of SGLang's environment."""
+    python = interpreter()
     if not python.exists():
         pytest.skip("no SGLang; make one with tools/setup_sglang.sh")
     return python

@@ -45,6 +45,7 @@ class Ask:
     model: str = "tiny"
     stream: bool = True
     options: dict[str, Any] = dataclasses.field(default_factory=lambda: {"ignore_eos": True})
+    headers: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass
@@ -106,7 +107,9 @@ class Client:
         }
         answer = Answer(asked_at=time.monotonic())
         chunks, last = 0, answer.asked_at
-        async with self._session.post(f"{self.base}/v1/completions", json=body) as response:
+        async with self._session.post(
+            f"{self.base}/v1/completions", json=body, headers=ask.headers
+        ) as response:
             answer.status = response.status
             if not ask.stream:
                 self._read(await response.json(), answer)

@@ -21,6 +21,9 @@ import aiohttp
 START = 300.0
 """Seconds until an engine must answer; it takes 15 to 45 on an idle machine."""
 STOP = 90.0
+ROOT = Path(__file__).parents[2]
+CODE = [str(ROOT / "exporter"), str(ROOT / "adapters")]
+"""This checkout's, whichever one the interpreters have installed."""
 FOREIGN = ("SIDESTEP_", "VLLM_", "SGLANG_", "PROMETHEUS_", "PYTHONPATH", "COV_")
 """What a test's processes do not inherit."""
 
@@ -46,15 +49,19 @@ async def until(
 
 
 class Process:
-    """A child in a process group of its own; what it prints goes to ``log``."""
+    """A child in a process group of its own; what it prints goes to ``log``.
+
+    It runs this checkout's code, after what a PYTHONPATH in ``environ`` has.
+    """
 
     def __init__(self, command: Sequence[str], environ: Mapping[str, str], log: Path) -> None:
         self.log = log
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN)}
+        paths = [*filter(None, [environ.get("PYTHONPATH")]), *CODE]
         with log.open("ab") as output:
             self._child = subprocess.Popen(
                 command,
-                env={**inherited, **environ},
+                env={**inherited, **environ, "PYTHONPATH": os.pathsep.join(paths)},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

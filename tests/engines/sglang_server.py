@@ -17,8 +17,10 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from engines.processes import Server, free_port, offline
+from engines.processes import ROOT, Server, free_port, offline
 
+INSTALLED = ROOT / "build/sglang-venv/bin/python"
+"""The interpreter of the environment that tools/setup_sglang.sh makes."""
 STAND_INS = Path(__file__).with_name("sglang_stand_ins")
 """Packages that SGLang imports and that this machine cannot have; on PYTHONPATH."""
 TWO_RANKS = ["--dp-size", "2"]
@@ -83,6 +85,11 @@ class SglangServer(Server):
         super().kill()
         for path in self._shared:
             path.unlink(missing_ok=True)
+
+
+def interpreter() -> Path:
+    """Of SGLang's environment, which may be elsewhere."""
+    return Path(os.environ.get("SIDESTEP_SGLANG_PYTHON", INSTALLED))
 
 
 def shared_files(pid: int) -> Iterator[Path]:

@@ -1,0 +1,382 @@
+"""What metrics cost SGLang: its own collectors, sidestep in their place, and both at once.
+
+Needs SGLang: run it with the interpreter of build/sglang-venv, as ``make bench`` does.
+All have SGLang's real classes, in processes of their own and in turns, and get the calls
+that SGLang makes, in the order it makes them. The native ones count in multiprocess
+mode, which SGLang always uses. "instead" and "beside" are sidestep's two modes.
+
+Figures are of the thread that calls, less those of an empty call at the same pace: the
+mean of the median round, the median and the 99th percentile of all. "other threads" is
+what the process spent besides, a call: sidestep's publisher and ZMQ. Between two calls
+the thread sleeps for 5 ms, as between two steps, or does not ("hot").
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import gc
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from benchmarks.bench_engine_cost import GAP, clock_overhead, figures, ratio, us
+from benchmarks.process import ExporterProcess
+from benchmarks.table import show
+from benchmarks.worker import Result, Worker, cases, own_output
+from sidestep_adapters import sglang_plugin
+from sidestep_adapters.notes import LIMIT
+
+ROLES = ("native", "instead", "beside")
+ENVIRON = {
+    "SGLANG_USE_CPU_ENGINE": "1",
+    "SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK": "1",
+    "PYTHONWARNINGS": "ignore",
+}
+STAND_INS = Path(__file__).parents[1] / "tests" / "engines" / "sglang_stand_ins"
+RANK = {
+    "model_name": "meta-llama/Llama-3.1-8B-Instruct",
+    "engine_type": "unified",
+    "tp_rank": 0,
+    "pp_rank": 0,
+    "moe_ep_rank": 0,
+}
+COUNTED = (
+    "sglang:cuda_graph_passes_total",
+    "sglang:e2e_request_latency_seconds_count",
+    "sglang:inter_token_latency_seconds_count",
+    "sglang:time_to_first_token_seconds_count",
+)
+"""Samples by which what was called is compared with what has arrived."""
+
+Call = Callable[[], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """Some of SGLang's calls, made together.
+
+    Attributes:
+        name: A method of ``Calls``.
+        size: Requests of a step.
+        counts: By how much it moves ``COUNTED``.
+        target: How many times native's cost ours is to be.
+    """
+
+    name: str
+    size: int = 1
+    counts: int = 0
+    target: int = 0
+
+    @property
+    def title(self) -> str:
+        """For the table."""
+        return self.name.replace("_", " ") + (f", {self.size} requests" if self.size > 1 else "")
+
+
+CASES = (
+    Case("log_stats", target=20),
+    Case("decode_iteration", counts=1),
+    Case("prefill_batch", counts=1),
+    Case("inter_token_latencies", 256, counts=256, target=10),
+    Case("inter_token_latencies_and_labels", 256, counts=256, target=10),
+    Case("inter_token_latencies_and_labels", 32, counts=32),
+    Case("first_token", counts=1),
+    Case("finished_request", counts=1),
+)
+
+
+class Scheduler:
+    """What of SGLang's is looked at after an iteration."""
+
+    enable_priority_scheduling = False
+    disaggregation_mode = "null"
+
+    def __init__(self) -> None:
+        self.running_batch = SimpleNamespace(reqs=[None] * 32)
+        self.waiting_queue = [None] * 3
+
+
+class Calls:
+    """What SGLang tells its collectors; each method makes the callable that is measured."""
+
+    def __init__(self, scheduler: Any, tokenizer: Any, iterated: Callable[[Any], Any]) -> None:
+        from sglang.srt.observability.metrics_collector import (  # noqa: PLC0415
+            QueueCount,
+            SchedulerStats,
+        )
+
+        self.scheduler, self.tokenizer, self.iterated = scheduler, tokenizer, iterated
+        self.stats = SchedulerStats()
+        self.stats.num_running_reqs, self.stats.num_queue_reqs = QueueCount(32), QueueCount(3)
+        self.stats.gen_throughput, self.stats.token_usage = 1234.5, 0.42
+        self.inner = Scheduler()
+        self.reporter = SimpleNamespace(metrics_collector=scheduler, scheduler=self.inner)
+
+    def log_stats(self, _: Case) -> Call:
+        """A report: after each prefill, and every 40 decodes."""
+        scheduler, stats = self.scheduler, self.stats
+        return lambda: scheduler.log_stats(stats)
+
+    def decode_iteration(self, _: Case) -> Call:
+        """All that is told of one without a report."""
+        scheduler, reporter, iterated = self.scheduler, self.reporter, self.iterated
+
+        def call() -> None:
+            scheduler.increment_decode_cuda_graph_pass(value=True)
+            scheduler.increment_realtime_tokens(decode_tokens=32, dp_cooperation_info=None)
+            iterated(reporter)
+
+        return call
+
+    def prefill_batch(self, _: Case) -> Call:
+        """All that is told of one, the report included."""
+        scheduler, reporter, iterated = self.scheduler, self.reporter, self.iterated
+        stats = self.stats
+
+        def call() -> None:
+            scheduler.increment_prefill_cuda_graph_pass(value=True)
+            scheduler.increment_realtime_tokens(
+                prefill_compute_tokens=700, prefill_cache_tokens=300, dp_cooperation_info=None
+            )
+            scheduler.increment_effective_prefill_tokens(
+                input_tokens=700, device_hit_tokens=300, host_hit_tokens=0, storage_hit_tokens=0
+            )
+            scheduler.log_stats(stats)
+            iterated(reporter)
+
+        return call
+
+    def inter_token_latencies(self, case: Case) -> Call:
+        """A decode step's, a call a request; each with labels of its own."""
+        tokenizer = self.tokenizer
+        all_labels = [dict(tokenizer.labels) for _ in range(case.size)]
+
+        def call() -> None:
+            for labels in all_labels:
+                tokenizer.observe_inter_token_latency(labels, 0.0123, 1)
+
+        return call
+
+    def inter_token_latencies_and_labels(self, case: Case) -> Call:
+        """Likewise, and SGLang's own copy of the labels is measured, too."""
+        tokenizer = self.tokenizer
+
+        def call() -> None:
+            for _ in range(case.size):
+                labels = dict(tokenizer.labels)
+                tokenizer.observe_inter_token_latency(labels, 0.0123, 1)
+
+        return call
+
+    def first_token(self, _: Case) -> Call:
+        """The time to a request's."""
+        tokenizer = self.tokenizer
+        return lambda: tokenizer.observe_time_to_first_token(
+            dict(tokenizer.labels), 0.123, stream=True
+        )
+
+    def finished_request(self, _: Case) -> Call:
+        """What is told of its end."""
+        tokenizer = self.tokenizer
+        return lambda: tokenizer.observe_one_finished_request(
+            dict(tokenizer.labels), 300, 128, 100, 3.21, None, {"device": 100},
+            spec_verify_ct=0, is_streaming=True, time_per_output_token=0.0123,
+        )  # fmt: skip
+
+
+def main() -> None:
+    """Measure and print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--calls", type=int, default=200, help="with gap, per case and round")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--worker", choices=ROLES, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if find_spec("sglang") is None:
+        print("No SGLang in this environment: its cost is not measured (tools/setup_sglang.sh).")
+        return
+    if args.worker:
+        work(args.worker)
+        return
+    found: dict[tuple[Case, str], list[Result]] = {}
+    with ExporterProcess() as exporter, contextlib.ExitStack() as stack:
+        workers = {role: start(role, exporter, stack) for role in ROLES}
+        for _ in range(args.rounds):
+            for case in CASES:
+                for role, worker in workers.items():
+                    result = worker.run(Request(case, args.calls))
+                    found.setdefault((case, role), []).append(result)
+        recorded = sum(
+            r.recorded for (_, role), rs in found.items() for r in rs if role != "native"
+        )
+        totals = exporter.totals
+    arrived = sum(totals[name] for name in COUNTED)
+    if arrived != recorded:
+        raise SystemExit(f"{recorded} were told, {arrived:.0f} arrived")
+    show(
+        "CPU time in us, of SGLang's own collectors and of sidestep's",
+        (
+            *("calls, pacing", "native mean", "p50", "p99", "instead mean", "p50", "p99"),
+            *("other threads", "mean ratio", "p50 ratio", "target"),
+            *("beside mean", "over native", "other threads"),
+        ),
+        [row for case in CASES for row in rows_of(case, found)],
+    )
+    print(f"\n{recorded} observations were told, and all arrived at the exporter.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What a worker is asked for."""
+
+    case: Case
+    calls: int
+
+
+def rows_of(case: Case, found: dict[tuple[Case, str], list[Result]]) -> Iterator[list[str]]:
+    """With the gap, and hot."""
+    for pacing in ("5 ms", "hot"):
+        (native, instead, beside) = (
+            figures(found[case, role], hot=pacing == "hot") for role in ROLES
+        )
+        others = (
+            us(statistics.median(result.process for result in found[case, role]))
+            if pacing == "5 ms"
+            else ""
+            for role in ("instead", "beside")
+        )
+        yield [
+            f"{case.title}, {pacing}",
+            *map(us, native),
+            *map(us, instead),
+            next(others),
+            *(ratio(native[at], instead[at]) for at in (0, 1)),
+            f"{case.target}x" if case.target and pacing == "5 ms" else "",
+            us(beside[0]),
+            us(beside[0] - native[0]),
+            next(others),
+        ]
+
+
+def start(role: str, exporter: ExporterProcess, stack: contextlib.ExitStack) -> Worker:
+    """The process of ``role``."""
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-multiprocess-"))
+    environ = {**ENVIRON, "PROMETHEUS_MULTIPROC_DIR": folder}
+    paths = [str(STAND_INS), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environ["PYTHONPATH"] = os.pathsep.join(paths)
+    if role != "native":
+        environ |= {
+            "SIDESTEP_ENDPOINT": exporter.endpoint,
+            "SIDESTEP_SGLANG_MODE": role,
+            "SIDESTEP_NAMESPACE": f"bench-{role}",
+        }
+    module = ("benchmarks.bench_sglang_cost", "--worker", role)
+    return stack.enter_context(Worker(module, environ))
+
+
+def work(role: str) -> None:
+    """Be a worker: a case a line on standard input, a result a line on standard output."""
+    answers = own_output()
+    calls = Calls(*collectors(native=role == "native"))
+    gc.collect()
+    gc.freeze()
+    overheads = clock_overhead(), int(statistics.median(loop(_nothing_at_all, 200, GAP)[0]))
+    for asked, answer in cases(answers):
+        answer(measure(calls, Case(**asked["case"]), asked["calls"], overheads))
+    own = sglang_plugin.process()
+    if own is not None and own.publisher is not None:
+        own.publisher.close()
+    # At an orderly end SGLang's libraries print pages about what they leak.
+    os._exit(0)
+
+
+def collectors(*, native: bool) -> tuple[Any, Any, Callable[[Any], Any]]:
+    """A scheduler's and a tokenizer's, and what SGLang calls after an iteration."""
+    from sglang.srt.observability import metrics_collector  # noqa: PLC0415
+    from sglang.srt.plugins.hook_registry import HookType, _wrap_fn  # noqa: PLC0415
+    from sglang.srt.runtime_context import get_context  # noqa: PLC0415
+    from sglang.srt.server_args import ServerArgs  # noqa: PLC0415
+
+    arguments = ServerArgs(model_path="none")
+    get_context().set_server_args(arguments)
+    classes = {
+        role: getattr(metrics_collector, sglang_plugin.CLASSES[role])
+        for role in ("scheduler", "tokenizer")
+    }
+    iterated: Callable[[Any], Any] = _nothing
+    if not native:
+        classes = {role: sglang_plugin.tapped(cls, role) for role, cls in classes.items()}
+        iterated = _wrap_fn(_nothing, sglang_plugin._iterated, HookType.AFTER)
+    labels = {name: RANK[name] for name in ("model_name", "engine_type")}
+    scheduler = classes["scheduler"](labels=dict(RANK), server_args=arguments)
+    return scheduler, classes["tokenizer"](server_args=arguments, labels=labels), iterated
+
+
+def _nothing(_: Any) -> None:
+    """Where SGLang does what is not about metrics."""
+
+
+def _nothing_at_all() -> None:
+    """What is left of a call when nothing is measured."""
+
+
+def measure(calls: Calls, case: Case, count: int, overheads: tuple[int, int]) -> Result:
+    """One case, warmed up, with the gap and hot; ``overheads`` of an empty call hot, and with it."""
+    empty_hot, empty_gap = overheads
+    call = getattr(calls, case.name)(case)
+    warm_up = 20
+    # No more than there is place for: as fast as possible is no engine's pace.
+    hot = min(5 * count, LIMIT // 2 // max(case.size, 8))
+    loop(call, warm_up, 0.0)
+    settle()
+    spent, others = loop(call, count, GAP)
+    settle()
+    hot_spent, _ = loop(call, hot, 0.0)
+    settle()
+    return Result(
+        gap=[max(value - empty_gap, 0) for value in spent],
+        hot=[max(value - empty_hot, 0) for value in hot_spent],
+        process=others / count,
+        recorded=(warm_up + count + hot) * case.counts,
+    )
+
+
+def loop(call: Call, count: int, gap: float) -> tuple[list[int], int]:
+    """Nanoseconds of the thread for each of ``count`` calls, and of all other threads."""
+    clock = time.thread_time_ns
+    spent: list[int] = []
+    others = time.process_time_ns() - clock()
+    for _ in range(count):
+        begin = clock()
+        call()
+        spent.append(clock() - begin)
+        if gap:
+            time.sleep(gap)
+    return spent, time.process_time_ns() - clock() - others
+
+
+def settle() -> None:
+    """Wait until all that was noted has arrived."""
+    own = sglang_plugin.process()
+    if own is None or own.publisher is None:
+        return
+    deadline = time.monotonic() + 30.0
+    while own.notes or not own.publisher.drained:
+        if time.monotonic() > deadline:
+            raise SystemExit("the exporter does not answer")
+        time.sleep(0.01)
+    if own.notes.lost or own.publisher.dropped or own.publisher.errors:
+        raise SystemExit(f"{own.notes.lost} lost, {own.publisher.dropped} dropped")
+
+
+if __name__ == "__main__":
+    main()

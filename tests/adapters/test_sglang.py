@@ -1,0 +1,858 @@
+"""SGLang's collectors, tapped: the exporter's page is the one that they would have had."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from collectors import (
+    RANK,
+    ROWS,
+    SCHEDULERS,
+    TOKENIZER,
+    QueueCount,
+    SchedulerMetricsCollector,
+    SchedulerStats,
+    Shown,
+    TokenizerMetricsCollector,
+)
+from pages import Family
+from sidestep.catalogue.sglang import QUEUES
+from sidestep.wire.items import Samples, SglangStats
+from sidestep.wire.messages import EngineInfo
+from sidestep.wire.sglang import QueueCount as Queued
+from sidestep.wire.sglang import SchedulerStats as Told
+from sidestep_adapters import notes as notes_module
+from sidestep_adapters import sglang_plugin
+from sidestep_adapters.notes import Meter, Notes
+from sidestep_adapters.sglang import Process, StatsSource, wrap
+from sidestep_adapters.sglang_readers import OwnFamilies, Queues
+
+Make = Callable[..., Process]
+RANKED = {name: str(value) for name, value in RANK.items()}
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    """Makes this process's taps, as the plugin finds them; nobody listens at the other end."""
+    found: list[Process] = []
+
+    def make(*, beside: bool = False) -> Process:
+        process = Process(f"ipc://{tmp_path}/nobody.ipc", "pod", beside=beside)
+        # The notes are the tests' own to take.
+        monkeypatch.setattr(process, "start", lambda *_: None)
+        monkeypatch.setattr(sglang_plugin, "_process", process)
+        monkeypatch.setattr(sglang_plugin, "usable_endpoint", lambda: True)
+        found.append(process)
+        return process
+
+    yield make
+    assert [process.publisher for process in found] == [None] * len(found)
+
+
+def tapped(cls: type, role: str, *args: Any, **kwargs: Any) -> Any:
+    """A collector as the plugin has SGLang make it."""
+    return sglang_plugin.tapped(cls, role)(*args, **kwargs)
+
+
+def same(theirs: dict[str, Family], ours: dict[str, Family]) -> None:
+    """Whether two pages agree; sums may have been added in another order."""
+    assert theirs.keys() == ours.keys()
+    for name, family in theirs.items():
+        mine = ours[name]
+        assert (name, mine.kind, mine.samples.keys()) == (name, family.kind, family.samples.keys())
+        for key, value in family.samples.items():
+            assert math.isclose(mine.samples[key], value, rel_tol=1e-9, abs_tol=1e-9), key
+
+
+# What SGLang calls, as (method, arguments), of a scheduler and of a tokenizer.
+amounts = st.integers(0, 10**6) | st.floats(0, 1e9)
+seconds = st.floats(0, 5000)
+modes = st.sampled_from(["decode", "prefill_compute", "prefill_cache"])
+labelled = st.sampled_from(["a", 'q"\\', "b c", "é"])
+scheduler_calls = st.one_of(
+    st.tuples(st.just("increment_realtime_tokens"), modes, st.integers(0, 10**6)),
+    st.tuples(st.just("increment_realtime_tokens"), modes, st.integers(0, 99), st.integers(0, 3)),
+    st.tuples(st.just("observe_dp_balance"), st.integers(0, 10**6), seconds),
+    st.tuples(st.just("observe_queue_time"), seconds),
+)
+bare_calls = st.one_of(
+    st.tuples(st.just("cuda_graph_passes_total"), st.just("inc"), labelled, amounts),
+    st.tuples(st.just("num_retracted_reqs_total"), st.just("inc"), st.none(), amounts),
+    st.tuples(
+        st.just("estimated_flops_per_gpu_total"), st.just("inc"), st.none(), st.floats(0, 4e18)
+    ),
+    st.tuples(st.just("per_stage_req_latency_seconds"), st.just("observe"), labelled, seconds),
+    st.tuples(st.just("eplb_balancedness"), st.just("observe"), labelled, st.floats(0, 1)),
+    st.tuples(
+        st.just("weight_load_duration_seconds"),
+        st.sampled_from(["set", "inc", "dec"]),
+        labelled,
+        st.floats(-1e6, 1e6),
+    ),
+)
+tokenizer_calls = st.one_of(
+    st.tuples(st.just("first"), st.floats(0, 500), st.booleans()),
+    st.tuples(st.just("later"), seconds, st.integers(-1, 5)),
+    st.tuples(st.just("prompt"), st.integers(0, 2_000_000), st.booleans()),
+)
+
+
+def call(collector: Any, name: str, *args: Any) -> None:
+    """One of ``scheduler_calls`` or ``bare_calls``."""
+    if name not in SCHEDULERS:
+        getattr(collector, name)(*args)
+        return
+    method, value, amount = args
+    family = getattr(collector, name)
+    (own,) = ROWS[SCHEDULERS[name]].own_labels or (None,)
+    labels = collector.labels if own is None else {**collector.labels, own: value}
+    # By position as often as by name.
+    child = family.labels(*labels.values()) if len(str(amount)) % 2 else family.labels(**labels)
+    getattr(child, method)(amount)
+
+
+def tell(collector: Any, name: str, value: Any, extra: Any) -> None:
+    """One of ``tokenizer_calls``."""
+    labels = dict(collector.labels)
+    if name == "first":
+        collector.observe_time_to_first_token(labels, value, stream=extra)
+    elif name == "later":
+        collector.observe_inter_token_latency(labels, value, extra)
+    else:
+        streaming = "true" if extra else "false"
+        collector.prompt_tokens_total.labels(**labels, is_streaming=streaming).inc(value)
+        collector.prompt_tokens_histogram.labels(**labels).observe(float(value))
+        collector.num_aborted_requests_total.labels(**labels).inc()
+
+
+@pytest.mark.parametrize("beside", [False, True])
+@given(
+    calls=st.lists(scheduler_calls | bare_calls | st.just(("flush",)), max_size=40),
+    asked=st.lists(tokenizer_calls, max_size=20),
+)
+def test_whatever_is_counted_the_pages_are_equal(
+    beside: bool, calls: list[tuple[Any, ...]], asked: list[tuple[Any, ...]]
+) -> None:
+    """SGLang's own collectors, and ours in their place or beside them, told the same."""
+    process = Process("ipc://nowhere", "pod", beside=beside)
+    theirs = SchedulerMetricsCollector(), TokenizerMetricsCollector()
+    ours = SchedulerMetricsCollector(), TokenizerMetricsCollector()
+    untouched = [collector.page for collector in ours]
+    for collector, role in zip(ours, ("scheduler", "tokenizer"), strict=True):
+        made = wrap(process, collector, role)
+        if role == "tokenizer":
+            observe = sglang_plugin.latencies(made["histogram_inter_token_latency"], process.notes)
+            if not beside:
+                vars(collector)["observe_inter_token_latency"] = observe
+    shown = Shown(process)
+    for name, *args in calls:
+        if name == "flush":
+            shown.take()
+            continue
+        for scheduler in (theirs[0], ours[0]):
+            call(scheduler, name, *args)
+    for name, value, extra in asked:
+        for tokenizer in (theirs[1], ours[1]):
+            tell(tokenizer, name, value, extra)
+        if beside and name == "later" and extra > 0:
+            # As the plugin does: SGLang counts by its own way, past the meter.
+            observe(ours[1].labels, value, extra)
+    native = {**theirs[0].page, **theirs[1].page}
+    kept = [collector.page for collector in ours]
+
+    same(native, shown.page)
+    assert kept == ([collector.page for collector in theirs] if beside else untouched)
+    assert process.notes.lost == 0
+
+
+def test_the_plugin_taps_in_place_of_the_collectors(made: Make) -> None:
+    """``instead``: what SGLang itself has stays as it was when it was made."""
+    process = made()
+    scheduler = tapped(SchedulerMetricsCollector, "scheduler")
+    tokenizer = tapped(TokenizerMetricsCollector, "tokenizer")
+    before = scheduler.page, tokenizer.page
+    scheduler.increment_realtime_tokens("decode", 7)
+    scheduler.observe_dp_balance(5, 0.5)
+    scheduler.log_stats(SchedulerStats(num_running_reqs=QueueCount(3)))
+    tokenizer.observe_inter_token_latency(dict(TOKENIZER), 0.3, 3)
+    tokenizer.observe_time_to_first_token(dict(TOKENIZER), 0.2, stream=True)
+    page = Shown(process).page
+    rank = tuple(sorted(RANKED.items()))
+
+    assert (scheduler.page, tokenizer.page) == before
+    assert page["sglang:num_running_reqs"].samples == {("sglang:num_running_reqs", rank): 3}
+    tokens = page["sglang:realtime_tokens"].samples
+    assert list(tokens.values()) == [7]
+    latencies = page["sglang:inter_token_latency_seconds"].samples
+    assert (
+        latencies["sglang:inter_token_latency_seconds_count", tuple(sorted(TOKENIZER.items()))] == 3
+    )
+    assert sum(page["sglang:dp_attention_tokens"].samples.values()) == 5
+
+
+def test_beside_both_pages_count(made: Make) -> None:
+    """SGLang's is the very one that it has without us."""
+    process = made(beside=True)
+    plain = SchedulerMetricsCollector(), TokenizerMetricsCollector()
+    both = (
+        tapped(SchedulerMetricsCollector, "scheduler"),
+        tapped(TokenizerMetricsCollector, "tokenizer"),
+    )
+    for scheduler, tokenizer in (plain, both):
+        scheduler.increment_realtime_tokens("decode", 7, 2)
+        scheduler.observe_dp_balance(5, 0.5)
+        scheduler.log_stats(SchedulerStats(num_running_reqs=QueueCount(3), gen_throughput=1.5))
+        tokenizer.observe_inter_token_latency(dict(TOKENIZER), 0.3, 7)
+        tokenizer.observe_inter_token_latency(dict(TOKENIZER), 0.3, 0)
+        tokenizer.observe_time_to_first_token(dict(TOKENIZER), 0.2, stream=False)
+    page = Shown(process).page
+    silent = {"sglang:utilization"}
+    theirs = {k: v for collector in plain for k, v in collector.page.items() if k not in silent}
+
+    assert [collector.page for collector in both] == [collector.page for collector in plain]
+    same(theirs, {name: page[name] for name in theirs})
+
+
+def test_a_report_sets_when_the_last_one_was(made: Make) -> None:
+    """Else an idle scheduler would report on every turn of its loop."""
+    made()
+    scheduler = tapped(SchedulerMetricsCollector, "scheduler")
+    scheduler.last_log_time = 0.0
+    scheduler.log_stats(SchedulerStats())
+
+    assert scheduler.last_log_time > 0
+
+
+def test_weights_are_exact(made: Make) -> None:
+    """A gap over its tokens, counted once for each: sum and count are SGLang's."""
+    process = made()
+    plain, tokenizer = TokenizerMetricsCollector(), tapped(TokenizerMetricsCollector, "tokenizer")
+    for gap, tokens in ((0.3, 3), (1.0, 7), (0.004, 1), (9.0, 1), (2.0, 0), (2.0, -4)):
+        for collector in (plain, tokenizer):
+            collector.observe_inter_token_latency(dict(TOKENIZER), gap, tokens)
+    name = "sglang:inter_token_latency_seconds"
+    theirs, ours = plain.page[name].samples, Shown(process).page[name].samples
+
+    assert ours == pytest.approx(theirs, rel=1e-12)
+    assert sum(v for (sample, _), v in ours.items() if sample.endswith("_count")) == 12
+
+
+def test_labels_by_request_are_the_childrens_own(made: Make) -> None:
+    """A priority and what an administrator allows: the collector's empty ones are not the engine's."""
+    process = made()
+    labels = {**TOKENIZER, "priority": "", "tenant": ""}
+    plain = TokenizerMetricsCollector(labels)
+    tokenizer = tapped(TokenizerMetricsCollector, "tokenizer", labels)
+    for collector in (plain, tokenizer):
+        for priority, tenant in (("", ""), ("3", "a"), ("3", "b")):
+            asked = {**labels, "priority": priority, "tenant": tenant}
+            collector.observe_inter_token_latency(asked, 0.3, 3)
+            collector.observe_time_to_first_token(asked, 0.2, stream=True)
+    (info,) = process._infos
+
+    assert info.labels == TOKENIZER
+    name = "sglang:inter_token_latency_seconds"
+    assert tokenizer.sidestep is not None
+    same(
+        {n: plain.page[n] for n in (name, "sglang:time_to_first_token_seconds")},
+        {n: f for n, f in Shown(process).page.items() if "_seconds" in n},
+    )
+
+
+def test_bounds_that_sglang_was_told_are_told(made: Make) -> None:
+    """Of bucket families; the children's buckets are SGLang's then."""
+    process = made()
+    bounds = {"sglang:inter_token_latency_seconds": [0.5, 1.0, 2.0]}
+    tokenizer = tapped(TokenizerMetricsCollector, "tokenizer", TOKENIZER, bounds)
+    tokenizer.observe_inter_token_latency(dict(TOKENIZER), 1.5, 2)
+    (info,) = process._infos
+
+    assert info.bounds == {"sglang_inter_token_latency": [0.5, 1.0, 2.0]}
+    samples = Shown(process).page["sglang:inter_token_latency_seconds"].samples
+    assert [v for (name, _), v in samples.items() if name.endswith("_bucket")] == [0, 2, 2, 2]
+
+
+def test_default_bounds_need_not_be_told(made: Make) -> None:
+    """The exporter has them."""
+    process = made()
+    tapped(SchedulerMetricsCollector, "scheduler")
+    tapped(TokenizerMetricsCollector, "tokenizer")
+
+    assert [info.bounds for info in process._infos] == [{}, {}]
+
+
+def test_families_that_nobody_knows_describe_themselves(made: Make) -> None:
+    """Another release's, of each kind, with help and bounds; names by samples."""
+    process = made()
+    scheduler = SchedulerMetricsCollector()
+    registry = scheduler.registry
+    names = [*RANK, "what"]
+    vars(scheduler).update(
+        next_total=Counter("sglang:next_total", "Next\nrelease's.", names, registry=registry),
+        next_ratio=Gauge("sglang:next_ratio", "Next.", names, registry=registry),
+        next_seconds=Histogram(
+            "sglang:next_seconds", "Next.", names, buckets=(0.5, 2), registry=registry
+        ),
+    )
+    wrap(process, scheduler, "scheduler")
+    scheduler.next_total.labels(**RANK, what="a").inc(3)
+    scheduler.next_ratio.labels(**RANK, what="a").set(0.5)
+    scheduler.next_seconds.labels(**RANK, what="a").observe(1)
+    shown = Shown(process)
+    families = [f for item in shown.take() if isinstance(item, Samples) for f in item.families]
+    told = {family.name: family for family in families}
+
+    assert told["sglang:next_total"].help == "Next?release's."
+    assert told["sglang:next_seconds"].bounds == [0.5, 2.0]
+    page = shown.page
+    assert {name: page[name].kind for name in page if "next" in name} == {
+        "sglang:next": "counter",
+        "sglang:next_ratio": "gauge",
+        "sglang:next_seconds": "histogram",
+    }
+
+
+def test_what_reports_tell_is_left_alone(made: Make) -> None:
+    """The gauges of ``log_stats`` travel with it; dead ones do not at all."""
+    made()
+    scheduler = tapped(SchedulerMetricsCollector, "scheduler")
+
+    assert {name for name, value in vars(scheduler).items() if isinstance(value, Meter)} == {
+        *SCHEDULERS
+    }
+    for name in ("num_running_reqs", "gen_throughput", "utilization"):
+        assert isinstance(vars(scheduler)[name], Gauge)
+
+
+def test_children_that_exist_are_shown_at_zero(made: Make) -> None:
+    """Counters and histograms without labels of their own, or asked for in the constructor."""
+    process = made()
+    plain = SchedulerMetricsCollector()
+    tapped(SchedulerMetricsCollector, "scheduler")
+
+    same(plain.page, Shown(process).page)
+
+
+def test_children_asked_for_beforehand_are_ours(made: Make) -> None:
+    """Those in a dict, too; both keep counting where both are to."""
+    for beside in (False, True):
+        process = made(beside=beside)
+        scheduler = tapped(SchedulerMetricsCollector, "scheduler")
+        scheduler.observe_dp_balance(4, 0.25)
+        page = Shown(process).page
+        assert sum(page["sglang:dp_attention_tokens"].samples.values()) == 4
+        native = scheduler.page["sglang:dp_attention_tokens"].samples
+        assert sum(native.values()) == (4 if beside else 0)
+
+
+def test_collectors_of_equal_labels_are_one_engine(made: Make) -> None:
+    """As they are one series on SGLang's own page; other ranks are others."""
+    process = made()
+    for rank in (0, 1, 1):
+        tapped(SchedulerMetricsCollector, "scheduler", {**RANK, "dp_rank": rank})
+    tapped(SchedulerMetricsCollector, "storage", {**RANK, "dp_rank": 1})
+    labels = "dp_rank={},engine_type=unified,moe_ep_rank=0,pp_rank=0,tp_rank=0"
+
+    assert [info.id for info in process._infos] == [
+        f"pod/m/sglang/scheduler/{labels.format(0)}",
+        f"pod/m/sglang/scheduler/{labels.format(1)}",
+        f"pod/m/sglang/storage/{labels.format(1)}",
+    ]
+    assert process._infos[0].labels == {**RANKED, "dp_rank": "0"}
+
+
+def test_options_are_features(made: Make) -> None:
+    """By the collector's own attributes."""
+    process = made()
+    tapped(SchedulerMetricsCollector, "scheduler", enable_lora=True, enable_hierarchical_cache=True)
+
+    assert process._infos[0].features == ["hicache", "lora"]
+
+
+def test_a_class_is_tapped_once() -> None:
+    """However often SGLang asks, and found again by its name where it sends the class."""
+    once = sglang_plugin.tapped(SchedulerMetricsCollector, "scheduler")
+
+    assert sglang_plugin.tapped(SchedulerMetricsCollector, "scheduler") is once
+    assert sglang_plugin.tapped(once, "scheduler") is once
+    assert once.__name__ == "SidestepSchedulerMetricsCollector"
+    assert issubclass(once, SchedulerMetricsCollector)
+    assert sglang_plugin._resolved(SchedulerMetricsCollector, "scheduler", object) is once
+    assert sglang_plugin._resolved(dict, "expert_dispatch", dict) is None
+
+
+def test_older_releases_have_their_classes_replaced() -> None:
+    """By the registry of hooks; classes that they lack are passed over."""
+    module: Any = SimpleNamespace(
+        __name__="sglang.collectors",
+        SchedulerMetricsCollector=SchedulerMetricsCollector,
+        TokenizerMetricsCollector=TokenizerMetricsCollector,
+    )
+    replaced: dict[str, type] = {}
+    sglang_plugin.replace(
+        module, lambda path, cls, kind: replaced.update({f"{path} {kind}": cls}), "replace"
+    )
+
+    assert replaced == {
+        "sglang.collectors.SchedulerMetricsCollector replace": sglang_plugin.tapped(
+            SchedulerMetricsCollector, "scheduler"
+        ),
+        "sglang.collectors.TokenizerMetricsCollector replace": sglang_plugin.tapped(
+            TokenizerMetricsCollector, "tokenizer"
+        ),
+    }
+
+
+def test_a_tap_that_cannot_be_made_leaves_the_collector_as_it_is(
+    made: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """SGLang counts alone, and somebody is told why."""
+
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("bug")
+
+    made()
+    monkeypatch.setattr(Process, "engine", broken)
+    plain = SchedulerMetricsCollector(), TokenizerMetricsCollector()
+    found = (
+        tapped(SchedulerMetricsCollector, "scheduler"),
+        tapped(TokenizerMetricsCollector, "tokenizer"),
+    )
+    for scheduler, tokenizer in (plain, found):
+        scheduler.increment_realtime_tokens("decode", 7)
+        scheduler.log_stats(SchedulerStats())
+        tokenizer.observe_inter_token_latency(dict(TOKENIZER), 0.3, 3)
+
+    assert [collector.page for collector in found] == [collector.page for collector in plain]
+    assert [r.levelno for r in caplog.records] == [logging.ERROR] * 2
+
+
+def test_without_an_endpoint_nothing_is_tapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A class that was derived all the same is SGLang's own in all it does."""
+    monkeypatch.setattr(sglang_plugin, "_process", None)
+    monkeypatch.setattr(sglang_plugin, "usable_endpoint", lambda: False)
+    plain, found = SchedulerMetricsCollector(), tapped(SchedulerMetricsCollector, "scheduler")
+    for collector in (plain, found):
+        collector.log_stats(SchedulerStats(gen_throughput=3.5))
+        collector.increment_realtime_tokens("decode", 7)
+
+    assert found.page == plain.page
+    assert found.sidestep is None
+
+
+def test_nothing_that_a_tap_raises_reaches_the_engine(made: Make) -> None:
+    """A report without fields, a reporter without a scheduler, amounts that are none: counted."""
+    process = made()
+    failures: list[str] = []
+    process.notes.fail = failures.append
+    scheduler = tapped(SchedulerMetricsCollector, "scheduler")
+    tokenizer = tapped(TokenizerMetricsCollector, "tokenizer")
+    scheduler.log_stats(object())
+    sglang_plugin._iterated(None, SimpleNamespace(metrics_collector=scheduler))
+    sglang_plugin._iterated(None, SimpleNamespace(metrics_collector=None))
+    scheduler.increment_realtime_tokens("decode", "many")
+    tokenizer.observe_inter_token_latency(object(), 0.3, 3)
+    Shown(process).take()
+
+    assert len(failures) == 3
+
+
+def test_where_there_is_no_place_notes_are_counted(made: Make, monkeypatch: Any) -> None:
+    """The hottest call has its own way to the queue, and the same limit."""
+    monkeypatch.setattr(sglang_plugin, "LIMIT", 5)
+    monkeypatch.setattr(notes_module, "LIMIT", 5)
+    process = made()
+    tokenizer = tapped(TokenizerMetricsCollector, "tokenizer")
+    process.notes.clear()
+    lost = process.notes.lost
+    for _ in range(9):
+        tokenizer.observe_inter_token_latency(dict(TOKENIZER), 0.3, 1)
+    tokenizer.observe_time_to_first_token(dict(TOKENIZER), 0.3, stream=True)
+
+    assert process.notes.lost - lost == 5
+    assert len(process.notes) == 5
+
+
+# The scheduler's stats.
+
+
+class Reports:
+    """A source of stats, and what its items say."""
+
+    def __init__(self) -> None:
+        self.notes = Notes()
+        self.failures: list[str] = []
+        self.notes.fail = self.failures.append
+        self.source = StatsSource(self.notes, 0)
+
+    @property
+    def told(self) -> Told:
+        """By the one item of all that was noted."""
+        (item,) = self.notes.items()
+        assert isinstance(item, SglangStats)
+        return item.stats
+
+
+@pytest.fixture
+def reports() -> Reports:
+    """None so far."""
+    return Reports()
+
+
+def test_one_object_is_changed_and_handed_out_again(reports: Reports) -> None:
+    """Each report is as it was then; of two that wait the newer one stands."""
+    stats = SchedulerStats(num_running_reqs=QueueCount(3), gen_throughput=10.0)
+    reports.source.note(stats)
+    stats.gen_throughput = 20.0
+    first = reports.told
+    reports.source.note(stats)
+    stats.num_running_reqs = QueueCount(4)
+    reports.source.note(stats)
+
+    assert first.gen_throughput == 10.0
+    second = reports.told
+    assert (second.gen_throughput, second.num_running_reqs) == (20.0, Queued(4))
+
+
+def test_what_was_never_measured_is_absent(reports: Reports) -> None:
+    """NaN is SGLang's word for it; no failure of anybody's."""
+    reports.source.note(SchedulerStats(num_running_reqs=QueueCount(1)))
+    told = reports.told
+
+    assert told.fwd_occupancy is None
+    assert told.lora_pool_slots_used is None
+    assert reports.failures == []
+
+
+def test_queues_by_priority(reports: Reports) -> None:
+    """Priorities are numbers, or none where a request has none."""
+    queue = QueueCount(6, {5: 1, -1: 2, None: 3})  # type: ignore[dict-item]
+    reports.source.note(SchedulerStats(num_queue_reqs=queue))
+
+    assert reports.told.num_queue_reqs == Queued(6, {"5": 1, "-1": 2, "None": 3})
+    assert reports.failures == []
+
+
+def test_queues_of_older_releases_are_numbers(reports: Reports) -> None:
+    """0.5.4 counts requests in all; that many run, so nothing is idle."""
+    reports.source.note(SchedulerStats(num_running_reqs=2, num_queue_reqs=0, gen_throughput=7.0))
+    told = reports.told
+
+    assert told.num_running_reqs == Queued(2)
+    assert told.num_queue_reqs == Queued(0)
+    assert told.gen_throughput == 7.0
+    assert reports.failures == []
+
+
+@pytest.mark.parametrize("queue", ["num_running_reqs", "num_queue_reqs"])
+def test_of_an_idle_scheduler_nothing_stays(reports: Reports, queue: str) -> None:
+    """What its last report said of a throughput is over; while any request is there, it is not."""
+    stats = SchedulerStats(
+        gen_throughput=10.0, decode_sum_seq_lens=5, num_retracted_reqs=1, token_usage=0.5
+    )
+    busy_stats = dataclasses.replace(stats)
+    setattr(busy_stats, queue, QueueCount(1))
+    reports.source.note(busy_stats)
+    busy = reports.told
+    reports.source.note(stats)
+    idle = reports.told
+
+    assert (busy.gen_throughput, busy.decode_sum_seq_lens, busy.num_retracted_reqs) == (10, 5, 1)
+    assert (idle.gen_throughput, idle.decode_sum_seq_lens, idle.num_retracted_reqs) == (0, 0, 0)
+    assert idle.token_usage == 0.5
+
+
+def test_queue_lengths_between_reports(reports: Reports) -> None:
+    """They replace the report's, and all else stays; before the first report nothing is said."""
+    reports.source.note_queues(9, 9)
+    assert reports.notes.items() == []
+    reports.source.note(SchedulerStats(num_running_reqs=QueueCount(1), token_usage=0.5))
+    reports.source.note_queues(7, 2)
+    told = reports.told
+    reports.source.note_queues(0, 0)
+    idle = reports.told
+
+    assert (told.num_running_reqs, told.num_queue_reqs) == (Queued(7), Queued(2))
+    assert told.token_usage == 0.5
+    assert (idle.num_running_reqs, idle.gen_throughput) == (Queued(0), 0)
+
+
+def test_stats_can_be_told_again(reports: Reports) -> None:
+    """To an exporter that was restarted, of an engine that reports no more."""
+    assert reports.source.again(1.0) == []
+    reports.source.note(SchedulerStats(token_usage=0.5))
+    first = reports.told
+    (again,) = reports.source.again(1.0)
+
+    assert isinstance(again, SglangStats)
+    assert again.stats == first
+
+
+def test_a_mamba_pool_that_is_not_there_has_no_series(reports: Reports) -> None:
+    """SGLang shows these two where the total is above 0."""
+    stats = SchedulerStats(hicache_host_total_tokens=100)
+    reports.source.note(stats)
+    without = reports.told
+    reports.source.note(
+        dataclasses.replace(
+            stats, hicache_host_mamba_total_states=8, hicache_host_mamba_used_states=3
+        )
+    )
+    there = reports.told
+
+    assert without.hicache_host_total_tokens == 100
+    assert without.hicache_host_mamba_total_states is None
+    assert without.hicache_host_mamba_used_states is None
+    assert (there.hicache_host_mamba_total_states, there.hicache_host_mamba_used_states) == (8, 3)
+
+
+def test_a_field_of_nonsense_costs_itself(reports: Reports) -> None:
+    """And is counted each time."""
+    reports.source.note(
+        SchedulerStats(gen_throughput=object(), token_usage=0.5, num_running_reqs=QueueCount(1))  # type: ignore[arg-type]
+    )
+    told = reports.told
+
+    assert (told.gen_throughput, told.token_usage) == (None, 0.5)
+    assert len(reports.failures) == 1
+
+
+# What is read.
+
+
+class Scheduler:
+    """What is looked at of SGLang's."""
+
+    def __init__(self, **more: Any) -> None:
+        self.running_batch = SimpleNamespace(reqs=[1, 2, 3])
+        self.waiting_queue = [4]
+        vars(self).update(more)
+
+
+def test_queues_are_read_off_the_schedulers_lists(reports: Reports) -> None:
+    """As they are when it is asked; once the scheduler is gone, no more."""
+    scheduler = Scheduler()
+    queues = Queues(SimpleNamespace(scheduler=scheduler), reports.source)
+    reports.source.note(SchedulerStats())
+    queues()
+    scheduler.waiting_queue.append(5)
+    queues.note()
+    told = reports.told
+    del scheduler
+    queues()
+
+    assert (told.num_running_reqs, told.num_queue_reqs) == (Queued(3), Queued(2))
+    assert len(reports.notes) == 0
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"enable_priority_scheduling": True},
+        {"disaggregation_mode": SimpleNamespace(value="prefill")},
+        {"disaggregation_mode": "PREFILL"},
+    ],
+)
+def test_queues_that_lists_do_not_tell_are_the_reports(
+    reports: Reports, more: dict[str, Any]
+) -> None:
+    """By priority, and on a node whose running batch is never filled."""
+    scheduler = Scheduler(**more)
+    Queues(SimpleNamespace(scheduler=scheduler), reports.source)()
+
+    assert len(reports.notes) == 0
+
+
+def own_families(registry: CollectorRegistry) -> tuple[Any, ...]:
+    """Families that a process counts for itself."""
+    cpu = Counter("sglang:process_cpu_seconds_total", "Theirs.", ["component"], registry=registry)
+    active = Gauge(
+        "sglang:http_requests_active", "Theirs.", ["endpoint", "method"], registry=registry
+    )
+    names = ["name"]
+    timed = Histogram(
+        "sglang:func_latency_seconds",
+        "Theirs.",
+        names,
+        buckets=ROWS["sglang:func_latency_seconds"].bounds,
+        registry=registry,
+    )
+    Counter("sglang:somebody_elses_total", "Theirs.", registry=registry).inc()
+    return cpu, active, timed
+
+
+def test_families_of_a_process_are_read_as_they_grow(made: Make, monkeypatch: Any) -> None:
+    """Counters and histograms by their growth, gauges as they are; of nobody else's."""
+    registry = CollectorRegistry()
+    monkeypatch.setattr("prometheus_client.REGISTRY", registry)
+    process = made()
+    reader = OwnFamilies(process)
+    cpu, active, timed = own_families(registry)
+    shown = Shown(process)
+    for _ in range(2):
+        cpu.labels("scheduler").inc(1.5)
+        active.labels("/generate", "POST").set(2)
+        timed.labels("f").observe(0.06)
+        timed.labels("f").observe(1e6)
+        reader()
+        shown.take()
+    active.labels("/generate", "POST").dec()
+    reader()
+    page = shown.page
+
+    assert [info.labels for info in process._infos] == [{}]
+    (value,) = page["sglang:process_cpu_seconds"].samples.values()
+    assert value == 3
+    assert list(page["sglang:http_requests_active"].samples.values()) == [1]
+    histogram = page["sglang:func_latency_seconds"].samples
+    labels = (("name", "f"),)
+    assert histogram["sglang:func_latency_seconds_count", labels] == 4
+    assert histogram["sglang:func_latency_seconds_sum", labels] == pytest.approx(2_000_000.12)
+    assert "sglang:somebody_elses" not in page
+    assert process.notes.lost == 0
+
+
+def test_what_a_collector_tells_is_not_read_as_well(made: Make, monkeypatch: Any) -> None:
+    """A family that is wrapped is counted once."""
+    registry = CollectorRegistry()
+    monkeypatch.setattr("prometheus_client.REGISTRY", registry)
+    process = made()
+    cpu, _, _ = own_families(registry)
+    collector = SimpleNamespace(labels={}, cpu=cpu)
+    wrap(process, collector, "process")
+    collector.cpu.labels("scheduler").inc(2)
+    OwnFamilies(process)()
+    cpu.labels("scheduler").inc(5)
+    OwnFamilies(process)()
+    (value,) = Shown(process).page["sglang:process_cpu_seconds"].samples.values()
+
+    assert value == 2
+
+
+def python(program: str, **environment: str) -> str:
+    """What ``program`` prints in a process of its own."""
+    paths = os.pathsep.join([*sys.path, str(Path(__file__).parents[1])])
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        check=False,
+        text=True,
+        env={**os.environ, "PYTHONPATH": paths, **environment},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+READING = """
+    from prometheus_client import Counter, Gauge, Histogram, values
+    from sidestep_adapters.sglang import Process
+    from sidestep_adapters.sglang_readers import OwnFamilies
+    from collectors import ROWS, Shown
+
+    process = Process("ipc://nowhere", "pod", beside=False)
+    reader = OwnFamilies(process)
+    cpu = Counter("sglang:process_cpu_seconds_total", "Theirs.", ["component"])
+    active = Gauge("sglang:http_requests_active", "Theirs.", ["endpoint", "method"],
+                   multiprocess_mode="livesum")
+    bounds = ROWS["sglang:func_latency_seconds"].bounds
+    timed = Histogram("sglang:func_latency_seconds", "Theirs.", ["name"], buckets=bounds)
+    shown = Shown(process)
+    for _ in range(2):
+        cpu.labels("scheduler").inc(1.5)
+        active.labels("/generate", "POST").set(2)
+        timed.labels("f").observe(0.5)
+        reader()
+        shown.take()
+    for family in shown.page.values():
+        print(*(f"{name}={value:g}" for (name, _), value in family.samples.items()
+                if not name.endswith("_bucket")))
+"""
+
+
+def test_multiprocess_values_are_read_alike(tmp_path: Path) -> None:
+    """SGLang's are files that all processes share; of each this process's own are read."""
+    expected = (
+        "sglang:http_requests_active=2",
+        "sglang:process_cpu_seconds_total=3",
+        "sglang:func_latency_seconds_count=2 sglang:func_latency_seconds_sum=1",
+    )
+    for environment in ({}, {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}):
+        assert sorted(python(READING, **environment).splitlines()) == sorted(expected)
+    assert list(tmp_path.glob("*.db"))
+
+
+@pytest.mark.parametrize("module", ["sglang_plugin", "sglang", "sglang_readers", "notes"])
+def test_sglang_imports_prometheus_client_first(module: str) -> None:
+    """It chooses its multiprocess directory before; nor is SGLang itself imported."""
+    program = f"""
+        import sys, sidestep_adapters.{module}
+        print(*({{"prometheus_client", "sglang", "aiohttp", "asyncio", "click"}} & sys.modules.keys()))
+    """
+
+    assert python(program).strip() == ""
+
+
+FORK = """
+    import os
+    from collectors import Shown, TokenizerMetricsCollector
+    from sidestep_adapters import processes
+    from sidestep_adapters.sglang import Process, wrap
+
+    process = Process("ipc:///nonexistent/x", "pod", beside=False)
+    collector = TokenizerMetricsCollector()
+    wrap(process, collector, "tokenizer")
+    process.start("sglang/tokenizer")
+    process.publisher.close(0.0)
+    process.notes.clear()
+    child_of = collector.num_aborted_requests_total.labels(**collector.labels)
+    child_of.inc(5)
+    child = os.fork()
+    if child == 0:
+        ours = len(process.notes)
+        child_of.inc(7)
+        (value,) = Shown(process).page["sglang:num_aborted_requests"].samples.values()
+        os._exit(0 if (ours, value) == (0, 7) else 1)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), len(process.notes))
+"""
+
+
+def test_a_forked_child_has_notes_of_its_own() -> None:
+    """What the parent noted stays the parent's to tell; children made before go on in both."""
+    assert python(FORK).split() == ["0", "1"]
+
+
+def test_every_queue_of_the_stats_may_be_a_number(reports: Reports) -> None:
+    """As far as an older release has it."""
+    reports.source.note(SimpleNamespace(**dict.fromkeys(QUEUES, 3)))
+    told = reports.told
+
+    assert [getattr(told, name) for name in QUEUES] == [Queued(3)] * len(QUEUES)
+
+
+def test_the_first_items_are_of_engines_that_were_told(made: Make) -> None:
+    """Whoever is added later is described before its items are sent."""
+    process = made()
+    described: list[list[EngineInfo]] = []
+    process.publisher = SimpleNamespace(  # type: ignore[assignment]
+        describe=lambda infos: described.append(list(infos))
+    )
+    tapped(SchedulerMetricsCollector, "scheduler")
+    tapped(TokenizerMetricsCollector, "tokenizer")
+    process.publisher = None
+
+    assert [len(infos) for infos in described][-1] == 2
