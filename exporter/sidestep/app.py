@@ -233,7 +233,9 @@ def installed_sources(config: Config, intake: Intake) -> list[Source]:
         except Exception as error:
             raise ConfigError(f"source {point.name}: {error!r}") from error
     if config.subscribe and not found:
-        raise ConfigError("nothing here can subscribe: install sidestep anew, with its entry points")
+        raise ConfigError(
+            "nothing here can subscribe: install sidestep anew, with its entry points"
+        )
     return found
 
 

@@ -17,6 +17,7 @@ from sidestep.wire.limits import MAX_FRAME_BYTES
 from sidestep_adapters.sources.frames import Frames, Socket, make
 from sidestep_adapters.sources.readers import LOST, Reader
 from sidestep_adapters.sources.sequence import (
+    CHECKSUM,
     LAST,
     WINDOW,
     Break,
@@ -63,7 +64,7 @@ class Subscriber:
         self._reader = reader
         self._context = context
         self._released = released
-        position = Position(feed.seq, feed.mark[0]) if feed.mark else None
+        position = Position(feed.seq, feed.mark[0] & CHECKSUM) if feed.mark else None
         self._sequence = Sequence(replays=bool(self.subscription.replay), position=position)
         self._counted = (0, 0, 0)
         self._requested = 0
