@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from conftest import DATA, Start, page_of_engine
-from pages import get, parse
-from sglang_pages import differences
+from pages import Family, get, parse
+from sglang_pages import ALLOWED, differences, rests, says_nothing
 from sidestep_adapters.replay import Replay
 
 TOLERANCE = 1e-9
@@ -68,3 +69,62 @@ async def test_the_command_plays_a_recording(start: Start) -> None:
     assert (0, "") == (played.returncode, played.stderr)
     assert "the exporter has applied all of them" in played.stdout
     assert [] == different("sglang", page)
+
+
+def fitting(page: dict[str, Family]) -> dict[str, Family]:
+    """SGLang's ``page`` as ours would be."""
+    changed = {
+        name: Family(page[name].kind, dict.fromkeys(page[name].samples, 0.0))
+        for name, (rule, _) in ALLOWED.items()
+        if rule is rests
+    }
+    silent = {name for name, (rule, _) in ALLOWED.items() if rule is says_nothing}
+    return {name: family for name, family in {**page, **changed}.items() if name not in silent}
+
+
+def moved(family: Family, by: float) -> Family:
+    """``family`` with all its samples moved."""
+    return Family(family.kind, {key: value + by for key, value in family.samples.items()})
+
+
+@pytest.mark.parametrize(
+    ("family", "change"),
+    [
+        ("sglang:num_requests", lambda family: moved(family, 1)),
+        ("sglang:e2e_request_latency_seconds", lambda family: moved(family, 1e-6)),
+        ("sglang:num_requests", lambda family: Family("gauge", family.samples)),
+        ("sglang:num_requests", lambda family: Family(family.kind, {})),
+        ("sglang:num_requests", lambda _: None),
+        ("sglang:scheduler_idle_seconds", lambda family: moved(family, 1e-3)),
+        ("sglang:scheduler_idle_seconds", lambda family: moved(family, -1e-3)),
+        ("sglang:process_cpu_seconds", lambda _: None),
+        ("sglang:gen_throughput", lambda family: moved(family, 1)),
+        ("sglang:gen_throughput", lambda _: None),
+        ("sglang:http_requests", lambda family: moved(family, 1)),
+        ("sglang:utilization", lambda _: Family("gauge", {("sglang:utilization", ()): 0.0})),
+        ("sglang:new", lambda _: Family("gauge", {("sglang:new", ()): 0.0})),
+    ],
+)
+def test_a_page_that_is_wrong_in_one_place_is_found_out(
+    family: str, change: Callable[[Family | None], Family | None]
+) -> None:
+    """The comparison lets pass what the table allows, and nothing else."""
+    engines = parse(page_of_engine("page_sglang"))
+    ours = fitting(engines)
+    assert [] == list(differences(engines, ours, engines, TOLERANCE))
+
+    made = change(ours.pop(family, None))
+    wrong = {**ours, **({} if made is None else {family: made})}
+
+    assert {family} == {name for name, _ in differences(engines, wrong, engines, TOLERANCE)}
+
+
+def test_between_two_pages_an_idle_engine_ticks() -> None:
+    """What grew meanwhile may be anything from the first to the second, and no more."""
+    name = "sglang:scheduler_idle_seconds"
+    since = parse(page_of_engine("page_sglang"))
+    theirs = {**since, name: moved(since[name], 2)}
+
+    for by, passes in ((-0.1, False), (0, True), (1, True), (2, True), (2.1, False)):
+        ours = fitting({**since, name: moved(since[name], by)})
+        assert passes == (not list(differences(theirs, ours, since, TOLERANCE)))

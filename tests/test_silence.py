@@ -78,6 +78,30 @@ def test_gauges_of_a_process_that_has_ended_are_not_its_successors(fed: Fed) -> 
     assert 'vllm:generation_tokens_total{engine="e",model_name="m"} 11' in fed.page
 
 
+def test_an_engine_that_the_new_process_names_later_has_begun_anew_as_well() -> None:
+    """Once, whatever it names after that; one that nobody told of before has not."""
+    made = Fed()
+    made.greet("one", [engine("a"), engine("b")])
+    made.items("one", [step(5)])
+    made.greet("one", [engine("a"), engine("b"), engine("c")])
+    assert {"a": 0, "b": 0, "c": 0} == restarts(made)
+
+    made.restart("one")
+    made.greet("one", [engine("b")])
+    for known in ([], ["c"], ["c", "d"]):
+        made.greet("one", [engine(name) for name in ("b", "a", *known)])
+
+    assert {"a": 1, "b": 1, "c": 0, "d": 0} == restarts(made)
+    made.items("one", [encode_item(VllmStep(1, 0.5, 1.0, SchedulerStats(num_running_reqs=7)))])
+    assert 'vllm:num_requests_running{engine="a",model_name="m"} 7' in made.page
+
+
+def restarts(fed: Fed) -> dict[str, float]:
+    """``sidestep_engine_restarts_total`` by engine."""
+    found = (m for m in fed.intake.metrics.collect() if m.name == "sidestep_engine_restarts")
+    return {sample.labels["engine"]: sample.value for m in found for sample in m.samples}
+
+
 def test_a_goodbye_is_believed_at_once(fed: Fed) -> None:
     """The engine is not up any more; its gauges stay for as long as after any last word."""
     for number, stream in enumerate(("one", "two"), start=1):

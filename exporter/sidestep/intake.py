@@ -243,24 +243,38 @@ class Intake:
         """Bind the stream's engine indices to engines, one at a time: hundreds take a while."""
         if retired is not None:
             self._leave(retired, now)
-        before = self._engines.get(stream.incarnation, [])
+        # What this process named before; None where it said nothing yet, or to another exporter.
+        named = self._engines.get(stream.incarnation)
+        before = [] if named is None else named
         engines = self._engines[stream.incarnation] = []
         stream.silent = False
+
+        def is_new(engine: Engine) -> bool:
+            """Whether it had another process, which this one has replaced."""
+            if retired is not None or named is None:
+                return retired is not None
+            # A process names some engines only when it hears of them itself.
+            return bool(stream.retired and engine.last_seen) and engine not in named
+
         for index, info in enumerate(stream.engines):
-            bind = partial(self._bind, stream, info, engines, index, new=retired is not None)
-            self._work.append(bind)
+            self._work.append(partial(self._bind, stream, info, engines, index, is_new))
         self._work.append(partial(self._bound, stream, before, now))
 
     def _bind(
-        self, stream: Stream, info: EngineInfo, engines: list[Engine], index: int, *, new: bool
+        self,
+        stream: Stream,
+        info: EngineInfo,
+        engines: list[Engine],
+        index: int,
+        is_new: Callable[[Engine], bool],
     ) -> None:
-        """The next of ``engines``; ``new``: told by a process that replaced another."""
+        """The next of ``engines``; ``is_new``: whether it has another process than before."""
         if len(engines) < index:
             # One before it failed: better no engine than the wrong one.
             raise WireError("unknown_engine")
         engine = self.registry.register(info)
         engine.excess = excess(self.registry, info)
-        if new:
+        if is_new(engine):
             engine.restarts += 1
             self.registry.renew(engine)
         self._feed(stream, engine)

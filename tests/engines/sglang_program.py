@@ -5,7 +5,6 @@ Runs with SGLang's interpreter: ``sglang_program.py MODEL PAGE END``.
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from pathlib import Path
@@ -57,9 +56,8 @@ def shown() -> bytes:
     from prometheus_client.multiprocess import MultiProcessCollector  # noqa: PLC0415
 
     registry = CollectorRegistry()
-    MultiProcessCollector(  # type: ignore[no-untyped-call]
-        registry, os.environ["PROMETHEUS_MULTIPROC_DIR"]
-    )
+    # Without the argument it is the directory that SGLang's environ names.
+    MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
     return generate_latest(registry)
 
 
