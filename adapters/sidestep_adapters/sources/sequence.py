@@ -26,6 +26,7 @@ LAST = 1 << 62
 """No number is higher."""
 WINDOW = 4096
 """Messages whose checksums are known: more than a socket holds that a replay overtakes."""
+CHECKSUM = (1 << 32) - 1
 PROBE = 128
 """Bytes that a checksum is of."""
 TIMEOUT = 3.0
