@@ -28,12 +28,8 @@ fix: $(STAMP)
 	$(BIN)/ruff format .
 
 bench: $(STAMP)
-<<<<<<< HEAD
-	for bench in engine_cost ingest events scrape snapshot residency; do $(BIN)/python -m benchmarks.bench_$$bench || exit 1; done
-	$(or $(wildcard build/sglang-venv/bin/python),$(BIN)/python) -m benchmarks.bench_sglang_cost
-=======
 	for bench in engine_cost ingest events scrape snapshot residency streams; do $(BIN)/python -m benchmarks.bench_$$bench || exit 1; done
->>>>>>> streams
+	$(or $(wildcard build/sglang-venv/bin/python),$(BIN)/python) -m benchmarks.bench_sglang_cost
 
 # Every fault over every transport: over an hour. CHAOS="--quick", "--fault kill --seed 7", ...
 chaos: $(STAMP)

@@ -55,9 +55,10 @@ class Publisher:
     def say(self, payload: bytes, *, seq: int | None = None, copies: int = 1) -> None:
         """A message; with no copies it is lost on the way, but can be asked for."""
         number = len(self._said) if seq is None else seq
+        # An engine answers between two messages, never between a message and keeping it.
+        self._said.append((number, payload))
         for _ in range(copies):
             self.send(b"kv", number.to_bytes(8, "big"), payload)
-        self._said.append((number, payload))
 
     def send(self, *frames: bytes) -> None:
         """Anything."""

@@ -187,7 +187,8 @@ def test_refused_observations_are_one_family_of_all_dialects() -> None:
     """The very same row: the page has it once."""
     rows = [
         next(row for row in rows if row.name == vllm_own.REFUSED.name)
-        for rows in catalogue.DIALECTS.values()
+        for dialect, rows in catalogue.DIALECTS.items()
+        if dialect not in catalogue.APART
     ]
 
     assert all(row is vllm_own.REFUSED for row in rows)

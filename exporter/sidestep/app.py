@@ -223,7 +223,9 @@ def installed_sources(config: Config, intake: Intake) -> list[Source]:
         ConfigError: One of them cannot be made.
     """
     found: list[Source] = []
-    for point in entry_points(group=SOURCES_GROUP):
+    # A package that was installed in two ways registers the same twice.
+    points = {point.value: point for point in entry_points(group=SOURCES_GROUP)}
+    for point in points.values():
         try:
             found += point.load()(config, intake)
         except ConfigError:

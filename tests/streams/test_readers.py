@@ -212,7 +212,8 @@ def test_streams_of_one_rank_feed_one_engine() -> None:
     load.take(["LoadStat", 3, 1, 10, 100, 0])
     kv.take(batch(1.0, stored(2)))
 
-    assert len(kv.fed.intake.registry.engines) == 1
+    (engine,) = kv.fed.intake.registry.engines.values()
+    assert engine.features == {"kv_events", "load"}
     assert kv.sample(RESIDENT) == 2
     assert kv.sample("sidestep_load_running_requests") == 3
     assert kv.samples("sidestep_forward_pass_duration_seconds_count") == {}

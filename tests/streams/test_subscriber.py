@@ -9,6 +9,7 @@ from random import Random
 
 import msgspec
 import pytest
+import zmq
 
 from conftest import Start, until
 from publishers import Publisher
@@ -16,7 +17,7 @@ from recorded import read
 from sidestep.app import Exporter
 from sidestep.render.text import render
 from sidestep_adapters.sources import sequence, subscriber
-from sidestep_adapters.sources.frames import MAX_BYTES
+from sidestep_adapters.sources.frames import MAX_BYTES, MAX_FRAMES, SKIPPED, Frames
 
 RESIDENT = "sidestep_kv_cache_resident_blocks"
 STORED = "sidestep_kv_cache_stored_blocks_total"
@@ -307,6 +308,49 @@ async def test_an_exporter_goes_on_where_it_stopped(
 
         assert counted(exporter, "lost_messages", publisher) == max(10 - kept, 0)
         assert len(samples(exporter, RESIDENT)) == int(kept > 10)
+
+
+async def test_nothing_is_applied_while_a_snapshot_is_made(
+    start: Start, publisher: Publisher
+) -> None:
+    """What has arrived waits, and counts afterwards."""
+    async with start(subscribe=(spec(publisher),)) as exporter:
+        await until(lambda: publisher.subscribed)
+        publisher.say(stored(1))
+        await until(lambda: sample(exporter, STORED) == 1)
+        async with exporter.ingest.held():
+            for number in range(2, 9):
+                publisher.say(stored(number))
+            ticks = exporter.ingest.lag._recent
+            seen = len(ticks)
+            await until(lambda: len(exporter.ingest.lag._recent) >= min(seen + 4, 18))
+            assert sample(exporter, STORED) == 1
+        await until(lambda: sample(exporter, STORED) == 8)
+
+
+def test_a_message_of_many_frames_is_read_a_part_at_a_time(tmp_path: Path) -> None:
+    """The first few, then a thousand at a time; the next one is whole."""
+    context = zmq.Context()
+    sender, receiver = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
+    try:
+        sender.bind(f"ipc://{tmp_path}/frames")
+        receiver.connect(f"ipc://{tmp_path}/frames")
+        sender.send_multipart([b"x"] * (2 * SKIPPED + MAX_FRAMES))
+        sender.send_multipart([b"a", b"b"])
+        assert receiver.poll(10_000)
+        frames = Frames(receiver)
+        found: list[object] = []
+        while not found or found[-1] != [b"a", b"b"]:
+            # Not a word of it may be there yet, however much of the first one is.
+            one = frames.receive()
+            if one is not None:
+                found.append((one, frames.skipping) if one == [] else one)
+        assert found == [([], True), ([], True), ([], False), [b"a", b"b"]]
+        assert frames.receive() is None
+    finally:
+        sender.close(linger=0)
+        receiver.close()
+        context.term()
 
 
 async def test_ranks_by_ports(start: Start, tmp_path: Path) -> None:

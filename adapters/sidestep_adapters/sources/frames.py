@@ -26,13 +26,12 @@ _OPTIONS: Mapping[int, int] = {
 Socket = zmq.Socket[bytes]
 
 
-def connect(context: zmq.Context[Socket], kind: int, endpoint: str, waiting: int) -> Socket:
-    """A socket that is connected, sooner or later; ``waiting`` messages wait in it at most."""
+def make(context: zmq.Context[Socket], kind: int, waiting: int) -> Socket:
+    """A socket in which ``waiting`` messages wait at most."""
     socket = context.socket(kind)
     for option, value in _OPTIONS.items():
         socket.setsockopt(option, value)
     socket.setsockopt(zmq.RCVHWM, waiting)
-    socket.connect(endpoint)
     return socket
 
 

@@ -152,7 +152,8 @@ class Loads:
         """
         record = load.decode(payload, now)
         engine = self._feed.engine(_label(self._feed, record.rank))
-        load.add(record.item, record.totals, load.Totals(*self.mark) if self.mark else None)
+        known = len(self.mark) == len(record.totals)
+        load.add(record.item, record.totals, load.Totals(*self.mark) if known else None)
         self.mark = record.totals
         self._feed.put(engine, record.item)
 

@@ -14,9 +14,10 @@ from sidestep.errors import ConfigError, WireError
 from sidestep.feeds import Feed
 from sidestep.logs import Limited
 from sidestep.wire.limits import MAX_FRAME_BYTES
-from sidestep_adapters.sources.frames import Frames, Socket, connect
+from sidestep_adapters.sources.frames import Frames, Socket, make
 from sidestep_adapters.sources.readers import LOST, Reader
 from sidestep_adapters.sources.sequence import (
+    CHECKSUM,
     LAST,
     WINDOW,
     Break,
@@ -63,7 +64,7 @@ class Subscriber:
         self._reader = reader
         self._context = context
         self._released = released
-        position = Position(feed.seq, feed.mark[0]) if feed.mark else None
+        position = Position(feed.seq, feed.mark[0] & CHECKSUM) if feed.mark else None
         self._sequence = Sequence(replays=bool(self.subscription.replay), position=position)
         self._counted = (0, 0, 0)
         self._requested = 0
@@ -87,13 +88,15 @@ class Subscriber:
         """
         self._wake = wake
         one = self.subscription
+        socket = make(self._context, zmq.SUB, WAITING)
+        # Before there can be anything to watch.
+        self._monitor = socket.get_monitor_socket(WATCHED)
+        self._live = Frames(socket)
+        socket.setsockopt(zmq.SUBSCRIBE, one.topic.encode())
         try:
-            socket = connect(self._context, zmq.SUB, one.endpoint, WAITING)
+            socket.connect(one.endpoint)
         except zmq.ZMQError as error:
             raise ConfigError(f"cannot subscribe to {one.endpoint}: {error.strerror}") from None
-        self._monitor = socket.get_monitor_socket(WATCHED)
-        socket.setsockopt(zmq.SUBSCRIBE, one.topic.encode())
-        self._live = Frames(socket)
         loop = asyncio.get_running_loop()
         for each in (socket, self._monitor):
             loop.add_reader(each.fileno(), wake)
@@ -234,7 +237,8 @@ class Subscriber:
         self._requested = sequence.requests
         # Answers to an earlier question must not be taken for this one's.
         self._drop_replay()
-        socket = connect(self._context, zmq.DEALER, self.subscription.replay, WAITING)
+        socket = make(self._context, zmq.DEALER, WAITING)
+        socket.connect(self.subscription.replay)
         self._replay = Frames(socket)
         asyncio.get_running_loop().add_reader(socket.fileno(), self._wake)
         socket.send_multipart([b"", sequence.asked.to_bytes(8, "big")], zmq.NOBLOCK)
