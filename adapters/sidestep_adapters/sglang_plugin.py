@@ -109,8 +109,9 @@ def taps(collectors: ModuleType) -> dict[str, type]:
     }
 
 
-def _resolved(cls: type, role: str, default_cls: type) -> type | None:  # noqa: ARG001 - a hook's
-    """After SGLang has chosen a collector's class."""
+def _resolved(cls: type, *args: Any, **kwargs: Any) -> type | None:
+    """After SGLang has chosen a collector's class; releases differ in what else they pass."""
+    role = kwargs.get("role") or next((given for given in args if isinstance(given, str)), "")
     return tapped(cls, role) if role in CLASSES else None
 
 

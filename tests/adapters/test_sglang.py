@@ -395,7 +395,16 @@ def test_a_class_is_tapped_once() -> None:
     assert sglang_plugin.tapped(once, "scheduler") is once
     assert once.__name__ == "SidestepSchedulerMetricsCollector"
     assert issubclass(once, SchedulerMetricsCollector)
-    assert sglang_plugin._resolved(SchedulerMetricsCollector, "scheduler", object) is once
+
+
+def test_sglangs_choice_is_tapped_however_it_is_asked() -> None:
+    """0.5.15 passes its arguments first; what we do not tap stays as it was chosen."""
+    chosen = SchedulerMetricsCollector
+    once = sglang_plugin.tapped(chosen, "scheduler")
+
+    assert sglang_plugin._resolved(chosen, "scheduler", object) is once
+    assert sglang_plugin._resolved(chosen, SimpleNamespace(), "scheduler", object) is once
+    assert sglang_plugin._resolved(chosen, role="scheduler", default_cls=object) is once
     assert sglang_plugin._resolved(dict, "expert_dispatch", dict) is None
 
 
