@@ -199,6 +199,7 @@ def main() -> None:
     )
     parser.add_argument("--calls", type=int, default=200, help="with gap, per case and round")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", nargs="+", default=[], help="calls, such as log_stats")
     parser.add_argument("--worker", choices=ROLES, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if find_spec("sglang") is None:
@@ -207,11 +208,12 @@ def main() -> None:
     if args.worker:
         work(args.worker)
         return
+    chosen = [case for case in CASES if not args.only or case.name in args.only]
     found: dict[tuple[Case, str], list[Result]] = {}
     with ExporterProcess() as exporter, contextlib.ExitStack() as stack:
         workers = {role: start(role, exporter, stack) for role in ROLES}
         for _ in range(args.rounds):
-            for case in CASES:
+            for case in chosen:
                 for role, worker in workers.items():
                     result = worker.run(Request(case, args.calls))
                     found.setdefault((case, role), []).append(result)
@@ -229,7 +231,7 @@ def main() -> None:
             *("other threads", "mean ratio", "p50 ratio", "target"),
             *("beside mean", "over native", "other threads"),
         ),
-        [row for case in CASES for row in rows_of(case, found)],
+        [row for case in chosen for row in rows_of(case, found)],
     )
     print(f"\n{recorded} observations were told, and all arrived at the exporter.")
 

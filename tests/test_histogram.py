@@ -71,6 +71,19 @@ def test_a_run_counts_as_often_as_it_says(value: float, count: int) -> None:
     assert run.observe_run(-1.0, 3) == 3
 
 
+@given(st.lists(st.tuples(values | st.sampled_from([-1.0, math.nan, math.inf]), st.integers(1, 9))))
+def test_weights_count_as_often_as_they_say(observed: list[tuple[float, int]]) -> None:
+    """As if each value had come so many times; what is refused is so, too."""
+    weighted, each = Histogram(BOUNDS), Histogram(BOUNDS)
+
+    refused = weighted.observe_weighted(observed)
+    expected = each.observe_many([value for value, count in observed for _ in range(count)])
+
+    assert weighted.counts == each.counts
+    assert math.isclose(weighted.sum, each.sum, rel_tol=1e-12)
+    assert refused == expected
+
+
 def test_merged_counts_add_up() -> None:
     """Counts that were made elsewhere are added bucket by bucket."""
     one, other = Histogram((1.0, 2.0)), Histogram((1.0, 2.0))

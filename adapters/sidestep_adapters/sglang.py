@@ -49,11 +49,15 @@ class StatsSource(Source):
 
     Args:
         engine: Index of the scheduler's engine.
+
+    Attributes:
+        noted: Notes a report's fields; or how many requests run and wait after an
+            iteration, by which no report was made.
     """
 
     def __init__(self, notes: Notes, engine: int) -> None:
         self._notes = notes
-        self._note = notes.of(self)
+        self.noted = notes.of(self)
         self._engine = engine
         self._fields: dict[str, Any] = {}
 
@@ -62,11 +66,7 @@ class StatsSource(Source):
 
         Lists and queues' counts are referenced: SGLang makes them anew for each report.
         """
-        self._note((), stats.__dict__.copy(), 1)
-
-    def note_queues(self, running: int, waiting: int) -> None:
-        """How many requests run and wait after an iteration, by which no report was made."""
-        self._note((), (running, waiting), 1)
+        self.noted((), stats.__dict__.copy(), 1)
 
     def take(self, key: Any, value: Any, weight: int) -> None:  # noqa: ARG002 - as Source
         """See ``Source``: the newest word on each field stands."""

@@ -109,8 +109,9 @@ def taps(collectors: ModuleType) -> dict[str, type]:
     }
 
 
-def _resolved(cls: type, role: str, default_cls: type) -> type | None:  # noqa: ARG001 - a hook's
-    """After SGLang has chosen a collector's class."""
+def _resolved(cls: type, *args: Any, **kwargs: Any) -> type | None:
+    """After SGLang has chosen a collector's class; releases differ in what else they pass."""
+    role = kwargs.get("role") or next((given for given in args if isinstance(given, str)), "")
     return tapped(cls, role) if role in CLASSES else None
 
 
@@ -181,7 +182,6 @@ class SchedulerTap:
         self._gauges = (
             {} if process.beside else {n: m for n, m in made.items() if m.kind == "gauge"}
         )
-        self._others: list[tuple[str, Child]] | None = None
         ranks = ".".join(
             f"{name.removesuffix('_rank')}{collector.labels[name]}"
             for name in RANKS
@@ -189,18 +189,27 @@ class SchedulerTap:
         )
         process.start(f"sglang/scheduler/{ranks}")
 
-    def reported(self, stats: Any) -> None:
-        """On the scheduler's loop: its report."""
-        try:
-            self.stats.note(stats)
-            if self._others is None:
-                self._others = self._unknown(stats)
-            for name, child in self._others:
-                value = getattr(stats, name)
-                if value is not None:
-                    child.set(getattr(value, "total", value))
-        except Exception:  # noqa: BLE001 - nothing here may ever reach the engine
-            self._process.notes.fail("a report could not be noted")
+    def reports(self, collector: Any) -> Callable[[Any], None]:
+        """What is called with each report, on the scheduler's loop, in ``log_stats``' place."""
+        note, failed, clock = self.stats.note, self._process.notes, time.perf_counter
+        others: list[tuple[str, Child]] | None = None
+
+        def log_stats(stats: Any) -> None:
+            nonlocal others
+            # Without it an idle scheduler reports on every turn of its loop.
+            collector.last_log_time = clock()
+            try:
+                note(stats)
+                if others is None:
+                    others = self._unknown(stats)
+                for name, child in others:
+                    value = getattr(stats, name)
+                    if value is not None:
+                        child.set(getattr(value, "total", value))
+            except Exception:  # noqa: BLE001 - nothing here may ever reach the engine
+                failed.fail("a report could not be noted")
+
+        return log_stats
 
     def _unknown(self, stats: Any) -> list[tuple[str, Child]]:
         """Fields that no catalogue knows, of other releases: each has a gauge of its name."""
@@ -216,7 +225,7 @@ class SchedulerTap:
             if self._queues is None:
                 self._queues = Queues(reporter, self.stats)
                 self._process.read(self._queues)
-            self._queues.note()
+            self._queues()
         except Exception:  # noqa: BLE001 - SGLang does not catch what a hook raises
             self._process.notes.fail("the queues' lengths could not be read")
 
@@ -227,21 +236,21 @@ def _scheduler(cls: type) -> type:
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            self.sidestep = _adopted(functools.partial(SchedulerTap, collector=self))
-            self._natively = self.sidestep is None or _is_beside()
-
-        def log_stats(self, stats: Any) -> None:
-            """Each report of the scheduler."""
-            tap = self.sidestep
-            if tap is not None:
-                tap.reported(stats)
-            if self._natively:
-                super().log_stats(stats)
-            else:
-                # Without it an idle scheduler reports on every turn of its loop.
-                self.last_log_time = time.perf_counter()
+            tap = self.sidestep = _adopted(functools.partial(SchedulerTap, collector=self))
+            if tap is None:
+                return
+            ours = tap.reports(self)
+            self.log_stats = _both(ours, super().log_stats) if _is_beside() else ours
 
     return Scheduler
+
+
+def _both(ours: Callable[..., None], theirs: Callable[..., None]) -> Callable[..., None]:
+    def call(*args: Any, **kwargs: Any) -> None:
+        ours(*args, **kwargs)
+        theirs(*args, **kwargs)
+
+    return call
 
 
 class TokenizerTap:
@@ -287,17 +296,10 @@ def _tokenizer(cls: type) -> type:
             )
             if tap is None:
                 return
-            if _is_beside():
-                self._observe = tap.observe
-                self.observe_inter_token_latency = self._observe_both
-            else:
-                self.observe_inter_token_latency = tap.observe
-
-        def _observe_both(
-            self, labels: dict[str, Any], internval: float, num_new_tokens: int
-        ) -> None:
-            self._observe(labels, internval, num_new_tokens)
-            super().observe_inter_token_latency(labels, internval, num_new_tokens)
+            native = super().observe_inter_token_latency
+            self.observe_inter_token_latency = (
+                _both(tap.observe, native) if _is_beside() else tap.observe
+            )
 
     return Tokenizer
 

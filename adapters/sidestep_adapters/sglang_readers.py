@@ -36,7 +36,7 @@ class Queues(Reader):
         # Older releases' scheduler does the reporting itself.
         own = getattr(reporter, "scheduler", reporter)
         self._scheduler = weakref.ref(own)
-        self._stats = stats
+        self._note = stats.noted
         # By priority its lists would have to be gone through, and a prefill node's
         # running batch is never filled: there the reports have to do.
         mode = getattr(own, "disaggregation_mode", None)
@@ -44,16 +44,12 @@ class Queues(Reader):
         by_priority = bool(getattr(own, "enable_priority_scheduling", False))
         self._told = not (prefill or by_priority)
 
-    def note(self) -> None:
-        """Note both, if they are to be had."""
+    def __call__(self) -> None:
+        """See ``Reader``; on the scheduler's loop, too."""
         scheduler = self._scheduler()
         if self._told and scheduler is not None:
-            running = len(scheduler.running_batch.reqs)
-            self._stats.note_queues(running, len(scheduler.waiting_queue))
-
-    def __call__(self) -> None:
-        """See ``Reader``."""
-        self.note()
+            queues = len(scheduler.running_batch.reqs), len(scheduler.waiting_queue)
+            self._note((), queues, 1)
 
 
 class OwnFamilies(Reader):

@@ -88,7 +88,17 @@ class Histogram:
         """Count values, each so many times; how many were refused."""
         if {count for _, count in observations} == {1}:
             return self.observe_many([value for value, _ in observations])
-        return sum(self.observe_run(value, count) for value, count in observations)
+        bounds, counts = self.bounds, self.counts
+        total, refused = 0.0, 0
+        for value, count in observations:
+            if 0.0 <= value <= VALUE_LIMIT:
+                counts[bisect_left(bounds, value)] += count
+                total += value * count
+            else:
+                refused += count
+        self.sum += total
+        self.cache = None
+        return refused
 
     def add(self, counts: list[int], total: float) -> None:
         """Merge counts per bucket of equal bounds, and the sum they stand for."""

@@ -218,5 +218,4 @@ def _observe(histogram: Histogram, target: OpenFamily, sample: Sample) -> int:
         histogram.add(counts, sample.total)
     if not sample.weights:
         return histogram.observe_many(sample.observations)
-    seen = zip(sample.observations, sample.weights, strict=True)
-    return sum(histogram.observe_run(value, count) for value, count in seen)
+    return histogram.observe_weighted(list(zip(sample.observations, sample.weights, strict=True)))

@@ -395,7 +395,16 @@ def test_a_class_is_tapped_once() -> None:
     assert sglang_plugin.tapped(once, "scheduler") is once
     assert once.__name__ == "SidestepSchedulerMetricsCollector"
     assert issubclass(once, SchedulerMetricsCollector)
-    assert sglang_plugin._resolved(SchedulerMetricsCollector, "scheduler", object) is once
+
+
+def test_sglangs_choice_is_tapped_however_it_is_asked() -> None:
+    """0.5.15 passes its arguments first; what we do not tap stays as it was chosen."""
+    chosen = SchedulerMetricsCollector
+    once = sglang_plugin.tapped(chosen, "scheduler")
+
+    assert sglang_plugin._resolved(chosen, "scheduler", object) is once
+    assert sglang_plugin._resolved(chosen, SimpleNamespace(), "scheduler", object) is once
+    assert sglang_plugin._resolved(chosen, role="scheduler", default_cls=object) is once
     assert sglang_plugin._resolved(dict, "expert_dispatch", dict) is None
 
 
@@ -669,12 +678,12 @@ def test_of_an_idle_scheduler_nothing_stays(reports: Reports, queue: str) -> Non
 
 def test_queue_lengths_between_reports(reports: Reports) -> None:
     """They replace the report's, and all else stays; before the first report nothing is said."""
-    reports.source.note_queues(9, 9)
+    reports.source.noted((), (9, 9), 1)
     assert reports.notes.items() == []
     reports.source.note(SchedulerStats(num_running_reqs=QueueCount(1), token_usage=0.5))
-    reports.source.note_queues(7, 2)
+    reports.source.noted((), (7, 2), 1)
     told = reports.told
-    reports.source.note_queues(0, 0)
+    reports.source.noted((), (0, 0), 1)
     idle = reports.told
 
     assert (told.num_running_reqs, told.num_queue_reqs) == (Queued(7), Queued(2))
@@ -741,7 +750,7 @@ def test_queues_are_read_off_the_schedulers_lists(reports: Reports) -> None:
     reports.source.note(SchedulerStats())
     queues()
     scheduler.waiting_queue.append(5)
-    queues.note()
+    queues()
     told = reports.told
     del scheduler
     queues()

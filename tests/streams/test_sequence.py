@@ -260,6 +260,16 @@ def test_a_gap_has_a_limit() -> None:
     assert sequence.position == Position((1 << 62), cast("Position", sequence.position).checksum)
 
 
+def test_an_answer_that_lost_its_first_new_message_is_asked_for_once_more() -> None:
+    """It joins what was taken, so what is missing was dropped on the way; or is never told."""
+    sequence = begun()
+    sequence.connected(0.0)
+
+    assert answer(sequence, 2, 4, end=False) == []
+    assert sequence.requests == 2
+    assert answer(sequence, 2, 4) == [Break(1, restarted=False, whole=False), 4]
+
+
 @dataclasses.dataclass
 class World:
     """A publisher, what is on the way from it, and a subscriber that does what it has to.
@@ -285,11 +295,12 @@ class World:
         self.way += [(seq, self.said[-1])] * copies
 
     def swap(self) -> None:
-        """Let one overtake another of the same process, which can still be asked."""
+        """Let one overtake another of the same process, which can still be asked for it."""
         ours = f"{self.incarnation}:".encode()
         if (
             len(self.way) > 1
             and not self.is_new
+            and min(seq for seq, _ in self.way[-2:]) in range(len(self.said))[-self.kept :]
             and all(each[1].startswith(ours) for each in self.way[-2:])
         ):
             self.way[-2:] = self.way[:-3:-1]

@@ -97,7 +97,7 @@ class Sequence:
         self._newest = -1
         self._restarted = False
         self._held: tuple[int, bytes] | None = None
-        self._answered = self._helped = False
+        self._answered = self._helped = self._joined = self._insisted = False
         self._deadline = self._ask_at = float("-inf")
         if position is not None:
             self._first, self._expected = position.seq, position.seq + 1
@@ -145,9 +145,10 @@ class Sequence:
                 self._ask(now)
             elif not first:
                 self.duplicates += 1
+            else:
+                self._joined = True
             return
-        if expected is not None and seq > expected and self._helped:
-            # A part of the answer is missing: what was sent too fast is dropped on the way.
+        if expected is not None and seq > expected and self._is_torn():
             self._ask(now)
             return
         if seq != expected:
@@ -204,13 +205,24 @@ class Sequence:
             return False
         self.asked = 0 if self._expected is None else max(self._expected - 1, 0)
         self.requests += 1
-        self._answered = self._helped = False
+        self._answered = self._helped = self._joined = False
         self._deadline = now + TIMEOUT
         return True
+
+    def _is_torn(self) -> bool:
+        """Whether a part of the answer is missing: what was sent too fast is dropped on the way.
+
+        One that joins what was taken, and has nothing of what comes next, is asked for
+        once more: a publisher may say so for ever.
+        """
+        torn = self._helped or (self._joined and not self._insisted)
+        self._insisted |= torn and not self._helped
+        return torn
 
     def _take(self, seq: int, payload: bytes, *, replayed: bool = False) -> Message:
         self._checksums[seq % WINDOW] = checksum(payload)
         self._expected = seq + 1
+        self._insisted = False
         return Message(payload, replayed)
 
     def _skip_to(self, seq: int) -> Iterator[Break]:
