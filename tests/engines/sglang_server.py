@@ -9,7 +9,7 @@ import json
 import os
 import shlex
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -17,7 +17,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from engines.processes import ROOT, Server, free_port, offline
+from engines.processes import ROOT, Process, Server, free_port, offline
 
 INSTALLED = ROOT / "build/sglang-venv/bin/python"
 """The interpreter of the environment that tools/setup_sglang.sh makes."""
@@ -32,7 +32,24 @@ RETRACTING = {"SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "16"}
 """An environ in which SGLang admits more requests than will fit, and has to retract some."""
 
 
-class SglangServer(Server):
+class Sharing(Process):
+    """A process that takes along what SGLang shared in memory: SGLang leaves it behind."""
+
+    _shared: frozenset[Path] = frozenset()
+
+    async def ready(self, condition: Callable[[], Awaitable[bool]], timeout: float) -> None:
+        """See ``Process``; from then on it is known what is shared."""
+        await super().ready(condition, timeout)
+        self._shared = frozenset(path for pid in self.alive() for path in shared_files(pid))
+
+    def kill(self) -> None:
+        """End whatever is left of it, and what it shared."""
+        super().kill()
+        for path in self._shared:
+            path.unlink(missing_ok=True)
+
+
+class SglangServer(Sharing, Server):
     """SGLang's server on the tiny model.
 
     Its schedulers and its detokenizer are in its process group: they end with it.
@@ -72,19 +89,6 @@ class SglangServer(Server):
         settings["PYTHONPATH"] = os.pathsep.join(paths)
         log = home / f"sglang-{port}.log"
         super().__init__(f"http://127.0.0.1:{port}", command, settings, log)
-        self._shared: set[Path] = set()
-
-    async def started(self) -> Self:
-        """Wait until it takes requests."""
-        await super().started()
-        self._shared = {path for pid in self.alive() for path in shared_files(pid)}
-        return self
-
-    def kill(self) -> None:
-        """End whatever is left of it, and what it shared in memory: SGLang leaves it behind."""
-        super().kill()
-        for path in self._shared:
-            path.unlink(missing_ok=True)
 
 
 def interpreter() -> Path:

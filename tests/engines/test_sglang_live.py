@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from engines.comparison import (
     report,
     settled,
     settled_alone,
+    shape,
     total,
     value,
 )
@@ -27,9 +29,12 @@ from engines.load import Ask, Client, generated, reasons
 from engines.processes import ExporterProcess, until
 from engines.sglang_runs import BOUNDS, LABELLED, MIXED, PARALLEL
 from engines.sglang_server import SglangServer
+from sglang_pages import ALLOWED, says_nothing
 
 pytestmark = pytest.mark.engine
 
+RECORDED = Path(__file__).parents[1] / "data" / "page_sglang.txt.gz"
+"""What SGLang showed of the same load beside the plugin."""
 OUTSIDE = ("sglang:http_", "sglang:process_cpu_seconds", "sglang:routing_keys_active")
 """Families that no collector counts."""
 REPORTED = ("sglang:gen_throughput", "sglang:decode_sum_seq_lens")
@@ -110,7 +115,7 @@ async def test_beside_the_collectors_both_pages_agree(
 async def test_instead_of_the_collectors(
     sglang_python: Path, tiny: Path, home: Path, endpoint: str
 ) -> None:
-    """SGLang's collectors count nothing; our page has it all, with what the clients were told."""
+    """SGLang's collectors count nothing; our page has what it had, with what the clients were told."""
     environ = {"SIDESTEP_ENDPOINT": endpoint, "SIDESTEP_SGLANG_MODE": "instead", **MIXED.environ}
     server = SglangServer(sglang_python, tiny, home, environ=environ)
     asked = "sglang:num_requests"
@@ -146,6 +151,15 @@ async def test_instead_of_the_collectors(
         if number and not name.startswith(OUTSIDE)
     }
     assert {} == counted
+    recorded = parse(gzip.decompress(RECORDED.read_bytes()).decode())
+    silent = {name for name, (rule, _) in ALLOWED.items() if rule is says_nothing}
+    # Nobody left in this run; and who asks for what outside of the load is not the same.
+    apart = {"sglang:num_aborted_requests", *silent}
+    theirs_beside = {name: form for name, form in shape(recorded).items() if name not in apart}
+    assert theirs_beside.keys() == engine_families(ours).keys()
+    assert {
+        name: form for name, form in theirs_beside.items() if not name.startswith("sglang:http_")
+    } == {name: form for name, form in shape(ours).items() if not name.startswith("sglang:http_")}
     assert_nothing_refused(ours)
 
 

@@ -25,9 +25,9 @@ from engines.comparison import (
     value,
 )
 from engines.load import Answer, Ask, Client, generated
-from engines.processes import ExporterProcess, Process, at_start, until
+from engines.processes import ExporterProcess, at_start, until
 from engines.sglang_runs import MIXED
-from engines.sglang_server import STAND_INS, SglangServer, sglang_environ
+from engines.sglang_server import STAND_INS, SglangServer, Sharing, sglang_environ
 
 pytestmark = pytest.mark.engine
 
@@ -222,7 +222,7 @@ async def test_without_an_endpoint_the_plugin_does_nothing(
     assert shape(pages[0]) == shape(pages[1])
 
 
-class Embedded(Process):
+class Embedded(Sharing):
     """``sglang_program.py``, whose page is a file."""
 
     def __init__(self, python: Path, model: Path, home: Path, endpoint: str) -> None:
