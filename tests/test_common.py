@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from typing import Any
 
 import pytest
 
@@ -10,6 +12,8 @@ from conftest import MAIN_RUN, Start
 from pages import parse
 from sidestep.apply import Applier
 from sidestep.catalogue import COMMON
+from sidestep.errors import WireError
+from sidestep.histogram import Histogram
 from sidestep.plan import compile_layout
 from sidestep.records import decode_record
 from sidestep.registry import Registry
@@ -211,3 +215,110 @@ def test_what_was_folded_has_them_too() -> None:
         applier.add(registry.register(info), decode_record(record))
 
     assert parse(render(registry).decode()) == parse(render(applied()).decode())
+
+
+def fed(dialect: str = "sglang", **labels: str) -> tuple[Registry, Applier, str]:
+    """A registry with one engine, and its name."""
+    registry = Registry({n: compile_layout(n, common=True) for n in ("sglang", "stream")}, {})
+    registry.register(EngineInfo("e", dialect, labels))
+    return registry, Applier(registry), "e"
+
+
+def page_of(registry: Registry) -> dict[str, Any]:
+    """All that is shown."""
+    return dict(parse(render(registry).decode()))
+
+
+@pytest.mark.parametrize("name", ["own", "sglang:eplb_balancedness"])
+def test_a_summary_with_bounds_is_refused(name: str) -> None:
+    """It has no buckets to show; the page goes on."""
+    registry, applier, who = fed(**TOKENIZER)
+    told = Family(name, "summary", [], [Sample(observations=[1.0])], "h", [1.0, 2.0])
+    with contextlib.suppress(WireError):
+        applier.apply(registry.engines[who], Samples(0, 1.0, [told]))
+
+    assert "own" not in page_of(registry)
+
+
+def test_a_streams_family_keeps_its_labels() -> None:
+    """What its events feed has a medium, whatever a stranger says of it first."""
+    registry, applier, who = fed("stream", engine="0", model_name="m")
+    name = "sidestep_kv_cached_block_lifetime_seconds"
+    told = Family(name, "histogram", [], [Sample(observations=[1.0])])
+
+    with pytest.raises(WireError, match="changed_family"):
+        applier.apply(registry.engines[who], Samples(0, 1.0, [told]))
+
+
+def requests(count: float, *labels: str) -> Samples:
+    """Requests of a tokenizer, whose release or flags decide the labels."""
+    told = Family("sglang:num_requests_total", "counter", list(labels))
+    told.samples = [Sample(["x"] * len(labels), count)]
+    return Samples(0, 1.0, [told])
+
+
+def test_a_process_that_begins_may_have_other_labels() -> None:
+    """The family begins anew with them; a process that goes on may not change its mind."""
+    registry, applier, who = fed(**TOKENIZER)
+    engine = registry.engines[who]
+    applier.apply(engine, requests(2))
+    with pytest.raises(WireError, match="changed_family"):
+        applier.apply(engine, requests(3, "is_streaming"))
+    engine.restarts += 1
+    applier.apply(engine, requests(3, "is_streaming"))
+    applier.apply(engine, requests(4, "is_streaming"))
+    with pytest.raises(WireError, match="changed_family"):
+        applier.apply(engine, requests(5))
+
+    key = ("sglang:num_requests_total", tuple(sorted({**TOKENIZER, "is_streaming": "x"}.items())))
+    assert page_of(registry)["sglang:num_requests"].samples == {key: 7.0}
+    assert registry.open_series == len(engine.open["sglang:num_requests_total"].children)
+
+
+def test_a_family_takes_the_bounds_of_a_new_hello() -> None:
+    """An engine that was started with other buckets shows those."""
+    registry, applier, who = fed(**TOKENIZER)
+    applier.apply(registry.engines[who], items()[0])
+    bounds = {"sglang_time_to_first_token": [1.0, 2.0]}
+    engine = registry.register(EngineInfo("e", "sglang", TOKENIZER, bounds=bounds))
+    applier.apply(engine, items()[0])
+
+    family = engine.open["sglang:time_to_first_token_seconds"]
+    assert family.bounds == (1.0, 2.0)
+    assert [h.counts for h in family.children.values() if isinstance(h, Histogram)] == [
+        [2, 0, 0],
+        [0, 0, 1],
+    ]
+
+
+def test_counts_by_other_bounds_are_moved() -> None:
+    """Each lands by its upper bound, also where the operator's are as many."""
+    registry, applier, who = fed()
+    name, theirs = "sglang:eplb_gpu_physical_count", [0.0, 7.0]
+    told = Family(name, "histogram", ["layer"], [Sample(["0"], counts=[1, 5, 0], total=35.0)])
+    told.bounds = theirs
+    applier.apply(registry.engines[who], Samples(0, 1.0, [told]))
+
+    (child,) = registry.engines[who].open[name].children.values()
+    assert isinstance(child, Histogram)
+    assert dict(zip(child.bounds, child.counts, strict=False))[7.0] == 5
+    assert sum(child.counts) == 6
+
+
+def test_labels_of_another_kind_of_engine_are_nobodys_own() -> None:
+    """A process without labels cannot look like a tokenizer."""
+    registry, applier, who = fed()
+    with pytest.raises(WireError, match="bad_label"):
+        applier.apply(
+            registry.engines[who], requests(1, "engine_type", "is_streaming", "model_name")
+        )
+
+
+def test_a_sender_folds_common_names_before_it_knows() -> None:
+    """An exporter that comes later and shows them finds them."""
+    folder = Folder()
+    for item in items():
+        assert folder.fold(encode_item(item), ENGINES)
+    records = [record for frame in folder.seal().frames for record in frame]
+
+    assert b"gen_ai_server_time_to_first_token_seconds" in b"".join(records)

@@ -39,20 +39,27 @@ class Notes:
 
     Attributes:
         lost: Notes that found no place, so far.
+        limit: How many may wait; 0 once nobody will have them.
         fail: Called inside ``except`` with what went wrong; a Publisher's.
     """
 
     def __init__(self) -> None:
         self.queue: deque[tuple[Source, Any, Any, int]] = deque()
         self.lost = 0
+        self.limit = LIMIT
         self.fail: Callable[[str], None] = _ignore
 
     def __len__(self) -> int:
         return len(self.queue)
 
     def clear(self) -> None:
-        """Forget all: they are another process's, or nobody will have them."""
+        """Forget all: they are another process's."""
         self.queue.clear()
+
+    def close(self) -> None:
+        """Forget all, and take no more: nobody will have them."""
+        self.limit = 0
+        self.clear()
 
     def of(self, source: Source) -> Note:
         """What notes for ``source``; a closure, for the engine's loops call it."""
@@ -60,7 +67,7 @@ class Notes:
         append = queue.append
 
         def note(key: Key, value: Any, weight: int) -> None:
-            if len(queue) < LIMIT:
+            if len(queue) < self.limit:
                 append((source, key, value, weight))
             else:
                 self.lost += 1
@@ -110,7 +117,8 @@ class Meter(Source):
     Args:
         engine: Index of the engine whose series these are.
         own: Label names that tell its children apart, of all of ``labelnames``.
-        bounds: Of a histogram that no catalogue knows.
+        bounds: Of a histogram; told where ``described``, and where it tells counts.
+        described: Whether no catalogue knows the family, so that it has to describe itself.
         native: The engine's own object, which knows whatever else it is asked.
         given: Label values that all children have, for it.
         beside: Whether it is to hear of everything, too.
@@ -132,6 +140,7 @@ class Meter(Source):
         own: Sequence[str] = (),
         text: str = "",
         bounds: Sequence[float] = (),
+        described: bool = False,
         native: Any = None,
         given: Labels | None = None,
         beside: bool = False,
@@ -147,6 +156,7 @@ class Meter(Source):
         self._labelnames = tuple(labelnames)
         self._text = text
         self._bounds = list(bounds)
+        self._described = described
         self._child = self._finder()
         self.labels = self._both if beside else self._child
         self._sums: dict[Values, float] = {}
@@ -259,7 +269,9 @@ class Meter(Source):
         ]
 
     def _family(self, samples: list[Sample]) -> Family:
-        return Family(self.name, self.kind, list(self.own), samples, self._text, self._bounds)
+        told = self._described or any(sample.counts for sample in samples)
+        bounds = self._bounds if told else []
+        return Family(self.name, self.kind, list(self.own), samples, self._text, bounds)
 
     def _counted(self) -> Iterator[Sample]:
         for key, total in self._sums.items():

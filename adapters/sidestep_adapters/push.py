@@ -72,6 +72,9 @@ class Notes(Protocol):
     def clear(self) -> None:
         """Forget all."""
 
+    def close(self) -> None:
+        """Forget all, and take no more."""
+
 
 class Publisher:
     """Sends one process's items to the exporter.
@@ -282,7 +285,7 @@ class Publisher:
         self._overflowed += len(self._queue)
         self._queue.clear()
         if self._notes is not None:
-            self._notes.clear()
+            self._notes.close()
 
     def _is_idle(self) -> bool:
         """Whether this flush can be left out; a publisher without work costs next to nothing."""
@@ -397,6 +400,8 @@ class Publisher:
         if self.refused:
             self._give_up()
             return
+        if self._extra is not None:
+            self._queue.append(self._extra)
         self._encode()
         absent = time.monotonic() + GREETING
         while time.monotonic() < (self._deadline if self.connected else absent):

@@ -8,6 +8,7 @@ same series of SGLang's own page.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from types import SimpleNamespace
@@ -134,6 +135,7 @@ class Process:
         self._endpoint = endpoint
         self._namespace = namespace
         self._model = ""
+        self._lock = threading.Lock()
         self._infos: list[EngineInfo] = []
         self._sources: list[Meter | StatsSource] = []
         self._readers: list[Reader] = []
@@ -177,15 +179,17 @@ class Process:
         others = sorted((name, value) for name, value in shown.items() if name != "model_name")
         said = ",".join(f"{name}={value}" for name, value in others)
         name = identity(self._namespace, model, f"sglang/{role}/{said}" if shown else "sglang")
-        index = next((i for i, known in enumerate(self._infos) if known.id == name), None)
-        if index is None:
-            index = len(self._infos)
-            self._infos.append(EngineInfo(name, "sglang", shown))
-        info = self._infos[index]
-        info.features = sorted({*info.features, *(features or ())})
-        info.bounds = {**info.bounds, **(bounds or {})}
-        if self.publisher is not None:
-            self.publisher.describe(self._infos)
+        # The engine's threads and the publisher's come here.
+        with self._lock:
+            index = next((i for i, known in enumerate(self._infos) if known.id == name), None)
+            if index is None:
+                index = len(self._infos)
+                self._infos.append(EngineInfo(name, "sglang", shown))
+            info = self._infos[index]
+            info.features = sorted({*info.features, *(features or ())})
+            info.bounds = {**info.bounds, **(bounds or {})}
+            if self.publisher is not None:
+                self.publisher.describe(self._infos)
         return index
 
     def meter(self, engine: int, metric: Any, labels: Mapping[str, Any]) -> Meter:
@@ -202,7 +206,8 @@ class Process:
             labelnames=metric._labelnames,
             own=sorted(set(metric._labelnames) - taken.keys()),
             text="" if row is not None else printable(metric._documentation),
-            bounds=() if row is not None else bounds_of(metric),
+            bounds=bounds_of(metric),
+            described=row is None,
             native=metric,
             given=labels,
             beside=self.beside,

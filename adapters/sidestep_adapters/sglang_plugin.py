@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from sidestep_adapters.environment import endpoint, log_as, mode, namespace, usable_endpoint
-from sidestep_adapters.notes import LIMIT, Child, Meter, Notes
+from sidestep_adapters.notes import Child, Meter, Notes
 from sidestep_adapters.sglang import Process, StatsSource, wrap
 from sidestep_adapters.sglang_readers import OwnFamilies, Queues
 
@@ -275,7 +275,7 @@ def latencies(meter: Meter, notes: Notes) -> Callable[[dict[str, Any], float, in
     def observe(labels: dict[str, Any], internval: float, num_new_tokens: int) -> None:
         if num_new_tokens > 0:
             # As ``Notes.of`` does, without a call more.
-            if len(queue) < LIMIT:
+            if len(queue) < notes.limit:
                 key = labels if has_own else ()
                 append((meter, key, internval / num_new_tokens, num_new_tokens))
             else:
@@ -315,12 +315,17 @@ def _plain(cls: type, role: str) -> type:
     return Plain
 
 
-def _adopted(make: Callable[[Process], Any]) -> Any:
+def _adopted(make: functools.partial[Any]) -> Any:
     """What ``make`` makes for this process; None where it cannot, and SGLang counts alone."""
+    attributes = vars(make.keywords["collector"])
+    before = attributes.copy()
     try:
         own = process()
         return None if own is None else make(own)
     except Exception:
+        # What was put in the place of its metrics so far counts nothing.
+        attributes.clear()
+        attributes.update(before)
         log.exception("sidestep: a collector could not be tapped; the engine goes on without it")
         return None
 

@@ -38,6 +38,8 @@ class OpenFamily:
     labels: Key
     bounds: Bounds
     children: dict[Key, Number | Histogram] = dataclasses.field(default_factory=dict)
+    born: int = 0
+    """Times that the engine's processes had been replaced when it began."""
 
     def size(self, key: Key, engine: Engine) -> int:
         """Bytes, about, that the child of those label values takes on a page."""
@@ -175,6 +177,11 @@ class Engine:
         for slot, known in enumerate(self.histograms):
             if known is not None and known.bounds != self.bounds_of(slot):
                 self.histograms[slot] = Histogram(self.bounds_of(slot))
+        for name, family in self.open.items():
+            row = self.layout.sampled.get(name)
+            if row is not None and row.buckets and family.bounds != self.bounds[row.buckets]:
+                family.bounds = self.bounds[row.buckets]
+                family.children = {key: Histogram(family.bounds) for key in family.children}
         for placed in self.layout.placed:
             # What describes itself is shown at 0 for an option only: most of it nobody ever has.
             # So is what only some kinds of the dialect's engines can have.
@@ -248,7 +255,9 @@ class Engine:
         bounds: Bounds = ()
         if row.kind == "histogram":
             bounds = row.bounds or self.bounds[row.buckets]
-        made = OpenFamily(row.name, row.kind, row.exposed_help, row.own_labels, bounds)
+        made = OpenFamily(
+            row.name, row.kind, row.exposed_help, row.own_labels, bounds, born=self.restarts
+        )
         if row.kind != "gauge" and (row.closed or not row.own_labels):
             keys: list[Key] = [(value,) for value in row.closed] or [()]
             for key in keys:

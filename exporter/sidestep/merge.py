@@ -90,8 +90,8 @@ def restored(registry: Registry, record: Record) -> Engine:
     engine.core_info = head.core_info
     engine.info = {**head.core_info, **head.engine.info}
     _drop_foreign(engine, record)
-    _merge(registry, engine, record)
     engine.restarts = record.totals.restarts
+    _merge(registry, engine, record)
     engine.last_seen = record.totals.last_seen
     engine.live = False
     return engine

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice, pairwise
 
+from sidestep.buckets import Bounds
 from sidestep.catalogue.model import OBSERVED
 from sidestep.engine import ORIGIN, Engine, Key, OpenFamily
 from sidestep.errors import WireError
@@ -37,14 +38,20 @@ def add_samples(registry: Registry, engine: Engine, item: Samples, *, kept: bool
         raise WireError("too_big", "more samples than an item may have")
     made = _Made(registry)
     for family in item.families:
-        target = engine.open.get(family.name) or made.families.get(family.name)
-        if target is None:
+        target = made.families.get(family.name) or engine.open.get(family.name)
+        if target is None or _is_another_form(engine, target, family):
             target = _family(engine, family, made)
         _check_samples(target, family)
     limit = _limit(registry, engine, made, item.families)
     if limit:
         registry.limited[limit] += 1
         raise WireError("over_limit", "too many self-described series")
+    for name in made.families.keys() & engine.open.keys():
+        # An earlier process's, with labels that are not told any more.
+        before = engine.open[name]
+        size = sum(before.size(key, engine) for key in before.children)
+        registry.resize(engine, -len(before.children), -size)
+        engine.forget_texts()
     engine.open.update(made.families)
     for name, target in made.families.items():
         if name not in engine.layout.sampled:
@@ -74,7 +81,7 @@ def _limit(registry: Registry, engine: Engine, made: _Made, families: Sequence[F
     """Which limit the children that are new would pass; empty where none."""
     series = size = 0
     for family in families:
-        target = engine.open.get(family.name) or made.families[family.name]
+        target = made.families.get(family.name) or engine.open[family.name]
         known = target.children
         keys = dict.fromkeys(tuple(sample.labels) for sample in family.samples)
         # As many as find a place, and the one for all others.
@@ -96,11 +103,12 @@ def _limit(registry: Registry, engine: Engine, made: _Made, families: Sequence[F
 def _add(
     registry: Registry, engine: Engine, target: OpenFamily, family: Family, also: Sequence[Fed]
 ) -> None:
+    bounds = tuple(family.bounds) or target.bounds
     for sample in family.samples:
         key = registry.capped(target.children, tuple(sample.labels))
         if key not in target.children:
             registry.resize(engine, 1, target.size(key, engine))
-        refused = _add_sample(target, key, sample)
+        refused = _add_sample(target, key, sample, bounds)
         if refused:
             slot = engine.layout.hooks["refused_observations"].slots[0]
             engine.values[slot] = (engine.values[slot] or 0) + refused
@@ -108,7 +116,7 @@ def _add(
             if fed.values and not set(sample.labels[:1]) & set(fed.values):
                 continue
             if fed.row.kind == "histogram":
-                _observe(engine.histogram(fed.slot), target, sample)
+                _observe(engine.histogram(fed.slot), bounds, sample)
             else:
                 engine.values[fed.slot] = (engine.values[fed.slot] or 0) + sample.value
 
@@ -120,10 +128,11 @@ def _family(engine: Engine, family: Family, made: _Made) -> OpenFamily:
     labels = tuple(family.labels)
     if row is not None:
         target = made.families[family.name] = engine.sampled(row)
-        # Other releases of an engine have fewer labels.
         more = row.extra and set(target.labels) < set(labels)
-        if more or set(labels) < set(target.labels):
-            _check_labels(engine, family.name, labels)
+        # Other releases of an engine have fewer labels, where no family has them from elsewhere.
+        fewer = not engine.layout.required and set(labels) < set(target.labels)
+        if more or fewer:
+            _check_labels(engine, family.name, labels, row.shared)
             target.labels = labels
             # What starts at 0 has other labels now.
             target.children.clear()
@@ -147,13 +156,19 @@ def _family(engine: Engine, family: Family, made: _Made) -> OpenFamily:
     if fresh:
         made.fresh += 1
         made.names |= names
-    target = OpenFamily(family.name, family.kind, family.help, labels, bounds)
+    target = OpenFamily(family.name, family.kind, family.help, labels, bounds, born=engine.restarts)
     made.families[family.name] = target
     return target
 
 
-def _check_labels(engine: Engine, name: str, labels: Key) -> None:
-    reserved = {*engine.labels, ORIGIN, "le", "quantile"}
+def _is_another_form(engine: Engine, target: OpenFamily, family: Family) -> bool:
+    """Whether a process that began since has other labels for a family of the catalogue."""
+    known = family.name in engine.layout.sampled and family.kind == target.kind
+    return known and engine.restarts > target.born and tuple(family.labels) != target.labels
+
+
+def _check_labels(engine: Engine, name: str, labels: Key, shared: Key = ()) -> None:
+    reserved = {*engine.labels, *shared, ORIGIN, "le", "quantile"}
     if len({*labels, *reserved}) < len(labels) + len(reserved):
         raise WireError("bad_label", f"{name}: a label name twice, or one of the page's own")
 
@@ -176,7 +191,10 @@ def _check_samples(target: OpenFamily, family: Family) -> None:
     """
     if (family.kind, tuple(family.labels)) != (target.kind, target.labels):
         raise WireError("changed_family", family.name)
-    if family.kind == "histogram" and not target.bounds:
+    if family.kind in OBSERVED and (family.kind == "histogram") != bool(target.bounds):
+        raise WireError("bad_bounds", family.name)
+    bounds = tuple(family.bounds) or target.bounds
+    if family.bounds and any(a >= b for a, b in pairwise(bounds)):
         raise WireError("bad_bounds", family.name)
     if (family.kind == "counter") != family.name.endswith("_total") or family.name == "_total":
         raise WireError("bad_family", f"{family.name}: counters, and they alone, end in _total")
@@ -185,22 +203,19 @@ def _check_samples(target: OpenFamily, family: Family) -> None:
             raise WireError("bad_label", family.name)
         if (family.kind == "counter" and sample.value < 0) or sample.total < 0:
             raise WireError("negative_counter", family.name)
-        if sample.counts and (
-            len(sample.counts) != len(target.bounds) + 1
-            or tuple(family.bounds) not in ((), target.bounds)
-        ):
+        if sample.counts and len(sample.counts) != len(bounds) + 1:
             raise WireError("bad_bounds", family.name)
         if sample.weights and len(sample.weights) != len(sample.observations):
             raise WireError("bad_item", f"{family.name}: observations without their weights")
 
 
-def _add_sample(target: OpenFamily, key: tuple[str, ...], sample: Sample) -> int:
+def _add_sample(target: OpenFamily, key: Key, sample: Sample, bounds: Bounds) -> int:
     """Add to one child; how many observations were refused."""
     if target.kind in OBSERVED:
         child = target.children.get(key)
         if not isinstance(child, Histogram):
             child = target.children[key] = Histogram(target.bounds)
-        return _observe(child, target, sample)
+        return _observe(child, bounds, sample)
     if target.kind == "gauge":
         target.children[key] = sample.value
     else:
@@ -209,12 +224,12 @@ def _add_sample(target: OpenFamily, key: tuple[str, ...], sample: Sample) -> int
     return 0
 
 
-def _observe(histogram: Histogram, target: OpenFamily, sample: Sample) -> int:
-    """Add what ``sample`` of ``target`` has seen; how many observations were refused."""
+def _observe(histogram: Histogram, bounds: Bounds, sample: Sample) -> int:
+    """Add what ``sample`` has seen, its counts by ``bounds``; how many observations were refused."""
     if sample.counts:
         counts = sample.counts
-        if histogram.bounds != target.bounds:
-            counts = rebucket(target.bounds, counts, histogram.bounds)
+        if histogram.bounds != bounds:
+            counts = rebucket(bounds, counts, histogram.bounds)
         histogram.add(counts, sample.total)
     if not sample.weights:
         return histogram.observe_many(sample.observations)

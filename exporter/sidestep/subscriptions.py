@@ -15,6 +15,7 @@ OPTIONS = ("replay", "topic", "model", "engine")
 LABEL = "label."
 MAX_RANKS = 128
 MAX_PORT = 65535
+MAX_ENDPOINT = 107 + len("ipc://")
 
 _RANGE = re.compile(r"(.*[:.])(\d+)-(\d+)")
 _PORT = re.compile(r"tcp://(\[[0-9A-Fa-f:.]+\]|[^][:/*\s]+):(\d{1,5})")
@@ -138,6 +139,8 @@ def _endpoint(text: str) -> str:
             f"{text!r} is no endpoint to connect to: tcp://HOST:PORT, tcp://HOST:PORT-PORT or"
             " ipc://PATH"
         )
+    if len(text.encode()) > MAX_ENDPOINT:
+        raise ValueError(f"{text!r} is longer than the {MAX_ENDPOINT} bytes that a socket takes")
     if port is not None and not 0 < int(port[2]) <= MAX_PORT:
         raise ValueError(f"{text!r}: a port is 1 to {MAX_PORT}")
     return text

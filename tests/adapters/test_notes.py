@@ -225,9 +225,9 @@ def test_counts_by_bucket_travel_as_they_are(bench: Bench) -> None:
     assert bench.samples() == [Sample(["a"], counts=[1, 0, 2], total=7.5)]
 
 
-def test_notes_that_find_no_place_are_counted(bench: Bench, monkeypatch: Any) -> None:
+def test_notes_that_find_no_place_are_counted(bench: Bench) -> None:
     """Exactly; what is there stays, in its order, and there is place again after a flush."""
-    monkeypatch.setattr(module, "LIMIT", 10)
+    bench.notes.limit = 10
     meter = bench.meter("histogram", ())
     for value in range(17):
         meter.observe(value)
@@ -309,6 +309,16 @@ def test_clearing_forgets_all(bench: Bench) -> None:
     meter.inc(1)
 
     assert bench.samples() == [Sample([], 1)]
+
+
+def test_nothing_is_kept_for_nobody(bench: Bench) -> None:
+    """Once no publisher will come for notes, they are counted and let go."""
+    meter = bench.meter("counter", ())
+    meter.inc(5)
+    bench.notes.close()
+    meter.inc(1)
+
+    assert (len(bench.notes), bench.notes.lost) == (0, 1)
 
 
 def test_noting_is_one_append(bench: Bench) -> None:

@@ -573,7 +573,6 @@ def test_nothing_that_a_tap_raises_reaches_the_engine(made: Make) -> None:
 
 def test_where_there_is_no_place_notes_are_counted(made: Make, monkeypatch: Any) -> None:
     """The hottest call has its own way to the queue, and the same limit."""
-    monkeypatch.setattr(sglang_plugin, "LIMIT", 5)
     monkeypatch.setattr(notes_module, "LIMIT", 5)
     process = made()
     tokenizer = tapped(TokenizerMetricsCollector, "tokenizer")

@@ -49,11 +49,12 @@ class Folder:
 
     def __init__(self) -> None:
         self.count = 0
-        self.settings = Settings()
+        # Until the exporter says: it leaves out what it has no place for.
+        self.settings = Settings(common=True)
         self.kv_sample_rate: float | None = None
         self._registry = Registry({}, {})
         self._applier: Applier | None = None
-        self._common = False
+        self._common = True
         """Whether it counts under common names; settled when the first item comes."""
         self._engines: dict[int, Engine] = {}
 
