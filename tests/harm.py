@@ -44,7 +44,7 @@ from sidestep.wire.messages import Batch, EngineInfo, Hello, encode
 from sidestep.wire.vllm import IterationStats
 
 REASONS = frozenset({
-    "bad_bounds", "bad_family", "bad_item", "bad_label", "bad_schema", "changed_family",
+    "bad_bounds", "bad_family", "bad_item", "bad_label", "bad_schema", "changed_dialect", "changed_family",
     "multipart", "negative_counter", "over_limit", "owned_family", "throttled", "too_big",
     "unknown_dialect", "unknown_engine", "version",
 })  # fmt: skip

@@ -314,6 +314,18 @@ def test_labels_of_another_kind_of_engine_are_nobodys_own() -> None:
         )
 
 
+def test_an_engine_that_is_fed_keeps_its_dialect() -> None:
+    """Another stream cannot make another engine of it; once nobody feeds it any more, it can."""
+    registry, _, who = fed("stream", engine="0", model_name="m")
+    registry.engines[who].streams.add(1)
+    other = EngineInfo(who, "sglang", {"engine": "0", "model_name": "m"})
+    with pytest.raises(WireError, match="changed_dialect"):
+        registry.register(other)
+    registry.engines[who].streams.clear()
+
+    assert registry.register(other).layout.dialect == "sglang"
+
+
 def test_a_sender_folds_common_names_before_it_knows() -> None:
     """An exporter that comes later and shows them finds them."""
     folder = Folder()

@@ -42,9 +42,10 @@ def check(registry: Registry, named: int, infos: Sequence[EngineInfo]) -> None:
     Raises:
         WireError: One cannot, or they are too many or too large; nothing has changed.
     """
-    labels: dict[str, Mapping[str, str]] = {}
+    labels: dict[str, tuple[str, Mapping[str, str]]] = {}
     for info in infos:
-        if labels.setdefault(info.id, info.labels) != info.labels:
+        said = info.dialect, info.labels
+        if labels.setdefault(info.id, said) != said:
             raise WireError("bad_label", f"{info.id} is named twice, with different labels")
         _check_size(registry, info)
         registry.check(info)

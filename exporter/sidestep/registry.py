@@ -109,7 +109,8 @@ class Registry:
         """Whether ``info``'s engine can be shown.
 
         Raises:
-            WireError: An unknown dialect, or labels that cannot be.
+            WireError: An unknown dialect, or not the one that others feed it in, or labels that
+                cannot be.
         """
         layout = self.layouts.get(info.dialect)
         if layout is None:
@@ -117,6 +118,10 @@ class Registry:
         names = set(info.labels)
         if not layout.required <= names or (layout.own_labels | {ORIGIN}) & names:
             raise WireError("bad_label", f"an engine cannot have the labels {sorted(names)}")
+        known = self.engines.get(info.id)
+        if known is not None and known.streams and known.layout is not layout:
+            # Whoever feeds it would go on with what nobody shows.
+            raise WireError("changed_dialect", f"{info.id} is one of {known.layout.dialect}")
 
     def register(self, info: EngineInfo) -> Engine:
         """The engine that ``info`` names, known or new.
