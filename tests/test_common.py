@@ -20,7 +20,7 @@ from sidestep.registry import Registry
 from sidestep.render.text import render
 from sidestep.session.folding import Folder
 from sidestep.wire.items import Family, Item, Sample, Samples, SglangStats, encode_item
-from sidestep.wire.messages import EngineInfo, Settings
+from sidestep.wire.messages import EngineInfo
 from sidestep.wire.sglang import QueueCount, SchedulerStats
 from sidestep_adapters.replay import Replay
 
@@ -202,19 +202,19 @@ def test_a_summary_has_a_sum_and_a_count(openmetrics: bool) -> None:
     }
 
 
-def test_what_was_folded_has_them_too() -> None:
-    """A sender that folds counts under common names where the exporter says so."""
+@pytest.mark.parametrize("common", [False, True])
+def test_what_was_folded_has_them_too(common: bool) -> None:
+    """A sender folds for either exporter, before it knows which one comes."""
     folder = Folder()
-    folder.settings = Settings(common=True)
     for item in items():
         assert folder.fold(encode_item(item), ENGINES)
     records = [record for frame in folder.seal().frames for record in frame]
-    registry = Registry({"sglang": compile_layout("sglang", common=True)}, {})
+    registry = Registry({"sglang": compile_layout("sglang", common=common)}, {})
     applier = Applier(registry)
     for info, record in zip(ENGINES, records, strict=True):
         applier.add(registry.register(info), decode_record(record))
 
-    assert parse(render(registry).decode()) == parse(render(applied()).decode())
+    assert parse(render(registry).decode()) == parse(render(applied(common=common)).decode())
 
 
 def fed(dialect: str = "sglang", **labels: str) -> tuple[Registry, Applier, str]:
@@ -324,13 +324,3 @@ def test_an_engine_that_is_fed_keeps_its_dialect() -> None:
     registry.engines[who].streams.clear()
 
     assert registry.register(other).layout.dialect == "sglang"
-
-
-def test_a_sender_folds_common_names_before_it_knows() -> None:
-    """An exporter that comes later and shows them finds them."""
-    folder = Folder()
-    for item in items():
-        assert folder.fold(encode_item(item), ENGINES)
-    records = [record for frame in folder.seal().frames for record in frame]
-
-    assert b"gen_ai_server_time_to_first_token_seconds" in b"".join(records)

@@ -112,7 +112,11 @@ def taps(collectors: ModuleType) -> dict[str, type]:
 def _resolved(cls: type, *args: Any, **kwargs: Any) -> type | None:
     """After SGLang has chosen a collector's class; releases differ in what else they pass."""
     role = kwargs.get("role") or next((given for given in args if isinstance(given, str)), "")
-    return tapped(cls, role) if role in CLASSES else None
+    try:
+        return tapped(cls, role) if role in CLASSES else None
+    except Exception:
+        log.exception("sidestep: %s could not be tapped; the engine goes on without it", cls)
+        return None
 
 
 def _monitored(_result: Any, component: str, *_: Any, **__: Any) -> None:

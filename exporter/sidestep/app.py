@@ -183,7 +183,6 @@ def _settings(config: Config) -> Settings:
         config.requests_max_age,
         config.kv_scale_samples,
         config.kv_max_tracked,
-        config.metrics_common,
     )
 
 

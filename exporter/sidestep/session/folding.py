@@ -49,19 +49,20 @@ class Folder:
 
     def __init__(self) -> None:
         self.count = 0
-        # Until the exporter says: it leaves out what it has no place for.
-        self.settings = Settings(common=True)
+        self.settings = Settings()
         self.kv_sample_rate: float | None = None
         self._registry = Registry({}, {})
         self._applier: Applier | None = None
-        self._common = True
-        """Whether it counts under common names; settled when the first item comes."""
         self._engines: dict[int, Engine] = {}
 
     def prepare(self, engines: Iterable[EngineInfo]) -> Applier:
-        """Compile the catalogue: 90 ms that are better spent before the exporter has gone."""
+        """Compile the catalogue: 90 ms that are better spent before the exporter has gone.
+
+        With common names, whether the exporter shows them or not: it leaves out what it has
+        no place for.
+        """
         dialects = {engine.dialect for engine in engines} & DIALECTS.keys()
-        layouts = {name: compile_layout(name, common=self._common) for name in sorted(dialects)}
+        layouts = {name: compile_layout(name, common=True) for name in sorted(dialects)}
         if self._applier is None or self._registry.layouts != layouts:
             self._registry.layouts = layouts
             self._applier = Applier(self._registry)
@@ -87,9 +88,6 @@ class Folder:
 
     def _begin(self) -> None:
         registry, said = self._registry, self.settings
-        if said.common != self._common:
-            self._common = said.common
-            self._applier = None
         registry.overrides = {name: tuple(bounds) for name, bounds in said.buckets.items()}
         registry.rules = Rules(said.scheduled, said.latency, said.max_tracked, said.max_age)
         rate = registry.sampling.rate if self.kv_sample_rate is None else self.kv_sample_rate

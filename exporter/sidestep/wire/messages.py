@@ -129,7 +129,6 @@ class Settings(msgspec.Struct, array_like=True, gc=False, frozen=True):
         scheduled: See ``lifecycle.rules``, like ``latency``, ``max_tracked``, ``max_age``.
         kv_scale: Whether a sampled block counts for all that it stands for.
         kv_max_tracked: Sampled blocks followed at once, per engine.
-        common: Whether families are counted under common names, too.
     """
 
     buckets: Annotated[dict[Text, Bounds], Meta(max_length=64)] = {}
@@ -139,7 +138,6 @@ class Settings(msgspec.Struct, array_like=True, gc=False, frozen=True):
     max_age: Seconds = 86_400.0
     kv_scale: bool = False
     kv_max_tracked: Count = 100_000
-    common: bool = False
 
 
 class Ack(msgspec.Struct, array_like=True, gc=False, tag="A"):
