@@ -122,14 +122,14 @@ class Sorting:
         if family.kind not in OBSERVED:
             return places
         groups: dict[Labels, list[tuple[int, float, int]]] = {}
-        for number, at in enumerate(places):
+        for number, at in enumerate(sorted(places)):
             series = order[at]
             if series is not None:
                 rank = _rank(family, series)
                 if rank is None:
                     self.left_out["odd_sample"] += 1
                 else:
-                    groups.setdefault(_outer(family.kind, series.labels), []).append((*rank, at))
+                    groups.setdefault(outer(family.kind, series.labels), []).append((*rank, at))
             if not number % SLICE:
                 yield
         found: list[int] = []
@@ -158,5 +158,6 @@ def _rank(family: Found, series: Sample) -> tuple[int, float] | None:
     return None if math.isnan(bound) else (0, bound)
 
 
-def _outer(kind: PageKind, labels: Labels) -> Labels:
-    return tuple(sorted(pair for pair in labels if pair[0] != _BOUND[kind]))
+def outer(kind: PageKind, labels: Labels) -> Labels:
+    """What the samples of one histogram or summary have in common."""
+    return tuple(sorted(pair for pair in labels if pair[1] and pair[0] != _BOUND[kind]))

@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 
+from sidestep.catalogue.model import OBSERVED
 from sidestep.exposition import Labels, PageKind
-from sidestep.families import Found
+from sidestep.families import Found, outer
 from sidestep.pages import Family, Moment, Page, Part, Plan, made_parts
 from sidestep.plan import taken
 
@@ -16,6 +17,8 @@ EXPORTERS = ("sidestep_", "process_", "python_")
 """How the exporter's own names begin."""
 SLICE = 50
 """Families that are merged between two turns of the loop."""
+
+Key = bytes | Labels
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -166,24 +169,24 @@ class Passed:
         rivals = self._rivals[at] & claim.places.keys()
         if plan is None or not rivals:
             return family.parts
-        known: set[bytes] = set()
+        known: set[Key] = set()
         for rival in rivals:
-            known.update((yield from _keys(plans[rival], claim.places[rival].places)))
-        keys = yield from _keys(plan, family.found.places)
+            known.update((yield from _keys(plans[rival], claim.places[rival])))
+        keys = yield from _keys(plan, family.found)
         if known.isdisjoint(keys):
             return family.parts
-        left = [
-            place for place, key in zip(family.found.places, keys, strict=True) if key not in known
-        ]
-        return (yield from made_parts(plan, left))
+        places = zip(family.found.places, keys, strict=True)
+        return (yield from made_parts(plan, [place for place, key in places if key not in known]))
 
 
-def _keys(plan: Plan | None, places: Sequence[int]) -> Generator[None, None, list[bytes]]:
-    """What tells the samples of ``plan`` on these lines apart."""
-    keys: list[bytes] = []
-    for number, place in enumerate(places):
+def _keys(plan: Plan | None, found: Found) -> Generator[None, None, list[Key]]:
+    """What tells the samples of ``found`` apart; a histogram's cannot be from several pages."""
+    keys: list[Key] = []
+    for number, place in enumerate(found.places):
         series = None if plan is None else plan.order[place]
-        keys.append(b"" if series is None else series.key)
+        if series is not None:
+            is_one = found.kind in OBSERVED
+            keys.append(outer(found.kind, series.labels) if is_one else series.key)
         if not number % 1000:
             yield
     return keys
