@@ -167,7 +167,7 @@ NO_PAGE = [
     (b"<!doctype html>\n<title>Login</title>", "bad_answer"),
     (b'{"error": "no"}', "bad_answer"),
     (b"\0" * 100_000, "bad_answer"),
-    (b"\n" * 100_001, "bad_answer"),
+    (b"\n" * 50_001, "bad_answer"),
     (b"a 1\nb 2", "truncated"),
 ]
 
@@ -192,8 +192,17 @@ def test_an_endless_page_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether its lines end or not."""
     monkeypatch.setattr(pages, "MAX_PAGE_BYTES", 1 << 20)
     for line in ("a", 'a{b="c"} 1\n' * 100):
-        with pytest.raises(PollError, match="bad_answer: more than 100000 lines, or 1 MiB"):
+        with pytest.raises(PollError, match="bad_answer: more than 50000 lines, or 1 MiB"):
             Passing().take(line * ((1 << 20) // len(line) + 1))
+
+
+def test_a_page_has_so_many_families() -> None:
+    """More of them are left out, each with its samples."""
+    passing = Passing()
+    passing.take("".join(f'f{number}{{a="{n}"}} 1\n' for number in range(1001) for n in "ab"))
+
+    assert passing.left_out() == {"over_limit": 2}
+    assert passing.show().count("# TYPE ") == 1000
 
 
 def test_nothing_is_made_anew_where_nothing_changed() -> None:

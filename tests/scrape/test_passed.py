@@ -71,6 +71,8 @@ def test_when_the_first_goes_the_other_shows_it() -> None:
     passing.take("# TYPE a counter\na 2\n", 1)
     found = [lines(passing.show())]
     passing.page(0).hide()
+    assert passing.show() == ""
+    passing.take("# TYPE a counter\na 2\n", 1)
     found.append(lines(passing.show()))
     passing.take("a 3\n")
     found.append(lines(passing.show()))
