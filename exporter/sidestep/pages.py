@@ -60,8 +60,8 @@ class Part:
         self.plan = plan
         self.series = [series for place in places if (series := plan.order[place]) is not None]
         self._pick = _picking(places)
-        frame = b"".join([one.text + b"\0" for one in self.series])
-        self._frame = frame.replace(b"%", b"%%").replace(b"\0", b" %b\n")
+        lines = [one.text.replace(b"%", b"%%") + b" %b\n" for one in self.series]
+        self._frame = b"".join(lines)
         self._from: list[bytes] = []
         self._values: Values = ()
         self._texts: dict[bool, bytes] = {}
