@@ -37,11 +37,13 @@ from sidestep.lifecycle.outcomes import Outcomes
 from sidestep.wire.items import SglangStats, VllmStep
 from sidestep.wire.limits import OTHER
 from sidestep.wire.streams import ForwardPass, LoadStat
+from sidestep.wire.triton import ModelStats
 
 STEPS: Mapping[str, tuple[type[msgspec.Struct], ...]] = {
     "vllm": (VllmStep, Outcomes),
     "sglang": (SglangStats,),
     "stream": (ForwardPass, LoadStat),
+    "triton": (ModelStats,),
 }
 """The structs whose fields a dialect's paths name."""
 
@@ -345,7 +347,7 @@ class _Compiler:
     def connect(self, placed: Placed, path: str, slot: int | None) -> None:
         """Add the reading of ``path`` to the section of its struct, below every root that has it."""
         first = path.partition(".")[0].removesuffix("[]")
-        below = [struct for struct in self.roots if first in typing.get_type_hints(struct)]
+        below = [struct for struct in self.roots if hasattr(struct, first)]
         if not below:
             raise CatalogueError(f"{placed.row.name}: no item has a field {first}")
         for struct in below:

@@ -12,6 +12,7 @@ from sidestep.catalogue import (
     sglang_requests,
     sglang_scheduler,
     streams,
+    triton,
     vllm,
     vllm_connectors,
     vllm_legacy,
@@ -37,10 +38,11 @@ DIALECTS: dict[str, tuple[Row, ...]] = {
         vllm_own.REFUSED,
     ),
     "stream": streams.ROWS,
+    "triton": triton.ROWS,
 }
 """Rows by the dialect that an engine's hello names."""
 
-APART = {"stream"}
+APART = {"stream", "triton"}
 """Dialects no family of which is another's, so that their engines may have another's labels."""
 
 COMMON: dict[str, tuple[Row, ...]] = {"vllm": common_names.VLLM, "sglang": common_names.SGLANG}
