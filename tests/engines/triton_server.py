@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Self
 
 import aiohttp
 
-from engines.processes import ROOT, Process, fetch
+from engines.processes import ROOT, ExporterProcess, Process, fetch
 
 INSTALLED = ROOT / "build/triton-venv/bin/python"
 """The interpreter of the environment that tools/setup_triton.sh makes."""
@@ -64,6 +64,11 @@ class Place:
         return f"http://127.0.0.1:{self.http}"
 
     @property
+    def grpc_target(self) -> str:
+        """The gRPC API, as the exporter is told of it."""
+        return f"grpc://127.0.0.1:{self.grpc}"
+
+    @property
     def page(self) -> str:
         """URL of Triton's own metrics page."""
         return f"http://127.0.0.1:{self.metrics}/metrics"
@@ -105,12 +110,18 @@ class TritonServer(Process):
     Args:
         models: To load at the start; others of the repository by ``Client.load``.
         arguments: Beyond those that every server here gets, and after them.
+        headers: Without which some of its API is closed.
     """
 
     def __init__(
-        self, place: Place, models: Sequence[str] = MODELS, arguments: Sequence[str] = ()
+        self,
+        place: Place,
+        models: Sequence[str] = MODELS,
+        arguments: Sequence[str] = (),
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         self.place = place
+        self.headers = dict(headers or {})
         packages = Path(sysconfig.get_path("purelib", vars=_installed_in(place.python)))
         server = packages / "pytriton/tritonserver"
         flags = {
@@ -153,9 +164,17 @@ class TritonServer(Process):
         """Triton's own metrics page."""
         return await fetch(self.place.page)
 
-    async def statistics(self) -> Versions:
-        """Triton's statistics by model and version."""
-        return await statistics(f"{self.place.base}/v2/models/stats")
+    async def statistics(self, *models: str) -> Versions:
+        """Triton's statistics by model and version; of all models, or one by one."""
+        found: list[dict[str, Any]] = []
+        # An idle connection would hold up Triton's end.
+        headers = {"Connection": "close", **self.headers}
+        async with aiohttp.ClientSession(headers=headers) as session:
+            for path in [f"{model}/stats" for model in models] or ["stats"]:
+                async with session.get(f"{self.place.base}/v2/models/{path}") as answer:
+                    answer.raise_for_status()
+                    found += (await answer.json())["model_stats"]
+        return {(one["name"], one["version"]): one for one in found}
 
     async def end(self, number: int = signal.SIGTERM) -> Ended:
         """Send a signal, and wait for the end."""
@@ -174,17 +193,12 @@ class TritonServer(Process):
         return list(Path("/dev/shm").glob(f"{self.place.shared}*"))
 
 
-async def statistics(url: str) -> Versions:
-    """What a statistics URL of Triton's answers, by model and version."""
-    timeout = aiohttp.ClientTimeout(total=30)
-    async with (
-        # An idle connection would hold up Triton's end.
-        aiohttp.ClientSession(timeout=timeout, headers={"Connection": "close"}) as session,
-        session.get(url) as answer,
-    ):
-        answer.raise_for_status()
-        found = (await answer.json())["model_stats"]
-    return {(one["name"], one["version"]): one for one in found}
+def exporter_of(target: str, home: Path, name: str = "exporter", *more: str) -> ExporterProcess:
+    """An exporter that polls ``target`` five times a second, or as often as that says."""
+    where, *options = target.split(",")
+    options = options if "interval=" in target else ["interval=0.2", *options]
+    flags = ["--triton", ",".join([where, *options]), *more]
+    return ExporterProcess(f"ipc://{home}/{name}.ipc", home / f"{name}.log", *flags)
 
 
 def free_ports(count: int) -> list[int]:
