@@ -100,7 +100,7 @@ def _unrounded(family: str, theirs: Page, ours: Page, counted: str) -> Iterator[
 def strayed(statistics: Versions, ours: Page) -> Iterator[tuple[str, str]]:
     """What our page has otherwise than Triton's statistics say, in families that are our own."""
     expected = _expected(statistics)
-    families = {name.removesuffix("_sum").removesuffix("_count") for name, _ in expected}
+    families = {name.removesuffix("_total") for name, _ in expected} | {BATCH}
     shown: Samples = {}
     for family in families:
         for (name, labels), number in samples(ours, family).items():
