@@ -89,7 +89,7 @@ class Client:
         return [await self.ask(ask) for ask in asks]
 
     async def load(self, model: str) -> None:
-        """Load a model, or load it anew; until then Triton's HTTP port is deaf."""
+        """Load a model, or load it anew; until then a thread of Triton's HTTP port is deaf."""
         await self._repository(model, "load")
 
     async def unload(self, model: str) -> None:
