@@ -152,6 +152,7 @@ async def test_ends_and_kills_lose_nothing(protocol: str, triton_python: Path, h
     place = Place.chosen(triton_python, home)
     target = place.base if protocol == "http" else place.grpc_target
     async with running(place, target, home) as run:
+        await reached(run.exporter, "down")
         codes = []
         for number in (signal.SIGTERM, signal.SIGKILL):
             async with TritonServer(place, MODELS) as server:
