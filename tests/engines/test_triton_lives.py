@@ -150,7 +150,9 @@ async def test_loading_and_unloading_lose_nothing(triton_python: Path, home: Pat
 async def test_ends_and_kills_lose_nothing(protocol: str, triton_python: Path, home: Path) -> None:
     """Totals go on from where they were, whichever side has ended, gracefully or not."""
     place = Place.chosen(triton_python, home)
-    target = place.base if protocol == "http" else place.grpc_target
+    # One of them with Triton's own page, which comes and goes likewise, and begins anew at 0.
+    passed = f"{place.grpc_target},metrics={place.page}"
+    target = place.base if protocol == "http" else passed
     async with running(place, target, home) as run:
         await reached(run.exporter, "down")
         codes = []
