@@ -10,7 +10,7 @@ import pytest
 from engines.comparison import Found, Page, assert_nothing_refused, parse, value
 from engines.processes import ExporterProcess, until
 from engines.triton_load import STREAMS, Ask, Client, statuses, succeeded
-from engines.triton_pages import FAILURE, SUCCESS, answered, reached, settled, state
+from engines.triton_pages import FAILURE, SUCCESS, answered, settled, state
 from engines.triton_server import Place, TritonServer, exporter_of
 
 pytestmark = pytest.mark.engine
@@ -19,6 +19,19 @@ TAGS = {"_team": "blue", "_tier": 'free "trial"'}
 """Labels of a model that its configuration has, and its statistics have not."""
 POLLS = "sidestep_triton_polls"
 KEY = {"x-key": "s3cret"}
+
+
+async def refused(exporter: ExporterProcess) -> Page:
+    """The page once a poll was."""
+    page = Page()
+
+    async def has_been() -> bool:
+        nonlocal page
+        page = parse(await exporter.page())
+        return value(page, POLLS, outcome="restricted") > 0
+
+    await until(has_been, what="a poll that was refused")
+    return page
 
 
 async def test_its_own_page_and_its_statistics_tell_of_the_load(
@@ -137,10 +150,7 @@ async def test_where_its_own_page_counts_nothing(triton_python: Path, home: Path
         for name in ("http", "grpc"):
             pages[name], found[name] = await settled(server, exporters[name], native=False)
         for name in ("http-outside", "grpc-outside"):
-            log = exporters[name]
-            await until(lambda log=log: "restricted" in log.output, what="a line that says why")  # type: ignore[misc]
-            # It is there, but does not tell.
-            pages[name] = await reached(exporters[name], "stale")
+            pages[name] = await refused(exporters[name])
 
     assert value(native, SUCCESS) == 0
     assert {"http": [], "grpc": []} == found
@@ -148,8 +158,9 @@ async def test_where_its_own_page_counts_nothing(triton_python: Path, home: Path
         assert answered(pages[name]) == succeeded(answers)
         assert value(pages[name], SUCCESS, **TAGS) == 3
     for name in ("http-outside", "grpc-outside"):
+        assert state(pages[name]) == "down"
+        assert "restricted" in exporters[name].output
         assert answered(pages[name]) == {}
-        assert value(pages[name], POLLS, outcome="restricted") > 0
         assert value(pages[name], POLLS) == value(pages[name], POLLS, outcome="restricted")
 
 
