@@ -8,7 +8,7 @@ import zmq
 
 from sidestep.config import Config
 from sidestep.errors import ConfigError, WireError
-from sidestep.feeds import Feed
+from sidestep.feeds import RankFeed
 from sidestep.intake import Intake
 from sidestep_adapters.sources.readers import READERS
 from sidestep_adapters.sources.subscriber import Subscriber
@@ -34,7 +34,7 @@ def sources(config: Config, intake: Intake) -> Sequence[Subscriber]:
     found: list[Subscriber] = []
     for subscription in config.subscribe:
         reader = READERS[subscription.kind]
-        feed = Feed(intake, subscription, reader.feature)
+        feed = RankFeed(intake, subscription, reader.feature)
         try:
             feed.check()
         except WireError as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from sidestep.catalogue import common as common_names
 from sidestep.catalogue import (
     engine_core,
@@ -45,8 +47,17 @@ DIALECTS: dict[str, tuple[Row, ...]] = {
 APART = {"stream", "triton"}
 """Dialects no family of which is another's, so that their engines may have another's labels."""
 
+PARTS = {"triton": set(triton.MODEL)}
+"""Labels of those engines of a dialect that are parts of another: versions of a server's models."""
+
 COMMON: dict[str, tuple[Row, ...]] = {"vllm": common_names.VLLM, "sglang": common_names.SGLANG}
 """Likewise, under names that are the same for all engines."""
+
+
+def is_part(dialect: str, labels: Collection[str]) -> bool:
+    """Whether an engine with such labels is but a part of one that is told of by itself."""
+    part = PARTS.get(dialect)
+    return part is not None and part <= set(labels)
 
 
 def rows_of(dialect: str, *, legacy: bool = False, common: bool = False) -> tuple[Row, ...]:
