@@ -70,9 +70,9 @@ class Triton:
         )
         questions = Questions(answers, server.models, self._name, self._lines)
         self._poller = Poller(
-            answers,
-            self._models,
-            questions,
+            server=answers,
+            models=self._models,
+            questions=questions,
             heard=self._heard,
             hand=self._hand,
             reject=reject,

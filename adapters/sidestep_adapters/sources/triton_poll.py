@@ -46,6 +46,7 @@ class Poller:
 
     def __init__(
         self,
+        *,
         server: Server,
         models: Models,
         questions: Questions,
