@@ -57,8 +57,8 @@ class State:
         self._lines = Limited(log)
         self._cause = ""
         """Why the last poll failed."""
-        self._is_heard = False
-        """Whether the outlet has what the server has."""
+        self._is_heard = self._is_lost = False
+        """What the outlet was told last; nothing yet."""
         self._is_doubted = False
         self._good = -math.inf
         """When statistics were last there."""
@@ -72,7 +72,7 @@ class State:
     def heard(self, now: float) -> None:
         """Statistics are there."""
         self._good = now
-        self._is_heard, self._is_doubted = True, False
+        self._is_heard, self._is_lost, self._is_doubted = True, False, False
         self._outlet.heard(now)
 
     def succeeded(self, now: float, seconds: float, versions: int) -> None:
@@ -99,8 +99,8 @@ class State:
         self.now = DOWN if is_gone else STALE
         self._note(error.cause, str(error))
         self._say(now, error.cause)
-        if is_gone and self._is_heard:
-            self._is_heard = False
+        if (is_gone or not self._is_heard) and not self._is_lost:
+            self._is_heard, self._is_lost = False, True
             self._outlet.lost(now)
         self._stay(now)
 
