@@ -142,9 +142,11 @@ class Triton:
         """End as by SIGKILL: the port refuses, connections are reset, nothing is kept."""
         if self._server is not None:
             self._server.close()
-        for writer in list(self._open):
-            writer.transport.abort()
+        # One that was accepted a moment ago is not known yet.
+        await asyncio.sleep(0.01)
         while self._open:
+            for writer in list(self._open):
+                writer.transport.abort()
             await asyncio.sleep(0.005)
         self._server = None
 
@@ -217,6 +219,8 @@ class Triton:
                 if instead is not None or "connection: close" in head.lower():
                     break
         writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
         self._open.discard(writer)
 
 

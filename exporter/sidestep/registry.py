@@ -185,8 +185,11 @@ class Registry:
 
     def _names(self) -> list[AbstractSet[str]]:
         """What no other exporter's family may be called: also what is not on the page just now."""
-        layouts = {engine.layout for engine in self.engines.values()}
-        return [self.reserved, self.open_names, *(layout.names for layout in layouts)]
+        features: dict[Layout, set[str]] = {}
+        for engine in self.engines.values():
+            features.setdefault(engine.layout, set()).update(engine.features)
+        names = [layout.names_with(found) for layout, found in features.items()]
+        return [self.reserved, self.open_names, *names]
 
     def _is_renamed(self, engine: Engine, info: EngineInfo) -> bool:
         """Whether it comes back under other labels; while one stream says others, the first stand."""

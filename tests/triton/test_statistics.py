@@ -241,8 +241,7 @@ def test_a_model_that_contradicts_itself_is_refused(fields: dict[str, Any]) -> N
 def test_what_is_no_answer_is_refused(body: bytes) -> None:
     """Truncated, another thing, or nested to exhaust the reader."""
     with pytest.raises(WireError):
-        for piece in split(body):
-            head(piece)
+        [head(piece) for piece in split(body)]
 
 
 @given(st.binary(max_size=200))

@@ -46,6 +46,8 @@ class Triton:
     Args:
         outlet: Where it goes.
         reject: Counts what could not be taken, by its reason.
+        has_failures: Whether failed requests are shown under Triton's own name: its page can
+            tell them by reason.
     """
 
     def __init__(
@@ -55,6 +57,8 @@ class Triton:
         connection: Connection,
         outlet: Outlet,
         reject: Callable[[str], None],
+        *,
+        has_failures: bool,
     ) -> None:
         self._interval = server.target.interval
         self._connection = connection
@@ -66,7 +70,7 @@ class Triton:
             server.name,
             dict(server.target.labels),
             answers.stats,
-            has_failures=not server.metrics,
+            has_failures=has_failures,
         )
         questions = Questions(answers, server.models, self._name, self._lines)
         self._poller = Poller(

@@ -23,10 +23,12 @@ def sources(config: Config, intake: Intake) -> Sequence[Triton]:
     Raises:
         ConfigError: One's labels cannot be shown, or a file that it needs cannot be read.
     """
-    return [_source(server, intake) for server in config.triton]
+    # One family cannot come from a page and from statistics, with other labels.
+    has_failures = not any(server.metrics for server in config.triton)
+    return [_source(server, intake, has_failures=has_failures) for server in config.triton]
 
 
-def _source(server: Server, intake: Intake) -> Triton:
+def _source(server: Server, intake: Intake, *, has_failures: bool) -> Triton:
     client = Client(server.target, IN_FLIGHT)
     try:
         client.check()
@@ -36,6 +38,5 @@ def _source(server: Server, intake: Intake) -> Triton:
     except (ConfigError, WireError) as error:
         raise ConfigError(f"--triton {server.name}: {error}") from None
     answers = HttpServer(client, server.target.url)
-    return Triton(
-        server, answers, client, ServerFeed(intake, f"triton {server.name}"), intake.reject
-    )
+    outlet = ServerFeed(intake, f"triton {server.name}")
+    return Triton(server, answers, client, outlet, intake.reject, has_failures=has_failures)
