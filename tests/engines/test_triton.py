@@ -139,8 +139,9 @@ async def test_where_its_own_page_counts_nothing(triton_python: Path, home: Path
     pages: dict[str, Page] = {}
     found: dict[str, Found] = {}
     async with contextlib.AsyncExitStack() as stack:
-        server = TritonServer(place, ["batched", "queued"], arguments, KEY)
-        await stack.enter_async_context(server)
+        server = await stack.enter_async_context(
+            TritonServer(place, ["batched", "queued"], arguments, KEY)
+        )
         await server.started()
         exporters: dict[str, ExporterProcess] = {}
         for name, target in targets.items():

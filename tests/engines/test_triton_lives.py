@@ -98,8 +98,8 @@ async def running(place: Place, target: str, home: Path) -> AsyncIterator[Run]:
     """With an exporter that a sampler looks at."""
     async with Client(place) as client:
         run = Run(target, home, client)
-        await run.start_exporter()
         try:
+            await run.start_exporter()
             async with run.sampler:
                 yield run
         finally:
@@ -216,8 +216,11 @@ async def test_a_load_over_http_makes_it_stale(triton_python: Path, home: Path) 
     place = Place.chosen(triton_python, home, "late")
     # With more threads, a load blocks only connections of its own thread: seldom a new one.
     arguments = ["--http-thread-count=1"]
-    server = TritonServer(place, ["batched", "streaming"], arguments)
-    async with running(place, place.base, home) as run, server:
+    models = ["batched", "streaming"]
+    async with (
+        running(place, place.base, home) as run,
+        TritonServer(place, models, arguments) as server,
+    ):
         await server.started()
         await reached(run.exporter, "up")
         run.sampler.states.clear()
