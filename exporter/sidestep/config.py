@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from sidestep import buckets, parsing, subscriptions
+from sidestep import buckets, parsing, polls, subscriptions
 from sidestep.errors import ConfigError
+from sidestep.polls import Target
 from sidestep.subscriptions import Subscription
 
 if sys.version_info >= (3, 11):
@@ -40,6 +41,7 @@ class Setting:
         parse: One of ``parsing``'s.
         adjustable: SIGHUP applies a change of it; that of another needs a restart.
         separator: Of several values in the environment variable; ``None`` are blanks.
+        shown: A value as an error line has it.
     """
 
     flag: str
@@ -51,6 +53,7 @@ class Setting:
     metavar: str = ""
     adjustable: bool = False
     separator: str | None = ","
+    shown: Callable[[object], str] = str
 
     @property
     def key(self) -> str:
@@ -129,6 +132,17 @@ SETTINGS: tuple[Setting, ...] = (
         repeatable=True,
         metavar=subscriptions.FORM,
         separator=None,
+    ),
+    Setting(
+        "scrape",
+        "Fetch another exporter's page, such as http://host:8002/metrics,label.pod=a, and show its"
+        " families beside ours. Repeatable; in the variable blanks separate. See scrape.md.",
+        polls.parse,
+        (),
+        repeatable=True,
+        metavar=polls.FORM,
+        separator=None,
+        shown=polls.without_secrets,
     ),
     Setting(
         "limits.memory-soft",
@@ -258,6 +272,7 @@ class Config:
     ingest_allow_plain_tcp: bool
     ingest_ipc_group: str
     subscribe: tuple[Subscription, ...]
+    scrape: tuple[Target, ...]
     limits_memory_soft: int
     limits_memory_hard: int
     state_dir: str
@@ -308,13 +323,18 @@ def read(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
         try:
             parsed = tuple(setting.parse(one) for one in many)
         except ValueError as error:
-            shown = ", ".join(map(str, many))
+            shown = ", ".join(map(setting.shown, many))
             raise ConfigError(f"{source} {shown!r}: {error}") from None
         values[setting.key] = parsed if setting.repeatable else parsed[0]
-    try:
-        values["subscribe"] = subscriptions.checked(values["subscribe"])
-    except ValueError as error:
-        raise ConfigError(f"subscribe: {error}") from None
+    checks: dict[str, Callable[[Any], Any]] = {
+        "subscribe": subscriptions.checked,
+        "scrape": polls.checked,
+    }
+    for key, check in checks.items():
+        try:
+            values[key] = check(values[key])
+        except ValueError as error:
+            raise ConfigError(f"{key}: {error}") from None
     values["ingest_endpoint"] = values["ingest_endpoint"] or (default_endpoint(),)
     return Config(**values, buckets=bounds)
 

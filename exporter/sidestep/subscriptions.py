@@ -6,20 +6,21 @@ import dataclasses
 import re
 from itertools import pairwise
 
+from sidestep import options
 from sidestep.catalogue.model import ENGINE_LABELS
-from sidestep.wire.limits import MAX_LABEL_CHARS, is_printable
 
 FORM = "KIND=ENDPOINT[,option=value...]"
 KINDS = ("kv-events", "forward-pass", "load")
 OPTIONS = ("replay", "topic", "model", "engine")
-LABEL = "label."
 MAX_RANKS = 128
 MAX_PORT = 65535
 MAX_ENDPOINT = 107 + len("ipc://")
 
 _RANGE = re.compile(r"(.*[:.])(\d+)-(\d+)")
 _PORT = re.compile(r"tcp://(\[[0-9A-Fa-f:.]+\]|[^][:/*\s]+):(\d{1,5})")
-_NAME = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]{0,127}")
+_PREFIXES = {
+    options.LABEL: options.labels_but(ENGINE_LABELS, "; use engine= and model= for those two")
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -61,25 +62,25 @@ def parse(value: object) -> tuple[Subscription, ...]:
     kind, equals, place = first.partition("=")
     if not equals or kind not in KINDS:
         raise ValueError(f"must be {FORM}, with KIND one of {', '.join(KINDS)}")
-    options, labels = _options(rest)
+    given = options.read(rest, OPTIONS, _PREFIXES)
     endpoints = _ranks(place)
-    replays = _ranks(options["replay"]) if "replay" in options else [""] * len(endpoints)
+    replays = _ranks(given["replay"]) if "replay" in given else [""] * len(endpoints)
     if replays[0] and kind != "kv-events":
         raise ValueError("only kv-events can be replayed; leave replay= away")
     if len(replays) != len(endpoints):
         raise ValueError(f"replay= must have as many ports as the endpoint, {len(endpoints)}")
-    if "engine" in options and len(endpoints) > 1:
+    if "engine" in given and len(endpoints) > 1:
         raise ValueError("engine= names one rank; give each port a --subscribe of its own")
     return tuple(
         Subscription(
             kind,
             endpoint,
             replay,
-            options.get("topic", ""),
-            options.get("model", ""),
-            options.get("engine", ""),
+            given.get("topic", ""),
+            given.get("model", ""),
+            given.get("engine", ""),
             rank,
-            tuple(sorted(labels.items())),
+            options.behind(options.LABEL, given),
         )
         for rank, (endpoint, replay) in enumerate(zip(endpoints, replays, strict=True))
     )
@@ -98,27 +99,6 @@ def checked(given: tuple[tuple[Subscription, ...], ...]) -> tuple[Subscription, 
         if one.name == other.name:
             raise ValueError(f"{one.name} is given twice")
     return tuple(found)
-
-
-def _options(parts: list[str]) -> tuple[dict[str, str], dict[str, str]]:
-    options: dict[str, str] = {}
-    labels: dict[str, str] = {}
-    for part in parts:
-        name, equals, text = part.partition("=")
-        label = name.removeprefix(LABEL)
-        known = labels if name.startswith(LABEL) else options
-        if not equals or (known is options and name not in OPTIONS):
-            raise ValueError(
-                f"{part!r} is no option; known are {'=, '.join(OPTIONS)}= and {LABEL}NAME="
-            )
-        if known is labels and (not _NAME.fullmatch(label) or label in ENGINE_LABELS):
-            raise ValueError(f"{label!r} cannot be a label; use engine= and model= for those two")
-        if label in known:
-            raise ValueError(f"{name}= is given twice")
-        if len(text) > MAX_LABEL_CHARS or not is_printable(text):
-            raise ValueError(f"{name}= must be printable, {MAX_LABEL_CHARS} characters at most")
-        known[label] = text
-    return options, labels
 
 
 def _ranks(place: str) -> list[str]:

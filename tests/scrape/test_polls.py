@@ -1,0 +1,160 @@
+"""What ``--scrape`` may say, and one line about what it may not."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sidestep.config import read
+from sidestep.errors import ConfigError
+from sidestep.polls import MAX_TARGETS, Form, Header, Target, parse, target
+
+URL = "http://host:8002/metrics"
+SAFE = "https://host/metrics"
+
+
+def test_a_target_has_options() -> None:
+    """Each of them once, in any order."""
+    text = (
+        f"{SAFE},interval=0.5, timeout=7,label.pod=p-0,label.az=b=c,ca=/ca.pem,cert=/c.pem,"
+        "key=/k.pem,keepalive=true,header.X-Key=a@b,header.Authorization=Bearer @/run/token,"
+        "header.cookie=@/run/cookie"
+    )
+
+    assert parse(text) == Target(
+        SAFE,
+        0.5,
+        7.0,
+        (("az", "b=c"), ("pod", "p-0")),
+        (
+            Header("Authorization", "Bearer ", "/run/token"),
+            Header("X-Key", "a@b"),
+            Header("cookie", "", "/run/cookie"),
+        ),
+        "/ca.pem",
+        "/c.pem",
+        "/k.pem",
+        keepalive=True,
+    )
+
+
+def test_nothing_but_the_url_is_needed() -> None:
+    """Its path is that of all exporters; a slow answer is waited for, no connection is kept."""
+    assert parse("http://HOST:8002") == Target("http://host:8002/metrics", 1.0, 60.0)
+    assert parse("https://[::1]/a/B?c=d#e").url == "https://[::1]/a/B?c=d"
+    assert parse(URL).keepalive is False
+
+
+def test_another_flag_has_another_form() -> None:
+    """A scheme, options and reserved labels of its own; the rest is the same."""
+    form = Form(("http", "https", "grpc"), options=("model", "metrics"), reserved=frozenset({"m"}))
+
+    found, own = target("grpc://host:8001,model=a,metrics=https://host,ca=/ca.pem", form)
+    assert (found.url, found.ca) == ("grpc://host:8001", "/ca.pem")
+    assert own == {"model": "a", "metrics": "https://host"}
+    with pytest.raises(ValueError, match="'m' cannot be a label"):
+        target("grpc://host:8001,label.m=a", form)
+
+
+WRONG = [
+    ("", "must be URL[,option=value...], with http:// or https://HOST[:PORT]"),
+    ("host:8002", "must be URL"),
+    ("ftp://host", "must be URL"),
+    ("http://", "must be URL"),
+    ("http://:80/metrics", "must be URL"),
+    ("http://host:0", "must be URL"),
+    ("http://host:65536", "must be URL"),
+    ("http://host:a", "must be URL"),
+    ("http://[::1", "must be URL"),
+    ("http://ho st", "must be URL"),
+    ("http://h\u00f6st", "must be URL"),
+    ("http://host/\na", "must be URL"),
+    (f"http://{'h' * 256}", "characters at most"),
+    ("http://me:secret@host", "use header.Authorization=@/FILE"),
+    (f"{URL},", "'' is no option"),
+    (f"{URL},interval", "'interval' is no option; known are interval=, "),
+    (f"{URL},every=1", "label.NAME= and header.NAME="),
+    (f"{URL},interval=0.01", "interval= must be a number of seconds, 0.05 to 3600"),
+    (f"{URL},timeout=3601", "timeout= must be a number of seconds"),
+    (f"{URL},timeout=nan", "timeout= must be a number of seconds"),
+    (f"{URL},interval=a", "interval= must be a number of seconds"),
+    (f"{URL},interval=1,interval=2", "interval= is given twice"),
+    (f"{URL},keepalive=maybe", "keepalive= must be true or false"),
+    (f"{URL},label.le=1", "'le' cannot be a label"),
+    (f"{URL},label.__a=1", "'__a' cannot be a label"),
+    (f"{URL},label.a=\x07", "label.a= must be printable"),
+    (f"{URL},header.Host:=a", "'Host:' cannot be a header"),
+    (f"{URL},header.Connection=close", "'Connection' cannot be a header"),
+    (f"{URL},header.a=\u00e4", "header.a= must be ASCII"),
+    (f"{URL},header.a=b\rc", "header.a= must be ASCII"),
+    (f"{URL},header.a={'b' * 8193}", "8192 characters at most"),
+    (f"{URL},header.a=@token", "header.a=@ must be followed by an absolute path"),
+    (f"{URL},header.a=b,header.A=c", "header.a= is given twice"),
+    (f"{URL},ca=/ca.pem", "need a URL that begins with https://"),
+    (f"{SAFE},key=/k.pem", "key= needs cert="),
+    (3, "must be a string"),
+]
+
+
+@pytest.mark.parametrize(("text", "complaint"), WRONG)
+def test_a_wrong_one_says_what_to_do(text: object, complaint: str) -> None:
+    """In the words that complete an error line."""
+    with pytest.raises(ValueError, match=re.escape(complaint)):
+        parse(text)
+
+
+def test_flags_the_environment_and_the_file_agree(tmp_path: Path) -> None:
+    """In the variable blanks separate, since commas do so within one."""
+    file = tmp_path / "sidestep.toml"
+    file.write_text(f'scrape = ["{URL},interval=5", "http://b"]\n')
+    flags = read({"scrape": (f"{URL},interval=5", "http://b")}, {})
+
+    assert flags.scrape == read({}, {"SIDESTEP_SCRAPE": f" {URL},interval=5\n http://b"}).scrape
+    assert flags.scrape == read({"config_file": str(file)}, {}).scrape
+    assert [one.name for one in flags.scrape] == [URL, "http://b/metrics"]
+    assert read({}, {}).scrape == ()
+
+
+def test_one_target_cannot_be_given_twice() -> None:
+    """Nor more of them than anybody has."""
+    with pytest.raises(ConfigError, match=f"^scrape: {URL} is given twice"):
+        read({"scrape": (URL, f"{URL.replace('host', 'HOST')},interval=2")}, {})
+    with pytest.raises(ConfigError, match="no more than 64 targets"):
+        read({"scrape": tuple(f"http://{n}" for n in range(MAX_TARGETS + 1))}, {})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{URL},header.Authorization=Bearer s3cret,every=1",
+        f"{URL},header.a=s3cret,header.a=s3cret",
+        "http://me:s3cret@host/metrics",
+        f"{URL},heder.Authorization=s3cret",
+    ],
+)
+def test_no_error_line_tells_a_secret(text: str) -> None:
+    """Neither one that was given as it should be, nor one in the URL, nor behind a slip."""
+    with pytest.raises(ConfigError, match=r"^--scrape 'http://") as error:
+        read({"scrape": (text,)}, {})
+
+    assert "s3cret" not in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_target_does_not_show_its_secrets() -> None:
+    """Wherever it is printed."""
+    assert "s3cret" not in repr(parse(f"{URL},header.Authorization=s3cret"))
+
+
+@given(st.text(max_size=60) | st.text(",=-.:/@0129ab", max_size=40).map(lambda end: URL + end))
+def test_any_text_is_a_target_or_an_error_line(text: str) -> None:
+    """And nothing else."""
+    try:
+        found = parse(text)
+    except ValueError:
+        return
+    assert parse(found.url).url == found.url
