@@ -13,8 +13,9 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 from sidestep.errors import WireError
-from sidestep.wire.limits import MAX_LABEL_CHARS
+from sidestep.wire.limits import MAX_LABEL_CHARS, is_printable
 from sidestep.wire.triton import MAX_MEMORIES, MAX_SIZES
+from sidestep_adapters.sources.triton_config import Group, ModelConfig, known
 from sidestep_adapters.sources.triton_statistics import (
     FIRST,
     Duration,
@@ -27,6 +28,8 @@ from sidestep_adapters.sources.triton_statistics import (
 )
 
 PACKAGE = "inference"
+KIND_GPU = 1
+"""Of ``ModelInstanceGroup.Kind``."""
 
 # Numbers are those of grpc_service.proto and model_config.proto. Fields that are left out are
 # skipped by the parser. A type that is no scalar's names a message.
@@ -86,8 +89,6 @@ TABLE: Mapping[str, Mapping[int, tuple[str, str]]] = {
         2: ("platform", "string"),
         7: ("instance_group", "repeated ModelInstanceGroup"),
         10: ("metric_tags", "repeated MetricTag"),
-        15: ("ensemble_scheduling", "Anything"),
-        17: ("backend", "string"),
         24: ("response_cache", "ModelResponseCache"),
     },
     "ModelInstanceGroup": {
@@ -97,7 +98,6 @@ TABLE: Mapping[str, Mapping[int, tuple[str, str]]] = {
         7: ("passive", "bool"),
     },
     "MetricTag": {1: ("key", "string"), 2: ("value", "string")},
-    "Anything": {},
     "ModelResponseCache": {1: ("enable", "bool")},
     "RepositoryIndexRequest": {1: ("repository_name", "string"), 2: ("ready", "bool")},
     "RepositoryIndexResponse": {1: ("models", "repeated ModelIndex")},
@@ -150,8 +150,6 @@ def head(raw: bytes) -> Head:
         found = _head(raw)
     except DecodeError as error:
         raise WireError("bad_answer", str(error)) from None
-    if not 0 < len(found.name) <= MAX_LABEL_CHARS or len(found.version) > MAX_LABEL_CHARS:
-        raise WireError("bad_answer", "a model has no name, or too long a one")
     return Head(found.name, found.version)
 
 
@@ -166,6 +164,10 @@ def read(raw: bytes) -> OfModel:
         responses = _responses(found.response_stats)
     except DecodeError as error:
         raise WireError("bad_item", str(error)) from None
+    if not 0 < len(found.name) <= MAX_LABEL_CHARS or len(found.version) > MAX_LABEL_CHARS:
+        raise WireError("bad_item", "a model without a name, or with too long a one")
+    if not is_printable(found.name + found.version):
+        raise WireError("bad_label", f"{found.name!r} cannot be shown")
     batches = tuple(map(_batch, found.batch_stats))
     memories = tuple(map(_memory, found.memory_usage))
     if len(batches) > MAX_SIZES or len(memories) > MAX_MEMORIES:
@@ -183,6 +185,22 @@ def read(raw: bytes) -> OfModel:
         batches,
         memories,
     )
+
+
+def config(found: Any) -> ModelConfig:
+    """What the message of a model's configuration says."""
+    groups = (
+        # A negative count is none of Triton's; it must not take from the others'.
+        Group(
+            "KIND_GPU" if group.kind == KIND_GPU else "",
+            max(group.count, 0),
+            group.gpus,
+            group.passive,
+        )
+        for group in found.instance_group
+    )
+    tags = {tag.key: tag.value for tag in found.metric_tags}
+    return known(found.platform, groups, tags, has_cache=found.response_cache.enable)
 
 
 def _timed(found: Any) -> Duration:
