@@ -19,6 +19,19 @@ class WireError(SidestepError):
         self.reason = reason
 
 
+class PollError(SidestepError):
+    """The polled server's fault, or of what is between: no answer that can be used.
+
+    Attributes:
+        cause: ``unreachable``, ``slow``, ``truncated``, ``bad_answer``, ``http_STATUS``, or
+            ``unreadable``: a file of ours that a question needs.
+    """
+
+    def __init__(self, cause: str, detail: str) -> None:
+        super().__init__(f"{cause}: {detail}")
+        self.cause = cause
+
+
 class CatalogueError(SidestepError):
     """Our fault: a catalogue row that cannot work; refuse to start."""
 

@@ -24,7 +24,7 @@ MAX_TARGETS = 64
 MAX_HEADER_CHARS = 8192
 
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}")
-_HEADER_TEXT = re.compile(r"[\x20-\x7e]*")
+HEADER_TEXT = re.compile(r"[\x20-\x7e]*")
 _FILE = re.compile(r"(|.* )@(.*)")
 _OWN_HEADERS = ("connection", "content-length", "transfer-encoding", "accept-encoding")
 _VALUES = re.compile(r"(,[^=,]*=)[^,]*")
@@ -176,7 +176,7 @@ def without_secrets(value: object) -> str:
 def _check_header(name: str, text: str) -> None:
     if not _HEADER_NAME.fullmatch(name) or name.lower() in _OWN_HEADERS:
         raise ValueError(f"{name!r} cannot be a header of a request")
-    if len(text) > MAX_HEADER_CHARS or not _HEADER_TEXT.fullmatch(text):
+    if len(text) > MAX_HEADER_CHARS or not HEADER_TEXT.fullmatch(text):
         raise ValueError(f"{HEADER}{name}= must be ASCII, {MAX_HEADER_CHARS} characters at most")
     file = _FILE.fullmatch(text)
     if file is not None and not file[2].startswith("/"):
