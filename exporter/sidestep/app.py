@@ -231,9 +231,9 @@ def installed_sources(config: Config, intake: Intake) -> list[Source]:
             raise
         except Exception as error:
             raise ConfigError(f"source {point.name}: {error!r}") from error
-    if config.subscribe and not found:
+    if (config.subscribe or config.triton) and not found:
         raise ConfigError(
-            "nothing here can subscribe: install sidestep anew, with its entry points"
+            "nothing here can subscribe or poll: install sidestep anew, with its entry points"
         )
     return found
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
 from typing import Protocol
@@ -24,8 +24,8 @@ class Outlet(Protocol):
     """Where a poller's looks go: a feed of this process, or a stream to another."""
 
     @property
-    def engines(self) -> Collection[str]:
-        """Identities of those that it feeds, or fed when the exporter was last there."""
+    def engines(self) -> Mapping[str, EngineInfo]:
+        """Those that it feeds, or fed when the exporter was last there, by their identities."""
 
     def tell(self, info: EngineInfo, item: Item) -> None:
         """Apply ``item`` to the engine that ``info`` names.
@@ -98,9 +98,9 @@ class ServerFeed(Feed):
         self._engines: dict[str, Engine] = {}
 
     @property
-    def engines(self) -> Collection[str]:
-        """Identities of those that it feeds, a snapshot's among them."""
-        return [info.id for info in self._stream.engines]
+    def engines(self) -> Mapping[str, EngineInfo]:
+        """Those that it feeds by their identities, a snapshot's among them."""
+        return {info.id: info for info in self._stream.engines}
 
     def tell(self, info: EngineInfo, item: Item) -> None:
         """Apply ``item`` to the engine that ``info`` names.
@@ -109,7 +109,10 @@ class ServerFeed(Feed):
             WireError: It cannot be shown, or the item contradicts itself.
         """
         engine = self._engines.get(info.id)
-        if engine is None or not self.is_fed(engine):
+        if engine is not None and self._stream.silent:
+            # What is told of a server that is not there: that it is not. It is not up for that.
+            engine.heard = max(engine.heard, item.stamp)
+        elif engine is None or not self.is_fed(engine):
             engine = self._engines[info.id] = self.intake.join(self._stream, info)
         engine.live = True
         self.intake.put(engine, item)

@@ -52,14 +52,18 @@ class Answer:
 
 
 class Client:
-    """Asks one target, one question at a time, between ``open`` and ``close``.
+    """Asks one target, between ``open`` and ``close``.
 
     Redirects are not followed and nothing is compressed: headers with secrets go to nobody
     else, and a small answer cannot grow.
+
+    Args:
+        at_once: Questions that may be under way.
     """
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, at_once: int = 1) -> None:
         self.target = target
+        self._at_once = at_once
         self._tls_files: Files | None = None
         self._tls: ssl.SSLContext | bool = True
         self._session: aiohttp.ClientSession | None = None
@@ -78,7 +82,9 @@ class Client:
         traces.on_connection_create_end.append(_connected)
         traces.on_connection_reuseconn.append(_connected)
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=1, force_close=not self.target.keepalive),
+            connector=aiohttp.TCPConnector(
+                limit=self._at_once, force_close=not self.target.keepalive
+            ),
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS, sock_connect=None),
             auto_decompress=False,
