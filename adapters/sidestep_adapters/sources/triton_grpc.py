@@ -84,6 +84,9 @@ class GrpcServer:
         self._credentials()
         self._metadata()
 
+    def open(self) -> None:
+        """Begin; the first question connects."""
+
     async def extensions(self) -> Sequence[str]:
         """See ``Server``."""
         return list((await self._ask("ServerMetadata")).extensions)
