@@ -1,0 +1,89 @@
+"""Triton's poller as a process of its own, beside the server, that pushes to an exporter elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import signal
+import time
+from collections.abc import Sequence
+
+from sidestep.errors import RunError
+from sidestep.sources import Sources
+from sidestep.triton_servers import Server
+from sidestep.wire.messages import EngineInfo
+from sidestep_adapters.environment import identity
+from sidestep_adapters.push import Publisher
+from sidestep_adapters.sources.triton import Triton
+from sidestep_adapters.sources.triton_models import server_info
+from sidestep_adapters.sources.tritons import poller
+from sidestep_adapters.stream_outlet import StreamOutlet
+
+TICK = 0.25
+BUDGET = 0.001
+"""Seconds of looks handed over after which the event loop gets its turn."""
+
+
+class Polling:
+    """Polls servers and pushes what they say, in the running event loop.
+
+    Args:
+        endpoint: The exporter's.
+        namespace: What tells these servers from those of the same URLs elsewhere.
+
+    Raises:
+        ConfigError: A file that a server needs cannot be read.
+    """
+
+    def __init__(self, servers: Sequence[Server], endpoint: str, namespace: str) -> None:
+        self._endpoint = endpoint
+        self._namespace = namespace
+        self._outlets: list[StreamOutlet] = []
+        self._sources = Sources([self._source(server) for server in servers])
+        self._is_scheduled = False
+
+    def _source(self, server: Server) -> Triton:
+        server = dataclasses.replace(server, namespace=self._namespace)
+
+        def publish(number: int, infos: Sequence[EngineInfo]) -> Publisher:
+            stream = identity(self._namespace, server.target.url, f"triton{number}")
+            return Publisher(self._endpoint, stream, infos)
+
+        outlet = StreamOutlet(server_info(server), publish)
+        self._outlets.append(outlet)
+        return poller(server, outlet, outlet.publishers[0].fail)
+
+    @property
+    def publishers(self) -> list[Publisher]:
+        """Of all streams."""
+        return [publisher for outlet in self._outlets for publisher in outlet.publishers]
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Poll until ``stop``.
+
+        Raises:
+            RunError: Another process has the name of one of the streams.
+        """
+        self._sources.open(self._drain)
+        try:
+            while not stop.is_set():
+                await asyncio.wait([asyncio.ensure_future(stop.wait())], timeout=TICK)
+                self._sources.pass_time(time.monotonic())
+                self._drain()
+                if any(publisher.refused for publisher in self.publishers):
+                    raise RunError(
+                        "another process polls the same server under the same namespace; give this"
+                        " one another SIDESTEP_NAMESPACE"
+                    )
+        finally:
+            self._sources.close()
+            await asyncio.gather(*(asyncio.to_thread(each.close) for each in self.publishers))
+
+    def _drain(self) -> None:
+        """Hand over what was found, in slices."""
+        self._is_scheduled = False
+        deadline = time.perf_counter() + BUDGET
+        while self._sources.take(time.monotonic()):
+            if time.perf_counter() > deadline:
+                self._schedule()
+                return
