@@ -6,8 +6,6 @@ tells that it counts from 0 again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from sidestep.wire.triton import (
     Batch,
     InferenceStats,
@@ -17,71 +15,49 @@ from sidestep.wire.triton import (
 )
 
 NOTHING = ModelStats()
-_TIMED = InferenceStats.__struct_fields__
-_RESPONSES = Responses.__struct_fields__
+_NO_RESPONSES = Responses()
 _ZERO = Timed()
 
 
+class BegunAnewError(Exception):
+    """Something that can only grow is less than before."""
+
+
 def difference(new: ModelStats, old: ModelStats) -> ModelStats:
-    """What ``new`` has counted over ``old``, of which it is a continuation."""
+    """What ``new`` has counted over ``old``, of which it is a continuation.
+
+    The time of the last inference is a wall clock's. It may be set back while requests are
+    served, so it tells only where nothing was executed in between.
+
+    Raises:
+        BegunAnewError: It is none.
+    """
+    executions = new.execution_count - old.execution_count
+    inferences = new.inference_count - old.inference_count
+    if executions < 0 or inferences < 0:
+        raise BegunAnewError
+    if not executions and new.last_inference < old.last_inference:
+        raise BegunAnewError
     return ModelStats(
         new.last_inference,
-        new.inference_count - old.inference_count,
-        new.execution_count - old.execution_count,
+        inferences,
+        executions,
         _inferences(new.inference_stats, old.inference_stats),
-        _batches(new, old),
+        _batches(new.batch_stats, old.batch_stats),
         _responses(new.response_stats, old.response_stats),
         new.memory_usage,
     )
 
 
-def has_begun_anew(new: ModelStats, old: ModelStats) -> bool:
-    """Whether anything that can only grow is less than before.
-
-    The time of the last inference is a wall clock's. It may be set back while requests are
-    served, so it tells only where nothing was executed in between.
-    """
-    if new.execution_count == old.execution_count and new.last_inference < old.last_inference:
-        return True
-    sizes = {batch.batch_size: batch for batch in new.batch_stats}
-    for batch in old.batch_stats:
-        found = sizes.get(batch.batch_size)
-        if found is None or _is_less(_amounts_of(found), _amounts_of(batch)):
-            return True
-    return _is_less(_amounts(new), _amounts(old))
-
-
-def _is_less(new: Iterator[int], old: Iterator[int]) -> bool:
-    return any(a < b for a, b in zip(new, old, strict=True))
-
-
-def _amounts(stats: ModelStats) -> Iterator[int]:
-    yield stats.inference_count
-    yield stats.execution_count
-    for name in _TIMED:
-        timed = getattr(stats.inference_stats, name) or _ZERO
-        yield timed.count
-        yield timed.ns
-    responses = stats.response_stats or Responses()
-    for name in _RESPONSES:
-        timed = getattr(responses, name)
-        yield timed.count
-        yield timed.ns
-
-
-def _amounts_of(batch: Batch) -> Iterator[int]:
-    yield batch.count
-    yield batch.compute_input_ns
-    yield batch.compute_infer_ns
-    yield batch.compute_output_ns
-
-
 def _less(new: Timed, old: Timed) -> Timed:
-    return Timed(new.count - old.count, new.ns - old.ns)
+    count, ns = new.count - old.count, new.ns - old.ns
+    if count < 0 or ns < 0:
+        raise BegunAnewError
+    return Timed(count, ns)
 
 
 def _less_if_any(new: Timed | None, old: Timed | None) -> Timed | None:
-    return new if new is None or old is None else _less(new, old)
+    return new if old is None else _less(new or _ZERO, old)
 
 
 def _inferences(new: InferenceStats, old: InferenceStats) -> InferenceStats:
@@ -97,28 +73,41 @@ def _inferences(new: InferenceStats, old: InferenceStats) -> InferenceStats:
     )
 
 
-def _batches(new: ModelStats, old: ModelStats) -> tuple[Batch, ...]:
+def _batches(new: tuple[Batch, ...], old: tuple[Batch, ...]) -> tuple[Batch, ...]:
     """Sizes that were executed in between."""
-    before = {batch.batch_size: batch for batch in old.batch_stats}
+    if not old:
+        return new
+    before = {batch.batch_size: batch for batch in old}
     found: list[Batch] = []
-    for batch in new.batch_stats:
-        known = before.get(batch.batch_size)
+    for batch in new:
+        known = before.pop(batch.batch_size, None)
         if known is None:
             found.append(batch)
         elif batch != known:
-            found.append(
-                Batch(
-                    batch.batch_size,
-                    batch.count - known.count,
-                    batch.compute_input_ns - known.compute_input_ns,
-                    batch.compute_infer_ns - known.compute_infer_ns,
-                    batch.compute_output_ns - known.compute_output_ns,
-                )
-            )
+            found.append(_less_batch(batch, known))
+    if before:
+        raise BegunAnewError
     return tuple(found)
 
 
+def _less_batch(new: Batch, old: Batch) -> Batch:
+    count = new.count - old.count
+    prepared = new.compute_input_ns - old.compute_input_ns
+    inferred = new.compute_infer_ns - old.compute_infer_ns
+    extracted = new.compute_output_ns - old.compute_output_ns
+    if count < 0 or prepared < 0 or inferred < 0 or extracted < 0:
+        raise BegunAnewError
+    return Batch(new.batch_size, count, prepared, inferred, extracted)
+
+
 def _responses(new: Responses | None, old: Responses | None) -> Responses | None:
-    if new is None or old is None:
+    if old is None:
         return new
-    return Responses(*(_less(getattr(new, name), getattr(old, name)) for name in _RESPONSES))
+    new = new or _NO_RESPONSES
+    return Responses(
+        _less(new.first, old.first),
+        _less(new.next, old.next),
+        _less(new.fail, old.fail),
+        _less(new.empty_response, old.empty_response),
+        _less(new.cancel, old.cancel),
+    )

@@ -13,7 +13,7 @@ from sidestep.plan import Layout
 from sidestep.reads import compile_reads
 from sidestep.registry import Registry
 from sidestep.residency.follower import Lives
-from sidestep.statistics import NOTHING, difference, has_begun_anew
+from sidestep.statistics import NOTHING, BegunAnewError, difference
 from sidestep.wire.items import Item
 from sidestep.wire.triton import Batch, ModelStats, Responses, Timed, TritonStats
 
@@ -50,9 +50,11 @@ class TritonItems:
         Raises:
             WireError: Another dialect's item, or an engine that is no version of a model.
         """
-        if not isinstance(item, TritonStats) or not engine.labels.keys() >= set(MODEL):
+        if not isinstance(item, TritonStats):
             raise WireError("bad_item", "an item of another dialect")
         before = engine.looked
+        if before is None and not engine.labels.keys() >= set(MODEL):
+            raise WireError("bad_label", f"{engine.id} is no version of a model")
         if before is not None and item.stamp < before.stamp and item.wall < before.wall:
             # Somebody else has looked since.
             return
@@ -61,7 +63,11 @@ class TritonItems:
             # What it has over the look before, only the exporter can tell.
             engine.looked_first = item
         elif item.stats is not None:
-            self._look(engine, item, item.stats, before)
+            engine.gauge_stamp = item.stamp
+            if before is not None and item.stats == before.stats:
+                self._rest(engine, item)
+            else:
+                self._look(engine, item, item.stats, before)
 
     def lives(self, engine: Engine, lives: Lives) -> None:
         """Triton tells of no blocks."""
@@ -78,14 +84,15 @@ class TritonItems:
         known = None if before is None else before.stats
         if known is None:
             self._begin(engine)
-        if before is not None and (known is None or has_begun_anew(stats, known)):
+        try:
+            new = difference(stats, known or NOTHING)
+        except BegunAnewError:
+            new, known = stats, None
+        if before is not None and known is None:
             engine.values[self._resets] = (engine.values[self._resets] or 0) + 1
-            known = None
-        new = difference(stats, known or NOTHING)
         self._read(engine, new, True)
         if new.batch_stats:
             self._count(engine, new.batch_stats)
-        engine.gauge_stamp = item.stamp
         self._measure(engine, item, 0.0 if before is None else before.stamp, new)
 
     def _begin(self, engine: Engine) -> None:
@@ -106,22 +113,39 @@ class TritonItems:
             duration[key] = duration.get(key, 0) + batch.ns
         histogram.add(counts, float(sum(batch.batch_size * batch.count for batch in batches)))
 
-    def _measure(self, engine: Engine, item: TritonStats, stamp: float, new: ModelStats) -> None:
-        """Gauges: what is, and what has ended since the look at ``stamp``, if any."""
+    def _rest(self, engine: Engine, item: TritonStats) -> None:
+        """Nothing has ended since the look before."""
         values = engine.values
-        passed = item.stamp - stamp if stamp else 0.0
-        values[self._instances] = item.instances or None
-        is_known = passed > 0 and item.instances
-        values[self._busy] = new.busy_ns / SECONDS / passed / item.instances if is_known else None
-        last = new.last_inference / MILLISECONDS
-        values[self._idle] = max(item.wall - last, 0.0) if last else None
+        for slot in self._means:
+            values[slot] = None
+        if item.stats is not None:
+            self._state(engine, item, item.stats, 0.0 if item.instances else None)
+
+    def _measure(self, engine: Engine, item: TritonStats, stamp: float, new: ModelStats) -> None:
+        """Gauges of what has ended since the look at ``stamp``, if there was any."""
+        values = engine.values
         for slot, timed in zip(self._means, _stages(new), strict=True):
             values[slot] = timed.ns / SECONDS / timed.count if stamp and timed.count else None
+        passed = item.stamp - stamp if stamp else 0.0
+        is_known = passed > 0 and item.instances
+        share = new.busy_ns / SECONDS / passed / item.instances if is_known else None
+        self._state(engine, item, new, share)
+
+    def _state(
+        self, engine: Engine, item: TritonStats, stats: ModelStats, share: float | None
+    ) -> None:
+        """Gauges of what is."""
+        values = engine.values
+        values[self._busy] = share
+        values[self._instances] = item.instances or None
+        last = stats.last_inference / MILLISECONDS
+        values[self._idle] = max(item.wall - last, 0.0) if last else None
         children = engine.keyed[self._memory]
-        children.clear()
-        for memory in new.memory_usage:
-            key = self.registry.capped(children, (str(memory.id), memory.type))
-            children[key] = children.get(key, 0) + memory.byte_size
+        if children or stats.memory_usage:
+            children.clear()
+            for memory in stats.memory_usage:
+                key = self.registry.capped(children, (str(memory.id), memory.type))
+                children[key] = children.get(key, 0) + memory.byte_size
 
 
 def _stages(new: ModelStats) -> tuple[Timed, ...]:
