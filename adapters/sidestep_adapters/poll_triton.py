@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import signal
+import logging
 import time
 from collections.abc import Sequence
 
+from sidestep.ending import Ending
 from sidestep.errors import RunError
 from sidestep.sources import Sources
 from sidestep.triton_servers import Server
@@ -15,9 +16,10 @@ from sidestep.wire.messages import EngineInfo
 from sidestep_adapters.environment import identity
 from sidestep_adapters.push import Publisher
 from sidestep_adapters.sources.triton import Triton
-from sidestep_adapters.sources.triton_models import server_info
-from sidestep_adapters.sources.tritons import poller
+from sidestep_adapters.sources.tritons import engine_of, poller
 from sidestep_adapters.stream_outlet import StreamOutlet
+
+log = logging.getLogger(__name__)
 
 TICK = 0.25
 BUDGET = 0.001
@@ -40,7 +42,8 @@ class Polling:
         self._namespace = namespace
         self._outlets: list[StreamOutlet] = []
         self._sources = Sources([self._source(server) for server in servers])
-        self._is_scheduled = False
+        self._is_coming = False
+        """Whether a turn is scheduled."""
 
     def _source(self, server: Server) -> Triton:
         server = dataclasses.replace(server, namespace=self._namespace)
@@ -49,7 +52,7 @@ class Polling:
             stream = identity(self._namespace, server.target.url, f"triton{number}")
             return Publisher(self._endpoint, stream, infos)
 
-        outlet = StreamOutlet(server_info(server), publish)
+        outlet = StreamOutlet(engine_of(server), publish)
         self._outlets.append(outlet)
         return poller(server, outlet, outlet.publishers[0].fail)
 
@@ -64,26 +67,48 @@ class Polling:
         Raises:
             RunError: Another process has the name of one of the streams.
         """
-        self._sources.open(self._drain)
+        self._sources.open(self._come)
+        stopped = asyncio.ensure_future(stop.wait())
         try:
             while not stop.is_set():
-                await asyncio.wait([asyncio.ensure_future(stop.wait())], timeout=TICK)
+                await asyncio.wait([stopped], timeout=TICK)
                 self._sources.pass_time(time.monotonic())
-                self._drain()
+                self._come()
                 if any(publisher.refused for publisher in self.publishers):
                     raise RunError(
-                        "another process polls the same server under the same namespace; give this"
-                        " one another SIDESTEP_NAMESPACE"
+                        "another process polls the same server in the same namespace; give one of"
+                        " them another SIDESTEP_NAMESPACE"
                     )
         finally:
+            stopped.cancel()
             self._sources.close()
             await asyncio.gather(*(asyncio.to_thread(each.close) for each in self.publishers))
 
+    def _come(self) -> None:
+        if not self._is_coming:
+            self._is_coming = True
+            asyncio.get_running_loop().call_soon(self._drain)
+
     def _drain(self) -> None:
-        """Hand over what was found, in slices."""
-        self._is_scheduled = False
+        """Hand over a slice of what was found."""
+        self._is_coming = False
         deadline = time.perf_counter() + BUDGET
         while self._sources.take(time.monotonic()):
             if time.perf_counter() > deadline:
-                self._schedule()
-                return
+                self._come()
+                break
+
+
+async def poll(servers: Sequence[Server], endpoint: str, namespace: str) -> None:
+    """Poll until SIGTERM or SIGINT, then say goodbye to the exporter and return.
+
+    Raises:
+        ConfigError: See ``Polling``.
+        RunError: See ``Polling.run`` and ``Ending.check``.
+    """
+    ending = Ending()
+    polling = Polling(servers, endpoint, namespace)
+    log.info("polling %s for the exporter at %s", ", ".join(s.name for s in servers), endpoint)
+    await polling.run(ending.stop)
+    ending.check()
+    log.info("stopped")

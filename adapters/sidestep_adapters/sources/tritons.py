@@ -28,12 +28,15 @@ def sources(config: Config, intake: Intake) -> Sequence[Triton]:
 
 def _source(server: Server, intake: Intake) -> Triton:
     try:
-        intake.registry.check(
-            EngineInfo(identity(server.name), DIALECT, dict(server.target.labels))
-        )
+        intake.registry.check(engine_of(server))
         return poller(server, ServerFeed(intake, f"triton {server.name}"), intake.reject)
     except (ConfigError, WireError) as error:
         raise ConfigError(f"--triton {server.name}: {error}") from None
+
+
+def engine_of(server: Server) -> EngineInfo:
+    """The engine that the server itself is."""
+    return EngineInfo(identity(server.name), DIALECT, dict(server.target.labels))
 
 
 def poller(server: Server, outlet: Outlet, reject: Callable[[str], None]) -> Triton:
