@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from sidestep.catalogue.triton import CACHE, EXECUTES, FAILURES
-from sidestep.statistics import has_begun_anew
+from sidestep.statistics import BegunAnewError, difference
 from sidestep.wire.limits import MAX_LABEL_CHARS
 from sidestep.wire.messages import EngineInfo
 from sidestep.wire.triton import ModelStats, TritonStats
@@ -89,7 +89,9 @@ class Models:
             return None
         if known.piece != piece:
             stats = self._read(piece, self._configs[head.name].has_cache)
-            if has_begun_anew(stats, known.stats):
+            try:
+                difference(stats, known.stats)
+            except BegunAnewError:
                 return None
             self._keep(head, known, piece, stats)
         return Look(known.info, _item(moment, known.stats, known.instances))
