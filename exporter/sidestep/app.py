@@ -28,7 +28,7 @@ from sidestep.intake import Intake
 from sidestep.lifecycle.rules import Rules
 from sidestep.plan import compile_layout
 from sidestep.registry import Registry, Sampling
-from sidestep.selfmetrics import SelfMetrics, own_registry
+from sidestep.selfmetrics import SelfMetrics, names, own_registry
 from sidestep.snapshots import Snapshots
 from sidestep.sources import Source
 from sidestep.statslog import StatsLog
@@ -96,6 +96,7 @@ class Exporter:
         self.promise = NO_PROMISE
         self._set_sample_rate()
         self.collectors = own_registry(self.metrics, [*installed_collectors(), *collectors])
+        self.registry.reserved = names(self.collectors)
         self.addresses: list[tuple[str, int]] = []
         self.front = Front(config.web_config_file, self.metrics)
 
@@ -232,7 +233,7 @@ def installed_sources(config: Config, intake: Intake) -> list[Source]:
             raise
         except Exception as error:
             raise ConfigError(f"source {point.name}: {error!r}") from error
-    if (config.subscribe or config.triton) and not found:
+    if (config.subscribe or config.scrape or config.triton) and not found:
         raise ConfigError(
             "nothing here can subscribe or poll: install sidestep anew, with its entry points"
         )

@@ -109,11 +109,15 @@ class ServerFeed(Feed):
             WireError: It cannot be shown, or the item contradicts itself.
         """
         engine = self._engines.get(info.id)
-        if engine is not None and self._stream.silent:
-            # What is told of a server that is not there: that it is not. It is not up for that.
-            engine.heard = max(engine.heard, item.stamp)
-        elif engine is None or not self.is_fed(engine):
+        shown = self.intake.registry.engines.get(info.id)
+        # A server that is not there is told of, too, and is not up for that.
+        if (
+            engine is None
+            or engine is not shown
+            or not (self.is_fed(engine) or self._stream.silent)
+        ):
             engine = self._engines[info.id] = self.intake.join(self._stream, info)
+        engine.heard = max(engine.heard, item.stamp)
         engine.live = True
         self.intake.put(engine, item)
 

@@ -9,6 +9,7 @@ import math
 import time
 import zlib
 from collections.abc import Callable, Collection, Iterable
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -20,6 +21,7 @@ from sidestep import __version__
 from sidestep.engine import Engine
 from sidestep.histogram import Histogram
 from sidestep.registry import Registry
+from sidestep.render import passed
 from sidestep.render.text import pieces
 from sidestep.selfmetrics import SelfMetrics
 from sidestep.snapshots import Snapshots
@@ -34,6 +36,9 @@ SLICE = 0.002
 REUSED = 0.1
 """Seconds for which a page may answer more than those who asked for it."""
 _GZIP_BITS = 16 + zlib.MAX_WBITS
+
+State = tuple[int, int]
+"""Another one when the page is another."""
 
 
 class Pages:
@@ -57,11 +62,11 @@ class Pages:
         self.metrics = metrics
         self.endpoints = endpoints
         self._snapshots = snapshots
-        self._cache: dict[bool, tuple[int, bytes]] = {}
+        self._cache: dict[bool, tuple[State, bytes]] = {}
         self._answers: dict[bool, tuple[float, asyncio.Task[bytes]]] = {}
 
     async def page(self, *, openmetrics: bool, names: frozenset[str]) -> bytes:
-        """The whole page: the engines' families, then the exporter's own.
+        """The whole page: the engines' families, those passed on, then the exporter's own.
 
         One page is in the making at a time and answers all who ask meanwhile, and for
         a little longer where it was dear: however many ask, there is time for engines.
@@ -102,22 +107,28 @@ class Pages:
             await self._snapshots.settled()
 
     async def _engines(self, *, openmetrics: bool) -> bytes:
-        version, body = self._cache.get(openmetrics, (-1, b""))
-        if version != self.registry.version:
-            version = self.registry.version
+        state, body = self._cache.get(openmetrics, ((-1, -1), b""))
+        if state != self._state:
+            state = self._state
             body = await self._rendered(openmetrics=openmetrics)
-            self._cache[openmetrics] = (version, body)
+            self._cache[openmetrics] = (state, body)
         return body
 
+    @property
+    def _state(self) -> State:
+        return self.registry.version, self.registry.passed.version
+
     async def _rendered(self, *, openmetrics: bool, names: Collection[str] = ()) -> bytes:
-        """The engines' families; between two of them the loop gets its turn when it is due.
+        """The engines' families and those passed on; between two of them the loop gets its turn when it is due.
 
         Each family is of one moment. What comes meanwhile is in the later ones, and the
         snapshot that a page waits for is made afterwards.
         """
         lines: list[bytes] = []
         since = time.perf_counter()
-        for family in pieces(self.registry, openmetrics=openmetrics, names=names):
+        found = pieces(self.registry, openmetrics=openmetrics, names=names)
+        others = passed.pieces(self.registry.passed, openmetrics=openmetrics, names=names)
+        for family in chain(found, others):
             lines += family
             if time.perf_counter() - since > SLICE:
                 await asyncio.sleep(0)
@@ -152,7 +163,14 @@ def application(pages: Pages, path: str, ready: Callable[[], bool]) -> web.Appli
 
     async def typed(request: web.Request) -> web.StreamResponse:
         names = frozenset(request.query.getall("name[]", []))
-        response = _json(list(typed_families(pages.registry, names)))
+        found: list[dict[str, Any]] = []
+        since = time.perf_counter()
+        for family in typed_families(pages.registry, names):
+            found.append(family)
+            if time.perf_counter() - since > SLICE:
+                await asyncio.sleep(0)
+                since = time.perf_counter()
+        response = _json(found)
         await pages.settled()
         return await _compressed(request, response)
 
@@ -223,7 +241,7 @@ def _engine(engine: Engine) -> dict[str, Any]:
 
 def typed_families(registry: Registry, names: frozenset[str]) -> Iterable[dict[str, Any]]:
     """The page as values: for programs that would otherwise parse text."""
-    for family in families(registry, names):
+    for family in list(families(registry, names)):
         if is_shared(family):
             found = combined(registry, family)
         else:
@@ -240,6 +258,7 @@ def typed_families(registry: Registry, names: frozenset[str]) -> Iterable[dict[s
                 "help": family.help,
                 "samples": samples,
             }
+    yield from passed.typed(registry.passed, names)
 
 
 def _typed(value: float | Histogram) -> dict[str, Any]:

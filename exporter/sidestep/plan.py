@@ -15,6 +15,7 @@ import functools
 import types
 import typing
 from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -203,6 +204,15 @@ class Layout:
     def names(self) -> frozenset[str]:
         """Every name that a family of the catalogue takes on a page, as family or as sample."""
         return frozenset().union(*(taken(p.row.name, p.row.kind) for p in self.placed))
+
+    def names_with(self, features: AbstractSet[str]) -> frozenset[str]:
+        """``names`` without those of rows that only other features than ``features`` show."""
+        hidden = [
+            placed.row
+            for placed in self.placed
+            if placed.row.name in self.gated and placed.row.feature not in features
+        ]
+        return self.names.difference(*(taken(row.name, row.kind) for row in hidden))
 
     @functools.cached_property
     def histogram_names(self) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 
 from sidestep.buckets import Bounds
 from sidestep.catalogue.model import Kind
@@ -13,6 +14,7 @@ from sidestep.errors import WireError
 from sidestep.lifecycle.machine import Lifecycle
 from sidestep.lifecycle.rules import Rules
 from sidestep.lifecycle.siblings import Questions
+from sidestep.passed import Passed
 from sidestep.plan import Layout, Placed, taken
 from sidestep.residency.follower import Residency
 from sidestep.wire.limits import MAX_OPEN_VALUES, OTHER, is_printable
@@ -80,6 +82,8 @@ class Registry:
         open_bytes: What they take on a page, about.
         open_families: Kind and own labels of those that no catalogue has: one form a name.
         open_names: All names that those take on a page.
+        reserved: Those that the exporter's own collectors take.
+        passed: Other exporters' families.
     """
 
     def __init__(
@@ -102,6 +106,8 @@ class Registry:
         self.open_series = self.open_bytes = 0
         self.open_families: dict[str, tuple[Kind, Key]] = {}
         self.open_names: set[str] = set()
+        self.reserved: frozenset[str] = frozenset()
+        self.passed = Passed(self._names)
         self._users: Counter[str] = Counter()
         """Engines that have a family, by its name."""
         self._looks: set[Look] = set()
@@ -176,6 +182,14 @@ class Registry:
         if family.name not in self.open_families:
             self.open_families[family.name] = family.kind, family.labels
             self.open_names |= taken(family.name, family.kind)
+
+    def _names(self) -> list[AbstractSet[str]]:
+        """What no other exporter's family may be called: also what is not on the page just now."""
+        features: dict[Layout, set[str]] = {}
+        for engine in self.engines.values():
+            features.setdefault(engine.layout, set()).update(engine.features)
+        names = [layout.names_with(found) for layout, found in features.items()]
+        return [self.reserved, self.open_names, *names]
 
     def _is_renamed(self, engine: Engine, info: EngineInfo) -> bool:
         """Whether it comes back under other labels; while one stream says others, the first stand."""

@@ -10,6 +10,7 @@ from sidestep.catalogue.model import OBSERVED
 from sidestep.engine import ORIGIN, Engine, Key, OpenFamily
 from sidestep.errors import WireError
 from sidestep.histogram import Histogram, rebucket
+from sidestep.passed import EXPORTERS
 from sidestep.plan import Fed, taken
 from sidestep.registry import (
     MAX_BYTES,
@@ -21,9 +22,6 @@ from sidestep.registry import (
 )
 from sidestep.wire.items import Family, Sample, Samples
 from sidestep.wire.limits import MAX_OBSERVATIONS, MAX_OPEN_VALUES, is_printable
-
-EXPORTERS = ("sidestep_", "process_", "python_")
-"""Families of the exporter's own process begin so."""
 
 
 def add_samples(registry: Registry, engine: Engine, item: Samples, *, kept: bool = False) -> None:

@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 from sidestep import __version__
 from sidestep.catalogue.self_metrics import BY_NAME, SelfRow
 from sidestep.errors import ConfigError
+from sidestep.plan import taken
 
 Labels = tuple[str, ...]
 Reading = Callable[[], Iterable[tuple[Labels, float]]]
@@ -112,6 +113,18 @@ def own_registry(metrics: SelfMetrics, others: Iterable[Collector]) -> Collector
         except ValueError as error:
             raise ConfigError(f"collector {type(other).__name__}: {error}") from None
     return registry
+
+
+def names(registry: CollectorRegistry) -> frozenset[str]:
+    """All that the families of ``registry`` take on a page, as ``plan.taken`` has them."""
+    found: set[str] = set()
+    for family in registry.collect():
+        found |= {family.name, *(sample.name for sample in family.samples)}
+        if family.type == "counter":
+            found |= taken(f"{family.name}_total", "counter")
+        elif family.type in ("histogram", "summary"):
+            found |= taken(family.name, "histogram")
+    return frozenset(found)
 
 
 class _Contained(Collector):

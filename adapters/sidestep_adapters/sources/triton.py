@@ -21,7 +21,7 @@ from sidestep_adapters.sources.triton_questions import Questions
 from sidestep_adapters.sources.triton_server import Server as Answers
 from sidestep_adapters.sources.triton_state import State
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("sidestep.triton")
 
 REFUSED_FOR = 60.0
 """Seconds after which a version that could not be shown is tried again."""
@@ -46,6 +46,8 @@ class Triton:
     Args:
         outlet: Where it goes.
         reject: Counts what could not be taken, by its reason.
+        has_failures: Whether failed requests are shown under Triton's own name: its page can
+            tell them by reason.
     """
 
     def __init__(
@@ -55,6 +57,8 @@ class Triton:
         connection: Connection,
         outlet: Outlet,
         reject: Callable[[str], None],
+        *,
+        has_failures: bool,
     ) -> None:
         self._interval = server.target.interval
         self._connection = connection
@@ -66,7 +70,7 @@ class Triton:
             server.name,
             dict(server.target.labels),
             answers.stats,
-            has_failures=not server.metrics,
+            has_failures=has_failures,
         )
         questions = Questions(answers, server.models, self._name, self._lines)
         self._poller = Poller(
@@ -87,13 +91,14 @@ class Triton:
         self._refused: dict[str, float] = {}
         """Engines that cannot be shown, and until when that is not tried."""
         self._task: asyncio.Task[None] | None = None
+        self._polling: asyncio.Task[None] | None = None
         self._wake: Callable[[], None] = lambda: None
 
     def open(self, wake: Callable[[], None]) -> None:
         """Begin to poll; the server may come later."""
         self._wake = wake
-        self._connection.open()
-        self._begin()
+        self._task = asyncio.ensure_future(self._run())
+        self._task.add_done_callback(lambda task: None if task.cancelled() else task.result())
 
     def receive(self, now: float) -> bool:  # noqa: ARG002 - what happened has its time with it
         """Hand over one version at most; whether there may be more."""
@@ -111,34 +116,41 @@ class Triton:
 
     def cut(self) -> None:
         """Let go of all that the server has said."""
-        if self._task is not None:
-            self._task.cancel()
+        if self._polling is not None:
+            self._polling.cancel()
         self._turns.clear()
         self._refused.clear()
         self._models.forget()
-        self._begin()
+        self._is_done.set()
 
     def close(self) -> None:
         """End."""
         if self._task is not None:
             self._task.cancel()
-            self._task = None
-        closing = asyncio.ensure_future(self._connection.close())
-        closing.add_done_callback(lambda task: task.result())
-
-    def _begin(self) -> None:
-        self._task = asyncio.ensure_future(self._run())
-        self._task.add_done_callback(lambda task: None if task.cancelled() else task.result())
 
     async def _run(self) -> None:
+        self._connection.open()
+        try:
+            await self._poll_all()
+        finally:
+            await self._connection.close()
+
+    async def _poll_all(self) -> None:
         loop = asyncio.get_running_loop()
         due = loop.time()
         while True:
             self.state.asking(time.monotonic())
-            await self._poll()
-            self._is_done.clear()
-            self._wake()
-            await self._is_done.wait()
+            polling = self._polling = asyncio.ensure_future(self._poll())
+            try:
+                await asyncio.wait((polling,))
+            finally:
+                polling.cancel()
+            if not polling.cancelled():
+                polling.result()
+            if self._turns:
+                self._is_done.clear()
+                self._wake()
+                await self._is_done.wait()
             # What took longer than an interval has missed its turns, which do not come back.
             due = max(due + self._interval, loop.time())
             await asyncio.sleep(due - loop.time())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
@@ -15,8 +14,6 @@ from sidestep_adapters.sources.triton_models import Look, Models, Moment, gone
 from sidestep_adapters.sources.triton_questions import Answer, Questions
 from sidestep_adapters.sources.triton_server import Server
 from sidestep_adapters.sources.triton_statistics import Head
-
-log = logging.getLogger(__name__)
 
 SLICE = 0.001
 """Seconds of reading after which the event loop gets its turn."""

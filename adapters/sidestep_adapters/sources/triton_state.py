@@ -6,10 +6,10 @@ import logging
 import math
 from collections.abc import Callable
 
-from sidestep.catalogue.triton import STATES
 from sidestep.errors import PollError
 from sidestep.feeds import Outlet
 from sidestep.logs import Limited
+from sidestep.poll_state import STATES, PollState
 from sidestep.wire.items import Family, Item, Sample, Samples
 from sidestep_adapters.sources.triton_server import advice
 
@@ -23,8 +23,6 @@ PATIENCE = 1.0
 DOUBT = 30.0
 """Seconds without statistics after which gauges may be wrong."""
 
-UP, STALE, DOWN = STATES
-
 
 class State:
     """Of one server.
@@ -35,9 +33,6 @@ class State:
     Args:
         interval: Seconds between polls.
         tell: Takes items of the server itself.
-
-    Attributes:
-        now: One of ``STATES``.
     """
 
     def __init__(
@@ -48,17 +43,15 @@ class State:
         tell: Callable[[Item], None],
         log: logging.Logger,
     ) -> None:
-        self.now = DOWN
+        self._state = PollState(max(interval, PATIENCE), math.inf)
         self._outlet = outlet
         self._name = name
-        self._patience = max(interval, PATIENCE)
         self._tell = tell
-        self._log = log
         self._lines = Limited(log)
         self._cause = ""
         """Why the last poll failed."""
-        self._is_heard = False
-        """Whether the outlet has what the server has."""
+        self._is_heard = self._is_lost = False
+        """What the outlet was told last; nothing yet."""
         self._is_doubted = False
         self._good = -math.inf
         """When statistics were last there."""
@@ -68,19 +61,20 @@ class State:
     def asking(self, now: float) -> None:
         """A poll begins."""
         self._asking = now
+        self._state.started(now)
 
     def heard(self, now: float) -> None:
         """Statistics are there."""
         self._good = now
-        self._is_heard, self._is_doubted = True, False
+        self._is_heard, self._is_lost, self._is_doubted = True, False, False
         self._outlet.heard(now)
 
     def succeeded(self, now: float, seconds: float, versions: int) -> None:
         """All statistics are there, of so many versions, after so many seconds."""
         self._asking = math.inf
-        self.now = UP
+        self._state.answered()
         if self._cause:
-            self._log.info("%s: polled again", self._name)
+            self._lines.info("again", "%s: polled again", self._name)
         self._cause = ""
         duration = Family(
             "sidestep_triton_poll_duration_seconds",
@@ -96,11 +90,11 @@ class State:
         """The poll came to nothing, or not to all."""
         self._asking = math.inf
         is_gone = error.cause == UNREACHABLE
-        self.now = DOWN if is_gone else STALE
+        self._state.failed(UNREACHABLE if is_gone else "slow", now)
         self._note(error.cause, str(error))
         self._say(now, error.cause)
-        if is_gone and self._is_heard:
-            self._is_heard = False
+        if (is_gone or not self._is_heard) and not self._is_lost:
+            self._is_heard, self._is_lost = False, True
             self._outlet.lost(now)
         self._stay(now)
 
@@ -109,9 +103,10 @@ class State:
         waited = now - self._asking
         if waited >= CONNECTING:
             self._stay(now)
-        if waited >= (CONNECTING if self.now == DOWN else self._patience) and self.now != STALE:
-            self.now = STALE
-            self._note("slow", f"slow: no answer for {waited:.1f} s so far")
+        before = self._state.state
+        if self._state.tick(now) != before:
+            if waited > 0:
+                self._note("slow", f"slow: no answer for {waited:.1f} s so far")
             self._say(now, "")
 
     def _stay(self, now: float) -> None:
@@ -123,14 +118,12 @@ class State:
                 self._outlet.doubt()
 
     def _note(self, cause: str, detail: str) -> None:
-        if cause != self._cause:
-            self._cause = cause
-            self._lines = Limited(self._log)
+        self._cause = cause
         self._lines.warning(cause, "%s: %s; %s", self._name, detail, advice(cause))
 
     def _say(self, now: float, outcome: str, *families: Family) -> None:
         """The state, and what came of a poll, if one has ended."""
-        states = [Sample([state], float(state == self.now)) for state in STATES]
+        states = [Sample([state], float(state == self._state.state)) for state in STATES]
         counted = dict.fromkeys(OUTCOMES, 0.0)
         if outcome:
             counted[outcome] = 1.0

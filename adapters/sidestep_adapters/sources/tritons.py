@@ -23,13 +23,16 @@ def sources(config: Config, intake: Intake) -> Sequence[Triton]:
     Raises:
         ConfigError: One's labels cannot be shown, or a file that it needs cannot be read.
     """
-    return [_source(server, intake) for server in config.triton]
+    # One family cannot come from a page and from statistics, with other labels.
+    has_failures = not any(server.metrics for server in config.triton)
+    return [_source(server, intake, has_failures=has_failures) for server in config.triton]
 
 
-def _source(server: Server, intake: Intake) -> Triton:
+def _source(server: Server, intake: Intake, *, has_failures: bool) -> Triton:
     try:
         intake.registry.check(engine_of(server))
-        return poller(server, ServerFeed(intake, f"triton {server.name}"), intake.reject)
+        outlet = ServerFeed(intake, f"triton {server.name}")
+        return poller(server, outlet, intake.reject, has_failures=has_failures)
     except (ConfigError, WireError) as error:
         raise ConfigError(f"--triton {server.name}: {error}") from None
 
@@ -39,7 +42,9 @@ def engine_of(server: Server) -> EngineInfo:
     return EngineInfo(identity(server.name), DIALECT, dict(server.target.labels))
 
 
-def poller(server: Server, outlet: Outlet, reject: Callable[[str], None]) -> Triton:
+def poller(
+    server: Server, outlet: Outlet, reject: Callable[[str], None], *, has_failures: bool
+) -> Triton:
     """The one of ``server``; see ``Triton``.
 
     Raises:
@@ -51,7 +56,8 @@ def poller(server: Server, outlet: Outlet, reject: Callable[[str], None]) -> Tri
 
         asked = GrpcServer(server.target)
         asked.check()
-        return Triton(server, asked, asked, outlet, reject)
+        return Triton(server, asked, asked, outlet, reject, has_failures=has_failures)
     client = Client(server.target, IN_FLIGHT)
     client.check()
-    return Triton(server, HttpServer(client, server.target.url), client, outlet, reject)
+    answers = HttpServer(client, server.target.url)
+    return Triton(server, answers, client, outlet, reject, has_failures=has_failures)

@@ -170,6 +170,37 @@ ROWS: tuple[SelfRow, ...] = (
         "restarts_total", "counter", "Times that the publisher of an engine's stream began anew."
     ),
     SelfRow(
+        "sidestep_scrape_state",
+        "gauge",
+        "1 for the present state of a scraped target: up, stale (an answer is awaited for too long,"
+        " the last page is shown) or down (nothing is shown).",
+        ("target", "state"),
+    ),
+    SelfRow(
+        "sidestep_scrape_polls_total",
+        "counter",
+        "Times a scraped target was asked, by what came of it: ok, or why there was no page.",
+        ("target", "outcome"),
+    ),
+    SelfRow(
+        "sidestep_scrape_poll_duration_seconds",
+        "gauge",
+        "Time that a scraped target took for its last answer.",
+        ("target",),
+    ),
+    SelfRow(
+        "sidestep_scrape_samples",
+        "gauge",
+        "Samples on the last page of a scraped target, without what could not be read.",
+        ("target",),
+    ),
+    SelfRow(
+        "sidestep_scrape_left_out_samples",
+        "gauge",
+        "Lines and samples of the last page of a scraped target that are not shown, by reason.",
+        ("target", "reason"),
+    ),
+    SelfRow(
         "sidestep_loop_lag_seconds",
         "gauge",
         "Longest the event loop was late for its own timer in the last second.",

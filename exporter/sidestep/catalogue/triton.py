@@ -346,3 +346,6 @@ ROWS: tuple[Row, ...] = (
         feature=REFUSED,
     ),
 )
+
+FED = frozenset(row.name for row in ROWS if row.name.startswith("nv_") and row.feature != FAILURES)
+"""Triton's own families that come from statistics even where its page is passed on."""

@@ -15,6 +15,7 @@ from prometheus_client.utils import floatToGoString
 from sidestep.buckets import Bounds
 from sidestep.catalogue.model import Kind, Same
 from sidestep.engine import Engine, Key, Number
+from sidestep.exposition import escape
 from sidestep.histogram import Histogram
 from sidestep.plan import Placed
 from sidestep.registry import Registry
@@ -109,11 +110,6 @@ def label_text(labels: dict[str, str]) -> str:
         return ""
     pairs = (f'{name}="{escape(value)}"' for name, value in sorted(labels.items()))
     return "{" + ",".join(pairs) + "}"
-
-
-def escape(value: str) -> str:
-    """A label value as both formats write it."""
-    return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
 
 
 def number(value: Number) -> str:

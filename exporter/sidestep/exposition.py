@@ -1,0 +1,165 @@
+"""The lines of another exporter's page, Prometheus' text format 0.0.4: what each says, strictly.
+
+What is not as the format has it raises WireError with a reason of ``REASONS``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+from sidestep.errors import WireError
+
+PageKind = Literal["counter", "gauge", "histogram", "summary", "untyped"]
+Labels = tuple[tuple[str, str], ...]
+"""Names and values, these as a line has them, with escapes."""
+
+KINDS: Mapping[str, PageKind] = {
+    "counter": "counter",
+    "gauge": "gauge",
+    "histogram": "histogram",
+    "summary": "summary",
+    "untyped": "untyped",
+    "unknown": "untyped",
+}
+MAX_LINE_BYTES = 16 << 10
+MAX_VALUE_BYTES = 128
+"""Of a value and its timestamp."""
+
+_NAME = rb"[a-zA-Z_:][a-zA-Z0-9_:]*"
+_LABEL = rb'[a-zA-Z_][a-zA-Z0-9_]*[ \t]*=[ \t]*"[^"\\]*(?:\\[\\n"][^"\\]*)*"'
+_HEAD = re.compile(
+    rb"[ \t]*(%b)[ \t]*(?:\{[ \t]*(?:(%b(?:[ \t]*,[ \t]*%b)*)(?:[ \t]*,)?[ \t]*)?\})?[ \t]+"
+    % (_NAME, _LABEL, _LABEL)
+)
+_PAIR = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*"([^"\\]*(?:\\.[^"\\]*)*)"')
+"""Of text that ``_HEAD`` has found to be labels."""
+_SHORT = re.compile(rb"[+-]?\d{1,30}(?:\.\d{0,30})?(?:[eE][+-]?\d{1,2})?")
+"""What cannot be beyond a double; nearly every value."""
+_LONG = re.compile(
+    rb"([+-]?(?:(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?|(?i:inf(?:inity)?))|(?i:nan))"
+    rb"(?:[ \t]+(-?\d{1,18}))?[ \t]*"
+)
+_COMMENT = re.compile(rb"[ \t]*#[ \t]*(HELP|TYPE)[ \t]+(%b)(?:[ \t]+(.*))?" % _NAME, re.DOTALL)
+_ESCAPES = {"\\\\": "\\", "\\n": "\n", '\\"': '"'}
+_LABEL_ESCAPE = re.compile(r'\\[\\n"]')
+_HELP_ESCAPE = re.compile(r"\\[\\n]")
+
+is_plain = _SHORT.fullmatch
+"""Whether text is a value, without a timestamp, and not a rare one."""
+
+
+class Head(NamedTuple):
+    """What stands before a value.
+
+    Attributes:
+        end: Where the value begins.
+    """
+
+    end: int
+    name: str
+    labels: Labels
+
+
+class Comment(NamedTuple):
+    """A HELP or TYPE line that can be read."""
+
+    is_type: bool
+    name: str
+    text: str
+
+
+def head(line: bytes) -> Head:
+    """The series of a sample's line.
+
+    Raises:
+        WireError: Nothing that is one begins the line.
+    """
+    if len(line) > MAX_LINE_BYTES:
+        raise WireError("too_long")
+    found = _HEAD.match(line)
+    if found is None:
+        raise WireError("bad_line")
+    labels: Labels = ()
+    if found[2]:
+        try:
+            labels = tuple(_PAIR.findall(found[2].decode()))
+        except UnicodeDecodeError:
+            raise WireError("not_utf8") from None
+        names = dict(labels)
+        if len(names) < len(labels) or "__name__" in names:
+            raise WireError("bad_label")
+    return Head(found.end(), found[1].decode(), labels)
+
+
+def value(text: bytes) -> bytes:
+    """A value, and behind a blank its timestamp if it has one, as ``text`` has them.
+
+    Raises:
+        WireError: It is none, or cannot be a double: whoever reads it would stumble.
+    """
+    if is_plain(text):
+        return text
+    found = _LONG.fullmatch(text) if len(text) <= MAX_VALUE_BYTES else None
+    if found is None:
+        raise WireError("bad_line")
+    number, stamp = found.groups()
+    if math.isinf(float(number)) and b"n" not in number.lower():
+        raise WireError("bad_line")
+    return number if stamp is None else b"%b %b" % (number, stamp)
+
+
+def comment(line: bytes) -> Comment | None:
+    """A HELP or TYPE line; any other comment is none.
+
+    Raises:
+        WireError: It says nothing that can be read.
+    """
+    if len(line) > MAX_LINE_BYTES:
+        raise WireError("too_long")
+    found = _COMMENT.fullmatch(line)
+    if found is None:
+        return None
+    try:
+        text = (found[3] or b"").decode()
+    except UnicodeDecodeError:
+        raise WireError("not_utf8") from None
+    if found[1] == b"HELP":
+        return Comment(False, found[2].decode(), _plain(text, _HELP_ESCAPE))
+    if text.strip(" \t").lower() not in KINDS:
+        raise WireError("unknown_kind")
+    return Comment(True, found[2].decode(), text.strip(" \t").lower())
+
+
+def in_seconds(text: bytes) -> bytes:
+    """A value with its timestamp as OpenMetrics has it: not in milliseconds."""
+    number, blank, stamp = text.partition(b" ")
+    if not blank:
+        return number
+    digits = stamp.lstrip(b"-").zfill(4)
+    sign = b"-" if stamp.startswith(b"-") else b""
+    return b"%b %b%b.%b" % (number, sign, digits[:-3], digits[-3:])
+
+
+def series_text(name: str, labels: Labels) -> bytes:
+    """The series as a page has it, without the blank before a value."""
+    if not labels:
+        return name.encode()
+    pairs = ",".join([f'{label}="{text}"' for label, text in labels])
+    return f"{name}{{{pairs}}}".encode()
+
+
+def plain(labels: Labels) -> dict[str, str]:
+    """``labels`` without escapes."""
+    return {name: _plain(text, _LABEL_ESCAPE) for name, text in labels}
+
+
+def escape(text: str) -> str:
+    """A label value as both formats write it."""
+    return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+
+
+def _plain(text: str, escaped: re.Pattern[str]) -> str:
+    return escaped.sub(lambda found: _ESCAPES[found[0]], text) if "\\" in text else text
