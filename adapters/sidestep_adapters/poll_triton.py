@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 
 from sidestep.ending import Ending
-from sidestep.errors import RunError
+from sidestep.errors import ConfigError, RunError
 from sidestep.sources import Sources
 from sidestep.triton_servers import Server
 from sidestep.wire.messages import EngineInfo
@@ -34,7 +34,7 @@ class Polling:
         namespace: What tells these servers from those of the same URLs elsewhere.
 
     Raises:
-        ConfigError: A file that a server needs cannot be read.
+        ConfigError: A file that a server needs cannot be read, or its page is to be passed on.
     """
 
     def __init__(self, servers: Sequence[Server], endpoint: str, namespace: str) -> None:
@@ -46,6 +46,11 @@ class Polling:
         """Whether a turn is scheduled."""
 
     def _source(self, server: Server) -> Triton:
+        if server.metrics:
+            raise ConfigError(
+                f"{server.target.url}: metrics= is the exporter's, with --triton; give the page to"
+                " its --scrape, or to Prometheus"
+            )
         server = dataclasses.replace(server, namespace=self._namespace)
 
         def publish(number: int, infos: Sequence[EngineInfo]) -> Publisher:
@@ -54,7 +59,7 @@ class Polling:
 
         outlet = StreamOutlet(engine_of(server), publish)
         self._outlets.append(outlet)
-        return poller(server, outlet, outlet.publishers[0].fail)
+        return poller(server, outlet, outlet.publishers[0].fail, has_failures=True)
 
     @property
     def publishers(self) -> list[Publisher]:

@@ -17,7 +17,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conftest import DATA
 from fronts import Authority
 from sidestep.errors import ConfigError, PollError, WireError
 from sidestep.polls import Header, Target
@@ -28,13 +27,14 @@ from sidestep_adapters.sources.triton_grpc import MAX_BYTES, GrpcServer, place
 from sidestep_adapters.sources.triton_proto import MESSAGES
 from sidestep_adapters.sources.triton_statistics import Head, translate
 from triton_grpc_server import FakeTriton, serving
+from tritons import recording
 
 Code = grpc.StatusCode
 
 
 def over_http(name: str) -> dict[Head, ModelStats]:
     """What a recorded answer over HTTP says."""
-    pieces = triton_statistics.split((DATA / name).read_bytes())
+    pieces = triton_statistics.split(recording(name).rpartition(b"\r\n")[2])
     return {
         triton_statistics.head(piece): translate(triton_statistics.read(piece), has_cache=True)
         for piece in pieces
@@ -86,23 +86,23 @@ def timed_message(timed: dict[str, str]) -> Any:
 
 def test_the_same_moment_is_the_same_either_way() -> None:
     """A real server's answers to both questions: every number of every version."""
-    found = over_grpc((DATA / "triton_stats.pb").read_bytes())
+    found = over_grpc(recording("grpc_stats_all.pb"))
 
-    assert over_http("triton_stats.json") == found
+    assert over_http("stats_all.http") == found
     assert Head("cached", "3") in found
     assert len(found) == 7
 
 
 def test_responses_are_the_same_either_way() -> None:
     """A decoupled model's, of which most submessages are empty."""
-    recorded = msgspec.json.decode((DATA / "triton_responses_grpc.json").read_bytes())
+    recorded = msgspec.json.decode(recording("grpc_stats_respstat.json"))
     answer = MESSAGES["ModelStatisticsResponse"](
         model_stats=[message(found) for found in recorded["model_stats"]]
     )
     found = over_grpc(answer.SerializeToString())
     (stats,) = found.values()
 
-    assert over_http("triton_responses.json") == found
+    assert over_http("stats_respstat.json") == found
     assert stats.response_stats is not None
     assert stats.response_stats.empty_response.count
 
@@ -171,7 +171,7 @@ async def outcome(server: GrpcServer) -> str:
 async def test_it_asks_and_understands() -> None:
     """All that a poller wants to know, with the headers that it was given."""
     triton = FakeTriton()
-    triton.answers["ModelStatistics"] = (DATA / "triton_stats.pb").read_bytes()
+    triton.answers["ModelStatistics"] = recording("grpc_stats_all.pb")
     triton.answer("ServerMetadata", name="t", extensions=["trace", "statistics"])
     states = {"b": "READY", "a": "READY", "c": "UNAVAILABLE"}
     triton.answer("RepositoryIndex", models=[{"name": n, "state": s} for n, s in states.items()])

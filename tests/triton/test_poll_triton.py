@@ -216,12 +216,39 @@ async def test_a_killed_exporter_goes_on(tmp_path: Path) -> None:
 async def test_two_of_one_name_are_a_mistake(start: Start) -> None:
     """The second ends, and says why."""
     triton = Counting(1)
-    async with serving(triton) as where, start() as exporter:
-        async with polling(where, exporter.endpoints[0]) as first:
-            triton.serve(5)
-            await until(lambda: counts(exporter) == triton.served, 30)
-            async with polling(where, exporter.endpoints[0]):
-                output, _ = await asyncio.wait_for(first.communicate(), 30)
+    async with (
+        serving(triton) as where,
+        start() as exporter,
+        polling(where, exporter.endpoints[0]) as first,
+    ):
+        triton.serve(5)
+        await until(lambda: counts(exporter) == triton.served, 30)
+        async with polling(where, exporter.endpoints[0]):
+            output, _ = await asyncio.wait_for(first.communicate(), 30)
 
     assert first.returncode == 1
     assert "another SIDESTEP_NAMESPACE" in output.decode()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        ([], "Missing argument"),
+        (["ftp://h"], "must be URL"),
+        (["grpc://h/v2"], "a URL of gRPC has no path"),
+        (["http://h", "http://h"], "given twice"),
+        (["http://h", "--connect", "udp://x"], "must begin with ipc:// or tcp://"),
+        (["http://h,metrics=http://h:8002"], "metrics= is the exporter's"),
+        (["grpcs://h,ca=/nowhere.pem"], "/nowhere.pem"),
+        (["grpc://h,header.x-bin=1"], "cannot be sent over gRPC"),
+    ],
+)
+async def test_a_mistake_is_one_line(arguments: list[str], what: str) -> None:
+    """And exit code 2."""
+    async with process("poll-triton", *arguments) as made:
+        output, _ = await asyncio.wait_for(made.communicate(), 30)
+
+    assert made.returncode == 2
+    (line,) = output.decode().splitlines()
+    assert line.startswith("sidestep: ")
+    assert what in line
