@@ -354,7 +354,7 @@ def test_gauges_go_when_a_server_does_not_answer_or_is_not_there() -> None:
     server.look(stats(1), instances=1)
     assert server.value("sidestep_triton_instances") == 1
     server.feed.lost(server.fed.now)
-    server.fed.pass_time(31.0)
+    server.fed.pass_time(50.0)
     assert server.value("sidestep_triton_instances") is None
     server.feed.heard(server.fed.now)
     server.look(stats(2), instances=1)
