@@ -106,6 +106,22 @@ async def test_a_restarted_exporter_brings_its_own_sample_rate(start: Start) -> 
         await asyncio.to_thread(one.close)
 
 
+async def test_what_waits_until_all_is_safe(start: Start, tmp_path: Path) -> None:
+    """Not before it has arrived, nor, where the exporter keeps its state, before that is written."""
+    done: list[int] = []
+    one = publisher(f"ipc://{tmp_path}/ingest.ipc")
+    for number in range(3):
+        one.push(step())
+        one.after(lambda number=number: done.append(number))
+    await until(lambda: not one.queued)
+    assert done == []
+    async with start(state_dir=str(tmp_path / "state")) as exporter:
+        await until(lambda: done == [0, 1, 2], timeout=30)
+        assert generated(exporter) == 3
+        assert one.drained
+        await asyncio.to_thread(one.close)
+
+
 def test_push_costs_no_call_that_could_block(tmp_path: Path) -> None:
     """No lock is taken, nothing is encoded and no system call is made on the step's thread."""
     one = publisher(f"ipc://{tmp_path}/nobody.ipc")
