@@ -23,8 +23,9 @@ MODELS = ["batched", "cached", "queued"]
 BATCHED = 20
 """Requests of one model in a round."""
 RESETS = "sidestep_triton_resets"
-SLACK = 1.5
-"""Seconds that one graceful end of Triton may take longer than another: it looks once a second."""
+SLACK = 2.5
+"""Seconds that one graceful end of Triton may take longer than another: it looks once a second,
+and a busy machine can make it miss one. Whatever holds it up does so for 30."""
 
 
 class Run:
