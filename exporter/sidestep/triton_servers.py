@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from urllib.parse import urlsplit
 
 from sidestep import parsing, polls
 from sidestep.catalogue.triton import ROWS
@@ -13,7 +14,9 @@ MODEL = "model="
 MAX_MODELS = 256
 _OWN = frozenset(label for row in ROWS for label in row.labels)
 SERVER = polls.Form(
-    options=("model", "metrics"), reserved=frozenset({"le", "quantile", "origin"}) | _OWN
+    schemes=("http", "https", "grpc", "grpcs"),
+    options=("model", "metrics"),
+    reserved=frozenset({"le", "quantile", "origin"}) | _OWN,
 )
 PAGE = polls.Form(path="/metrics")
 
@@ -27,16 +30,23 @@ class Server:
         models: Names or patterns of names; empty: all.
         metrics: URL of its own page, of which what statistics do not know is passed on;
             empty: none.
+        namespace: Where it is polled from, if its URL alone does not tell it from others.
     """
 
     target: polls.Target
     models: tuple[str, ...] = ()
     metrics: str = ""
+    namespace: str = ""
 
     @property
     def name(self) -> str:
         """What tells it from others."""
-        return self.target.name
+        return f"{self.namespace}/{self.target.name}" if self.namespace else self.target.name
+
+    @property
+    def is_grpc(self) -> bool:
+        """Whether it is asked over gRPC."""
+        return self.target.url.startswith("grpc")
 
 
 def parse(value: object) -> Server:
@@ -55,7 +65,10 @@ def parse(value: object) -> Server:
         if not model or len(model) > MAX_LABEL_CHARS or not is_printable(model):
             raise ValueError(f"model= must be printable, 1 to {MAX_LABEL_CHARS} characters")
     metrics = given.get("metrics", "")
-    return Server(target, models, polls.address(metrics, PAGE) if metrics else "")
+    found = Server(target, models, polls.address(metrics, PAGE) if metrics else "")
+    if found.is_grpc and urlsplit(target.url).path:
+        raise ValueError("a URL of gRPC has no path")
+    return found
 
 
 def checked(found: tuple[Server, ...]) -> tuple[Server, ...]:

@@ -165,7 +165,7 @@ class Histories(RuleBasedStateMachine):
             self.server,
             NoConnection(),
             ServerFeed(self.fed.intake, "triton t"),
-            lambda reason: pytest.fail(reason),
+            pytest.fail,
             has_failures=True,
         )
 

@@ -147,9 +147,10 @@ class Client:
             detail = f"no connection within {CONNECT_SECONDS:g} s"
             raise PollError("unreachable", detail) from None
         except (aiohttp.ClientConnectionError, OSError) as error:
-            raise PollError("unreachable", _line(error)) from None
+            # Its own words also tell of an SSL option that nobody gave.
+            raise PollError("unreachable", line(getattr(error, "os_error", error))) from None
         except (aiohttp.ClientError, ValueError) as error:
-            raise PollError("bad_answer", _line(error)) from None
+            raise PollError("bad_answer", line(error)) from None
 
     async def _headers(self, accept: str) -> CIMultiDict[str]:
         """Of one question; a secret may be another one every time."""
@@ -177,7 +178,7 @@ class Client:
             self._tls = client_context(self.target, files)
             self._tls_files = files
         return {
-            header.name: header.text + (_secret(Path(header.file)) if header.file else "")
+            header.name: header.text + (secret(Path(header.file)) if header.file else "")
             for header in self.target.headers
         }
 
@@ -211,7 +212,12 @@ def client_context(target: Target, files: Files) -> ssl.SSLContext | bool:
     return context
 
 
-def _secret(path: Path) -> str:
+def secret(path: Path) -> str:
+    """What a header's file holds.
+
+    Raises:
+        ConfigError: It cannot be read, or is not one line.
+    """
     text = Files().read(path, MAX_HEADER_FILE_BYTES).decode("latin-1").strip()
     if not HEADER_TEXT.fullmatch(text):
         raise ConfigError(f"{path}: not one line of ASCII")
@@ -229,10 +235,10 @@ async def _answer(response: aiohttp.ClientResponse, kinds: Collection[str]) -> A
         raise PollError(f"http_{response.status}", await _reason(response))
     kind = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
     if kind and kind not in kinds:
-        raise PollError("bad_answer", f"it is {_line(kind)}, not {' or '.join(kinds)}")
+        raise PollError("bad_answer", f"it is {line(kind)}, not {' or '.join(kinds)}")
     packing = response.headers.get("Content-Encoding", "identity").strip().lower()
     if packing != "identity":
-        raise PollError("bad_answer", f"it is packed as {_line(packing)}, which nobody asked for")
+        raise PollError("bad_answer", f"it is packed as {line(packing)}, which nobody asked for")
     chunks: list[bytes] = []
     size = 0
     try:
@@ -242,7 +248,7 @@ async def _answer(response: aiohttp.ClientResponse, kinds: Collection[str]) -> A
                 raise PollError("bad_answer", f"more than {MAX_BODY_BYTES >> 20} MiB")
             chunks.append(chunk)
     except (aiohttp.ClientError, OSError) as error:
-        raise PollError("truncated", f"it ended after {size} bytes: {_line(error)}") from None
+        raise PollError("truncated", f"it ended after {size} bytes: {line(error)}") from None
     return Answer(kind, chunks)
 
 
@@ -260,9 +266,9 @@ async def _reason(response: aiohttp.ClientResponse) -> str:
     ):
         said = None
     text = said.get("error") if isinstance(said, dict) else None
-    return _line(text if isinstance(text, str) else response.reason or "no reason given")
+    return line(text if isinstance(text, str) else response.reason or "no reason given")
 
 
-def _line(text: object) -> str:
+def line(text: object) -> str:
     """One printable line, not long."""
     return _SPACES.sub(" ", str(text) or repr(text)).strip()[:MAX_REASON_CHARS]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -36,7 +36,9 @@ class ModelConfig(msgspec.Struct, frozen=True):
     executes: bool = True
 
 
-class _Group(msgspec.Struct):
+class Group(msgspec.Struct):
+    """One of ``instance_group``."""
+
     kind: str = ""
     count: Whole = 1
     gpus: list[int] = []
@@ -49,7 +51,7 @@ class _Cache(msgspec.Struct):
 
 class _Config(msgspec.Struct):
     platform: str = ""
-    instance_group: list[_Group] = []
+    instance_group: list[Group] = []
     metric_tags: dict[str, str] = {}
     response_cache: _Cache | None = None
 
@@ -78,14 +80,17 @@ def config(body: bytes) -> ModelConfig:
         found = _config.decode(body)
     except DECODE_ERRORS as error:
         raise WireError("bad_answer", str(error)) from None
-    executes = found.platform != "ensemble"
-    instances = sum(map(_instances, found.instance_group)) if executes else 0
-    return ModelConfig(
-        _tags(found.metric_tags),
-        min(instances, MAX_INSTANCES),
-        found.response_cache is not None and found.response_cache.enable,
-        executes,
-    )
+    has_cache = found.response_cache is not None and found.response_cache.enable
+    return known(found.platform, found.instance_group, found.metric_tags, has_cache=has_cache)
+
+
+def known(
+    platform: str, groups: Iterable[Group], tags: Mapping[str, str], *, has_cache: bool
+) -> ModelConfig:
+    """What a configuration's fields come to."""
+    executes = platform != "ensemble"
+    instances = sum(map(_instances, groups)) if executes else 0
+    return ModelConfig(_tags(tags), min(instances, MAX_INSTANCES), has_cache, executes)
 
 
 def extensions(body: bytes) -> list[str]:
@@ -113,7 +118,7 @@ def ready(body: bytes) -> list[str]:
     return sorted({each.name for each in found if each.state == "READY"})
 
 
-def _instances(group: _Group) -> int:
+def _instances(group: Group) -> int:
     """Those that requests are given to: a passive one gets none."""
     if group.passive:
         return 0

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from sidestep.config import Config
 from sidestep.errors import ConfigError, WireError
-from sidestep.feeds import ServerFeed
+from sidestep.feeds import Outlet, ServerFeed
 from sidestep.intake import Intake
 from sidestep.triton_servers import Server
 from sidestep.wire.messages import EngineInfo
@@ -29,14 +29,35 @@ def sources(config: Config, intake: Intake) -> Sequence[Triton]:
 
 
 def _source(server: Server, intake: Intake, *, has_failures: bool) -> Triton:
-    client = Client(server.target, IN_FLIGHT)
     try:
-        client.check()
-        intake.registry.check(
-            EngineInfo(identity(server.name), DIALECT, dict(server.target.labels))
-        )
+        intake.registry.check(engine_of(server))
+        outlet = ServerFeed(intake, f"triton {server.name}")
+        return poller(server, outlet, intake.reject, has_failures=has_failures)
     except (ConfigError, WireError) as error:
         raise ConfigError(f"--triton {server.name}: {error}") from None
+
+
+def engine_of(server: Server) -> EngineInfo:
+    """The engine that the server itself is."""
+    return EngineInfo(identity(server.name), DIALECT, dict(server.target.labels))
+
+
+def poller(
+    server: Server, outlet: Outlet, reject: Callable[[str], None], *, has_failures: bool
+) -> Triton:
+    """The one of ``server``; see ``Triton``.
+
+    Raises:
+        ConfigError: A file that it needs cannot be read, or gRPC's libraries are not there.
+    """
+    if server.is_grpc:
+        # Of an extra that most do without.
+        from sidestep_adapters.sources.triton_grpc import GrpcServer  # noqa: PLC0415
+
+        asked = GrpcServer(server.target)
+        asked.check()
+        return Triton(server, asked, asked, outlet, reject, has_failures=has_failures)
+    client = Client(server.target, IN_FLIGHT)
+    client.check()
     answers = HttpServer(client, server.target.url)
-    outlet = ServerFeed(intake, f"triton {server.name}")
-    return Triton(server, answers, client, outlet, intake.reject, has_failures=has_failures)
+    return Triton(server, answers, client, outlet, reject, has_failures=has_failures)
