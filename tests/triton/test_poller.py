@@ -12,6 +12,7 @@ from conftest import Start, until
 from pages import parse
 from sidestep.app import Exporter
 from sidestep.render.text import render
+from sidestep_adapters.sources import triton_questions
 from tritons import STATS, Triton, answer, error, recording, tritons
 
 
@@ -148,6 +149,24 @@ async def test_a_model_without_a_configuration_is_shown(
             assert page.samples("sidestep_triton_instances") == {}
             assert server.asked["/v2/models/a/config"] == 1
             assert caplog.text.count("no configuration of model a") == 1
+
+
+async def test_a_configuration_that_does_not_come_is_waited_for(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For some polls, in which all other models go on; then the model is shown without."""
+    monkeypatch.setattr(triton_questions, "CONFIG_SECONDS", 0.1)
+    async with tritons("a", "b") as server:
+        server.say("/v2/models/a/config", stall=True)
+        server.configs["a"] = {"metric_tags": {"team": "blue"}}
+        async with start(triton=triton(server)) as exporter:
+            page = Page(exporter)
+            await until(lambda: page.served == {"b/1": 0})
+            assert server.asked["/v2/models/a/config"] <= 3
+            await until(lambda: page.served == {"a/1": 0, "b/1": 0})
+            await asked(server)
+
+            assert server.asked["/v2/models/a/config"] == 3
 
 
 async def test_new_configurations_are_asked_for_some_at_a_time(start: Start) -> None:

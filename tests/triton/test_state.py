@@ -134,6 +134,25 @@ def test_a_server_that_never_had_statistics_is_down() -> None:
     assert not polls.fed.intake.registry.engines[SERVER.id].streams
 
 
+def test_a_server_whose_first_answer_does_not_come_is_down(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The page says so from the begin, the log once something must be there."""
+    polls = Polls()
+    polls.state.asking(polls.fed.now)
+    polls.wait(0.5)
+    assert polls.now == "down"
+    assert not polls.fed.intake.registry.engines[SERVER.id].streams
+    polls.wait(CONNECTING - 1)
+    assert not caplog.messages
+    polls.wait(30)
+    assert len(caplog.messages) == 1
+    assert "slow: no answer for 6.0 s so far" in caplog.text
+    polls.good()
+
+    assert (polls.now, polls.is_up) == ("up", True)
+
+
 def test_a_question_that_may_not_have_arrived_keeps_nothing_up() -> None:
     """Until a connection must be there."""
     polls = Polls()
