@@ -12,7 +12,7 @@ from sidestep.logs import Limited
 from sidestep.wire.messages import EngineInfo
 from sidestep_adapters.sources.triton_models import Look, Models, Moment, gone
 from sidestep_adapters.sources.triton_questions import Answer, Questions
-from sidestep_adapters.sources.triton_server import Server
+from sidestep_adapters.sources.triton_server import Server, detail
 from sidestep_adapters.sources.triton_statistics import Head
 
 SLICE = 0.001
@@ -112,7 +112,7 @@ class Poller:
             try:
                 head = self.models.find(piece) or self._server.head(piece)
             except WireError as error:
-                raise PollError("bad_answer", str(error)) from None
+                raise PollError("bad_answer", detail(error)) from None
             if head in found:
                 raise PollError("bad_answer", f"version {head.version!r} of {head.name!r} twice")
             if self.questions.wants(head.name):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from sidestep.errors import WireError
 from sidestep.wire.triton import ModelStats
 from sidestep_adapters.sources.triton_config import ModelConfig
 from sidestep_adapters.sources.triton_statistics import Head
@@ -28,6 +29,11 @@ _ADVICE: Mapping[str, str] = {
 def advice(cause: str) -> str:
     """What to do about a poll that failed."""
     return _ADVICE.get(cause, _PORT)
+
+
+def detail(error: WireError) -> str:
+    """What is wrong with an answer that was read, for an error that has a cause of its own."""
+    return str(error).removeprefix(f"{error.reason}: ")
 
 
 class Server(Protocol):
