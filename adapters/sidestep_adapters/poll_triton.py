@@ -19,7 +19,7 @@ from sidestep_adapters.sources.triton import Triton
 from sidestep_adapters.sources.tritons import engine_of, poller
 from sidestep_adapters.stream_outlet import StreamOutlet
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("sidestep.triton")
 
 TICK = 0.25
 BUDGET = 0.001

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -112,7 +113,7 @@ async def test_what_waits_until_all_is_safe(start: Start, tmp_path: Path) -> Non
     one = publisher(f"ipc://{tmp_path}/ingest.ipc")
     for number in range(3):
         one.push(step())
-        one.after(lambda number=number: done.append(number))
+        one.after(partial(done.append, number))
     await until(lambda: not one.queued)
     assert done == []
     async with start(state_dir=str(tmp_path / "state")) as exporter:
