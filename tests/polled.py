@@ -55,10 +55,12 @@ class Polled:
 
 
 @contextlib.asynccontextmanager
-async def polled(says: Says, tls: ssl.SSLContext | None = None) -> AsyncIterator[Polled]:
-    """A server on a free port."""
+async def polled(
+    says: Says, tls: ssl.SSLContext | None = None, port: int = 0
+) -> AsyncIterator[Polled]:
+    """A server, on a free port unless it is given."""
     found = Polled(says)
-    server = await asyncio.start_server(found.serve, "127.0.0.1", 0, ssl=tls)
+    server = await asyncio.start_server(found.serve, "127.0.0.1", port, ssl=tls)
     port = server.sockets[0].getsockname()[1]
     found.url = f"http{'s' if tls else ''}://127.0.0.1:{port}/metrics"
     async with server:

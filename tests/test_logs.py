@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import subprocess
+import sys
 
 import pytest
 
@@ -80,3 +83,19 @@ def test_a_traceback_where_it_is_asked_for(caplog: pytest.LogCaptureFixture) -> 
     Limited(log).error("bug", "a bug: %s", "x", trace=ValueError("y"))
 
     assert "ValueError: y" in caplog.text
+
+
+def test_what_runs_in_the_exporter_logs_as_the_exporter_does() -> None:
+    """In its form and at its level, whichever package it is from."""
+    program = (
+        "import logging; from sidestep.logs import set_up; set_up('info', 'json');"
+        "[logging.getLogger(f'{name}.part').info(name) for name in ('sidestep', 'sidestep_adapters')]"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+
+    assert [json.loads(line)["msg"] for line in done.stderr.splitlines()] == [
+        "sidestep",
+        "sidestep_adapters",
+    ]

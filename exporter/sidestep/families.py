@@ -16,6 +16,7 @@ from sidestep.exposition import Comment, Labels, PageKind
 
 SLICE = 200
 """Series between two turns of the loop."""
+MAX_FAMILIES = 1000
 MAX_SORTED = 1000
 _ENDS: dict[PageKind, tuple[str, ...]] = {
     "histogram": ("_bucket", "_count", "_sum"),
@@ -79,33 +80,50 @@ class Sorting:
 
     def sorted(self, order: Sequence[Sample | None]) -> Generator[None, None, list[Found]]:
         """The families of the series in ``order``: those with a TYPE first."""
-        named: dict[str, list[int]] = {}
+        samples = yield from self._by_family(order)
+        families: list[Found] = []
+        taken: set[str] = set()
+        for number, (name, places) in enumerate(samples.items()):
+            if not number % SLICE:
+                yield
+            family = Found(name, self._kinds.get(name, "untyped"), self._helps.get(name, ""))
+            reason = ""
+            if name in self._excluded:
+                reason = "excluded"
+            elif not taken.isdisjoint(family.names):
+                reason = "name_clash"
+            elif len(families) >= MAX_FAMILIES:
+                reason = "over_limit"
+            elif places:
+                taken |= family.names
+                family.places = yield from self._ordered(family, order, places)
+                families.append(family)
+            if reason:
+                self.left_out[reason] += len(places)
+        return [family for family in families if family.places]
+
+    def _by_family(
+        self, order: Sequence[Sample | None]
+    ) -> Generator[None, None, dict[str, list[int]]]:
+        """Places by family, none twice."""
+        found: dict[str, list[int]] = {name: [] for name in self._kinds}
+        known: dict[str, list[int]] = {}
+        """By a sample's name the same list as by its family's."""
         seen: set[bytes] = set()
         for at, series in enumerate(order):
             if series is not None:
                 if series.key in seen:
                     self.left_out["duplicate"] += 1
-                else:
-                    seen.add(series.key)
-                    named.setdefault(series.name, []).append(at)
+                    continue
+                seen.add(series.key)
+                places = known.get(series.name)
+                if places is None:
+                    places = found.setdefault(self._family_of(series.name), [])
+                    known[series.name] = places
+                places.append(at)
             if not at % (SLICE * 5):
                 yield
-        samples: dict[str, list[int]] = {name: [] for name in self._kinds}
-        for name, places in named.items():
-            samples.setdefault(self._family_of(name), []).extend(places)
-        families: list[Found] = []
-        taken: set[str] = set()
-        for name, places in samples.items():
-            family = Found(name, self._kinds.get(name, "untyped"), self._helps.get(name, ""))
-            if name in self._excluded:
-                self.left_out["excluded"] += len(places)
-            elif not taken.isdisjoint(family.names):
-                self.left_out["name_clash"] += len(places)
-            elif places:
-                taken |= family.names
-                family.places = yield from self._ordered(family, order, places)
-                families.append(family)
-        return [family for family in families if family.places]
+        return found
 
     def _family_of(self, sample: str) -> str:
         if sample not in self._kinds:
@@ -129,7 +147,7 @@ class Sorting:
                 if rank is None:
                     self.left_out["odd_sample"] += 1
                 else:
-                    groups.setdefault(_outer(family.kind, series.labels), []).append((*rank, at))
+                    groups.setdefault(outer(family.kind, series.labels), []).append((*rank, at))
             if not number % SLICE:
                 yield
         found: list[int] = []
@@ -158,5 +176,6 @@ def _rank(family: Found, series: Sample) -> tuple[int, float] | None:
     return None if math.isnan(bound) else (0, bound)
 
 
-def _outer(kind: PageKind, labels: Labels) -> Labels:
-    return tuple(sorted(pair for pair in labels if pair[0] != _BOUND[kind]))
+def outer(kind: PageKind, labels: Labels) -> Labels:
+    """What the samples of one histogram or summary have in common."""
+    return tuple(sorted(pair for pair in labels if pair[1] and pair[0] != _BOUND[kind]))

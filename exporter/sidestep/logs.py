@@ -11,6 +11,9 @@ from typing import Any
 
 import msgspec
 
+PACKAGES = ("sidestep", "sidestep_adapters")
+"""Of the second, what runs in the exporter: the sources."""
+
 
 class _Json(logging.Formatter):
     """One JSON object a line; a record's ``fields`` become members."""
@@ -40,15 +43,17 @@ def set_up(level: str, form: str) -> None:
     """Send this process's log lines to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Json() if form == "json" else _Text())
-    logger = logging.getLogger("sidestep")
-    logger.handlers = [handler]
-    logger.propagate = False
+    for name in PACKAGES:
+        logger = logging.getLogger(name)
+        logger.handlers = [handler]
+        logger.propagate = False
     set_level(level)
 
 
 def set_level(level: str) -> None:
     """Log lines of ``level`` and above from now on."""
-    logging.getLogger("sidestep").setLevel(level.upper())
+    for name in PACKAGES:
+        logging.getLogger(name).setLevel(level.upper())
 
 
 class Limited:

@@ -16,8 +16,8 @@ from sidestep.errors import PollError, WireError
 from sidestep.exposition import MAX_LINE_BYTES, Labels
 from sidestep.families import Found, Sorting
 
-MAX_LINES = 100_000
-MAX_PAGE_BYTES = 16 << 20
+MAX_LINES = 50_000
+MAX_PAGE_BYTES = 8 << 20
 PART = 1000
 """Samples whose text is made at once."""
 SLICE = 200
@@ -108,11 +108,13 @@ class Plan:
     """What is on a page. Of a later page with the same series only lines and values are new.
 
     Attributes:
+        page: Whose it is, or was.
         order: By line: its series; None where it has none.
         values: By line: value and timestamp. Another object when one of them has changed.
         left_out: Lines and samples that are not in ``families``, by reason.
     """
 
+    page: Page
     lines: list[bytes]
     order: list[Series | None]
     values: list[bytes]
@@ -136,11 +138,11 @@ class Page:
         labels: Of every sample. One that the page has under such a name is called
             ``exported_NAME``.
         excluded: Families that are left out.
-        merge: Puts what is on all pages together, a slice at each step.
+        merge: Puts what is on all pages together where that is another, a slice at each step.
 
     Attributes:
-        plan: What is shown; None where nothing is.
-        changes: Grows with every change of what is shown.
+        plan: What it has; None where nothing of it is to be shown.
+        changes: Grows with every value that is another, and when nothing is shown any more.
     """
 
     def __init__(
@@ -153,14 +155,14 @@ class Page:
         self._excluded = frozenset(excluded)
         self._known: dict[bytes, Series] = {}
         """By ``raw`` without its last blank."""
+        self._pairs: dict[tuple[str, str], tuple[str, str]] = {}
+        """Labels of the page that is read: many series have one, and it is kept once."""
 
     def hide(self) -> None:
         """Show nothing, and keep nothing."""
         self._known = {}
         if self.plan is not None:
             self.plan = None
-            for _ in self._merge():
-                pass
             self.changes += 1
 
     def take(self, chunks: Iterable[bytes]) -> Iterator[None]:
@@ -177,16 +179,17 @@ class Page:
             if values is not None and self.plan is plan:
                 self.changes += values is not plan.values
                 plan.lines, plan.values = lines, values
+                yield from self._merge()
                 return
         self.plan = yield from self._read(lines, is_whole=is_whole)
         yield from self._merge()
-        self.changes += 1
 
     def _read(self, lines: list[bytes], *, is_whole: bool) -> Generator[None, None, Plan]:
         """A plan of ``lines``, of which some may be known."""
-        plan = Plan(lines, [], [], [], Counter())
+        plan = Plan(self, lines, [], [], [], Counter())
         sorting = Sorting(plan.left_out, self._excluded)
         known: dict[bytes, Series] = {}
+        self._pairs = {}
         left = SLICE
         for line in lines:
             start, _, value = line.rpartition(b" ")
@@ -229,7 +232,8 @@ class Page:
         return self._known.get(raw[:-1]) or self._series(raw, head.name, head.labels), value
 
     def _series(self, raw: bytes, name: str, labels: Labels) -> Series:
-        labels = with_added(labels, self.labels)
+        kept = self._pairs.setdefault
+        labels = tuple([kept(pair, pair) for pair in with_added(labels, self.labels)])
         text = exposition.series_text(name, labels)
         pairs = tuple(sorted(labels))
         if not all(dict(pairs).values()):

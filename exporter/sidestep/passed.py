@@ -7,15 +7,18 @@ from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 
+from sidestep.catalogue.model import OBSERVED
 from sidestep.exposition import Labels, PageKind
-from sidestep.families import Found
-from sidestep.pages import Family, Moment, Page, Part, Plan, made_parts
+from sidestep.families import Found, outer
+from sidestep.pages import PART, Family, Moment, Page, Part, Plan, made_parts
 from sidestep.plan import taken
 
 EXPORTERS = ("sidestep_", "process_", "python_")
 """How the exporter's own names begin."""
 SLICE = 50
 """Families that are merged between two turns of the loop."""
+
+Key = bytes | Labels
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -36,9 +39,9 @@ class PassedFamily:
     is_openmetrics: bool = True
 
     @property
-    def samples(self) -> int:
-        """How many it has."""
-        return sum(len(part.series) for part in self.parts)
+    def shown(self) -> list[Part]:
+        """The parts of pages that are."""
+        return [part for part in self.parts if part.plan.page.plan is not None]
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -74,17 +77,20 @@ class Passed:
         self._pages: list[Page] = []
         self._rivals: list[frozenset[int]] = []
         """By page: those before it that can have a sample equal to one of it."""
+        self._plans: list[Plan | None] = []
+        """What is put together in ``_merged``."""
         self._merged = _Merge()
+        self._merges = 0
 
     @property
     def version(self) -> int:
         """Changes with what is on the pages, so that a text can be reused."""
-        return sum(page.changes for page in self._pages)
+        return self._merges + sum(page.changes for page in self._pages)
 
     @property
     def moment(self) -> Moment:
         """The values of now: what is shown of one page shall be of one time."""
-        return {part.plan: part.plan.values for f in self._merged.families for part in f.parts}
+        return {part.plan: part.plan.values for f in self._merged.families for part in f.shown}
 
     def page(self, labels: Labels = (), excluded: Collection[str] = ()) -> Page:
         """One more; see ``Page``."""
@@ -102,7 +108,9 @@ class Passed:
         return [
             family
             for family in self._merged.families
-            if not _is_ours(family, ours) and (not names or not family.names.isdisjoint(names))
+            if (not names or not family.names.isdisjoint(names))
+            and not _is_ours(family, ours)
+            and family.shown
         ]
 
     def left_out(self, page: Page) -> Counter[str]:
@@ -120,13 +128,11 @@ class Passed:
         return page.plan.left_out + others + Counter(ours=lost)
 
     def _merge(self) -> Iterator[None]:
-        """Put together what is on all pages."""
-        while True:
-            plans = [page.plan for page in self._pages]
-            merged = yield from self._merged_of(plans)
-            if plans == [page.plan for page in self._pages]:
-                self._merged = merged
-                return
+        """Put together what is on all pages, until it is what they have now."""
+        while (plans := [page.plan for page in self._pages]) != self._plans:
+            self._merged = yield from self._merged_of(plans)
+            self._plans = plans
+            self._merges += 1
 
     def _merged_of(self, plans: Sequence[Plan | None]) -> Generator[None, None, _Merge]:
         """One block for each family; of two that cannot be one the first page's stays."""
@@ -166,27 +172,34 @@ class Passed:
         rivals = self._rivals[at] & claim.places.keys()
         if plan is None or not rivals:
             return family.parts
-        known: set[bytes] = set()
+        known: set[Key] = set()
         for rival in rivals:
-            known.update((yield from _keys(plans[rival], claim.places[rival].places)))
-        keys = yield from _keys(plan, family.found.places)
-        if known.isdisjoint(keys):
+            for keys in _keys(plans[rival], claim.places[rival]):
+                known.update(keys)
+                yield
+        left: list[int] = []
+        places = iter(family.found.places)
+        for keys in _keys(plan, family.found):
+            left += [place for key, place in zip(keys, places, strict=False) if key not in known]
+            yield
+        if len(left) == len(family.found.places):
             return family.parts
-        left = [
-            place for place, key in zip(family.found.places, keys, strict=True) if key not in known
-        ]
         return (yield from made_parts(plan, left))
 
 
-def _keys(plan: Plan | None, places: Sequence[int]) -> Generator[None, None, list[bytes]]:
-    """What tells the samples of ``plan`` on these lines apart."""
-    keys: list[bytes] = []
-    for number, place in enumerate(places):
-        series = None if plan is None else plan.order[place]
-        keys.append(b"" if series is None else series.key)
-        if not number % 1000:
-            yield
-    return keys
+def _keys(plan: Plan | None, found: Found) -> Iterator[list[Key]]:
+    """What tells the samples of ``found`` apart, some at a time, in their order.
+
+    Of a histogram it is the same for all: one cannot be from several pages.
+    """
+    if plan is None:
+        return
+    for start in range(0, len(found.places), PART):
+        some = [plan.order[place] for place in found.places[start : start + PART]]
+        if found.kind in OBSERVED:
+            yield [outer(found.kind, series.labels) for series in some if series is not None]
+        else:
+            yield [series.key for series in some if series is not None]
 
 
 def _family(found: Found) -> PassedFamily:

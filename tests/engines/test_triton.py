@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from pathlib import Path
 
 import pytest
 
-from engines.comparison import Found, Page, assert_nothing_refused, parse, value
+from engines.comparison import Found, Page, assert_nothing_refused, labels_of, parse, value
 from engines.processes import ExporterProcess, until
 from engines.triton_load import STREAMS, Ask, Client, statuses, succeeded
-from engines.triton_pages import FAILURE, SUCCESS, answered, reached, settled, state
+from engines.triton_pages import FAILURE, SUCCESS, answered, settled, state
 from engines.triton_server import Place, TritonServer, exporter_of
 
 pytestmark = pytest.mark.engine
@@ -18,7 +19,22 @@ pytestmark = pytest.mark.engine
 TAGS = {"_team": "blue", "_tier": 'free "trial"'}
 """Labels of a model that its configuration has, and its statistics have not."""
 POLLS = "sidestep_triton_polls"
+BUSY = "sidestep_triton_busy_seconds"
+MEAN = "sidestep_triton_interval_mean_seconds"
 KEY = {"x-key": "s3cret"}
+
+
+async def refused(exporter: ExporterProcess) -> Page:
+    """The page once a poll was."""
+    page = Page()
+
+    async def has_been() -> bool:
+        nonlocal page
+        page = parse(await exporter.page())
+        return value(page, POLLS, outcome="restricted") > 0
+
+    await until(has_been, what="a poll that was refused")
+    return page
 
 
 async def test_its_own_page_and_its_statistics_tell_of_the_load(
@@ -137,10 +153,7 @@ async def test_where_its_own_page_counts_nothing(triton_python: Path, home: Path
         for name in ("http", "grpc"):
             pages[name], found[name] = await settled(server, exporters[name], native=False)
         for name in ("http-outside", "grpc-outside"):
-            log = exporters[name]
-            await until(lambda log=log: "restricted" in log.output, what="a line that says why")  # type: ignore[misc]
-            # It is there, but does not tell.
-            pages[name] = await reached(exporters[name], "stale")
+            pages[name] = await refused(exporters[name])
 
     assert value(native, SUCCESS) == 0
     assert {"http": [], "grpc": []} == found
@@ -148,8 +161,9 @@ async def test_where_its_own_page_counts_nothing(triton_python: Path, home: Path
         assert answered(pages[name]) == succeeded(answers)
         assert value(pages[name], SUCCESS, **TAGS) == 3
     for name in ("http-outside", "grpc-outside"):
+        assert state(pages[name]) == "down"
+        assert "restricted" in exporters[name].output
         assert answered(pages[name]) == {}
-        assert value(pages[name], POLLS, outcome="restricted") > 0
         assert value(pages[name], POLLS) == value(pages[name], POLLS, outcome="restricted")
 
 
@@ -177,3 +191,35 @@ async def test_namespaces_and_no_page_of_its_own(triton_python: Path, home: Path
     for page in pages.values():
         assert state(page) == "up"
         assert answered(page) == succeeded(answers)
+
+
+async def test_a_long_execution_counts_when_it_ends(triton_python: Path, home: Path) -> None:
+    """Nothing tells of it before; then it is in the totals, and for one interval in the gauges."""
+    place = Place.chosen(triton_python, home, "slow")
+    pages: list[Page] = []
+    target = f"{place.base},interval=0.5"
+    async with TritonServer(place, ["slow"]) as server, exporter_of(target, home) as exporter:
+        await server.started()
+        await exporter.started()
+        async with Client(place) as client:
+            asked = asyncio.create_task(client.ask(Ask("slow")))
+
+            async def is_counted() -> bool:
+                pages.append(parse(await exporter.page()))
+                return asked.done() and value(pages[-1], SUCCESS) == 1
+
+            await until(is_counted, what="a request that is counted")
+            answer = await asked
+        _, found = await settled(server, exporter)
+
+    assert answer.status == 200
+    assert found == []
+    before = [page for page in pages if value(page, SUCCESS) == 0]
+    assert sum(state(page) == "up" for page in before) > 10
+    for page in before:
+        assert value(page, BUSY) == 0
+        assert not labels_of(page, MEAN)
+    mean = value(pages[-1], MEAN, stage="request")
+    assert 2.0 < mean < 3.0
+    assert 2.0 < value(pages[-1], BUSY) <= mean
+    assert value(pages[-1], "sidestep_triton_busy_ratio") > 1

@@ -147,7 +147,8 @@ class Client:
             detail = f"no connection within {CONNECT_SECONDS:g} s"
             raise PollError("unreachable", detail) from None
         except (aiohttp.ClientConnectionError, OSError) as error:
-            raise PollError("unreachable", line(error)) from None
+            # Its own words also tell of an SSL option that nobody gave.
+            raise PollError("unreachable", line(getattr(error, "os_error", error))) from None
         except (aiohttp.ClientError, ValueError) as error:
             raise PollError("bad_answer", line(error)) from None
 

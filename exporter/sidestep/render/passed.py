@@ -17,11 +17,12 @@ def pieces(
 ) -> Iterator[list[bytes]]:
     """The families, some thousand samples at a time; all are of the moment of the call."""
     moment = passed.moment
-    for family in passed.families(names):
+    found = [(family, family.shown) for family in passed.families(names)]
+    for family, parts in found:
         if openmetrics and not family.is_openmetrics:
             continue
         yield [_header(family, openmetrics=openmetrics).encode()]
-        for part in family.parts:
+        for part in parts:
             yield [part.text(moment, openmetrics=openmetrics)]
 
 
@@ -43,7 +44,7 @@ def typed(passed: Passed, names: Collection[str] = ()) -> Iterator[dict[str, Any
     for family in passed.families(names):
         found = [
             (series, *_numbers(value))
-            for part in family.parts
+            for part in family.shown
             for series, value in zip(part.series, part.values(moment), strict=True)
         ]
         yield {

@@ -1,0 +1,149 @@
+"""Lines of other exporters' pages: what each says, or the one reason why it says nothing."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sidestep import exposition
+from sidestep.errors import WireError
+from sidestep.exposition import MAX_LINE_BYTES, comment, head, in_seconds, series_text, value
+
+LINES = [
+    (b"a 1", "a", {}, b"1"),
+    (b"\t a:b_9{}\t1", "a:b_9", {}, b"1"),
+    (b'a{b="c"} 1', "a", {"b": "c"}, b"1"),
+    (b'a { b = "c" , d="" , } +Inf  -17\t', "a", {"b": "c", "d": ""}, b"+Inf -17"),
+    (rb'a{b="} 2 \\ \" \n",c="#"} 1', "a", {"b": '} 2 \\ " \n', "c": "#"}, b"1"),
+    ('a{b="süß \u2028"} 1'.encode(), "a", {"b": "süß \u2028"}, b"1"),
+    (b"a 1.", "a", {}, b"1."),
+    (b"a .5e-1000", "a", {}, b".5e-1000"),
+    (b"a nAN", "a", {}, b"nAN"),
+    (b"a -infinity", "a", {}, b"-infinity"),
+    (b"a 1e308 1700000000000", "a", {}, b"1e308 1700000000000"),
+]
+
+
+@pytest.mark.parametrize(("line", "name", "labels", "text"), LINES)
+def test_a_sample_says(line: bytes, name: str, labels: dict[str, str], text: bytes) -> None:
+    """Its series and its value, blanks and escapes wherever the format lets them be."""
+    found = head(line)
+
+    assert (found.name, exposition.plain(found.labels)) == (name, labels)
+    assert value(line[found.end :]) == text
+    again = head(series_text(found.name, found.labels) + b" 1")
+    assert (again.name, again.labels) == (found.name, found.labels)
+
+
+BAD = [
+    (b"", "bad_line"),
+    (b"1a 1", "bad_line"),
+    (b"a-b 1", "bad_line"),
+    (b"a", "bad_line"),
+    (b"a1", "bad_line"),
+    (b"a{}1", "bad_line"),
+    (b'a{b="c} 1', "bad_line"),
+    (b"a{b='c'} 1", "bad_line"),
+    (b"a{b=c} 1", "bad_line"),
+    (b'a{b="c"d="e"} 1', "bad_line"),
+    (b'a{,b="c"} 1', "bad_line"),
+    (b'a{b="\\t"} 1', "bad_line"),
+    (b'a{1b="c"} 1', "bad_line"),
+    (b'{"a.b"} 1', "bad_line"),
+    (b'a{"b.c"="d"} 1', "bad_line"),
+    (b'a{b="c"}} 1', "bad_line"),
+    (b"a 1\r", "bad_line"),
+    (b"a 1_000", "bad_line"),
+    (b"a 0x1p-2", "bad_line"),
+    (b"a +nan", "bad_line"),
+    (b"a 1e309", "bad_line"),
+    (b"a " + b"9" * 200, "bad_line"),
+    (b"a 1 1.5", "bad_line"),
+    (b"a 1 2 3", "bad_line"),
+    (b"a 1 # {} 1", "bad_line"),
+    (b"a 1 9999999999999999999", "bad_line"),
+    (b"<html>", "bad_line"),
+    (b'a{b="\xff"} 1', "not_utf8"),
+    (b'a{b="c",b="d"} 1', "bad_label"),
+    (b'a{__name__="b"} 1', "bad_label"),
+    (b'a{b="' + b"c" * MAX_LINE_BYTES + b'"} 1', "too_long"),
+]
+
+
+@pytest.mark.parametrize(("line", "reason"), BAD, ids=[repr(line)[:30] for line, _ in BAD])
+def test_a_line_that_is_none_has_a_reason(line: bytes, reason: str) -> None:
+    """And nothing else happens."""
+    with pytest.raises(WireError) as error:
+        value(line[head(line).end :])
+    assert error.value.reason == reason
+
+
+def test_comments() -> None:
+    """HELP with its two escapes, TYPE in any case; all others are nobody's business."""
+    assert comment(rb"# HELP a b \n \\n \" \t") == (False, "a", 'b \n \\n \\" \\t')
+    assert comment(b"#HELP a") == (False, "a", "")
+    assert comment(b" #\tTYPE  a \t Counter ") == (True, "a", "counter")
+    for line in (b"#", b"# EOF", b"# HELP", b"# HELPa b", b"# HELP 1 b", b"# UNIT a seconds"):
+        assert comment(line) is None
+    for line, reason in (
+        (b"# TYPE a info", "unknown_kind"),
+        (b"# TYPE a", "unknown_kind"),
+        (b"# HELP a \xff", "not_utf8"),
+        (b"#" * (MAX_LINE_BYTES + 1), "too_long"),
+    ):
+        with pytest.raises(WireError) as error:
+            comment(line)
+        assert error.value.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("stamped", "expected"),
+    [
+        (b"1", b"1"),
+        (b"1 1700000000123", b"1 1700000000.123"),
+        (b"NaN 5", b"NaN 0.005"),
+        (b"1 -5", b"1 -0.005"),
+        (b"1 -61005", b"1 -61.005"),
+    ],
+)
+def test_openmetrics_counts_in_seconds(stamped: bytes, expected: bytes) -> None:
+    """Without losing a millisecond."""
+    assert in_seconds(stamped) == expected
+
+
+HOSTILE = [
+    b"a" + b" " * 16000,
+    b"a{" + b" " * 16000 + b"x",
+    b'a{b="c"' + b" " * 16000 + b"x",
+    b'a{b="c",' + b" " * 16000 + b"x",
+    b"a{" + b'b="c" , ' * 1900 + b"x",
+    b'a{b="' + b"\\\\" * 8000,
+    b"a 1" + b" " * 16000 + b"x",
+    b"a " + b"1" * 16000 + b"x",
+    b"#" + b" " * 16000 + b"x",
+    b"# HELP a " + b"\\" * 16000 + b"\xff",
+]
+
+
+@pytest.mark.parametrize("line", HOSTILE, ids=range(len(HOSTILE)))
+def test_no_line_takes_long(line: bytes) -> None:
+    """Time grows with its length only: what backtracks twice would take seconds."""
+    started = time.perf_counter()
+    with pytest.raises(WireError):
+        _ = comment(line) or value(line[head(line).end :])
+
+    assert time.perf_counter() - started < 0.05
+
+
+@given(st.binary(max_size=60) | st.text('a1{}="\\n#, .eE+-', max_size=30).map(str.encode))
+def test_any_bytes_are_a_line_or_have_a_reason(line: bytes) -> None:
+    """And what is one is as much as Python makes of it."""
+    try:
+        found = head(line)
+        text = value(line[found.end :])
+    except WireError:
+        return
+    float(text.partition(b" ")[0])
