@@ -116,6 +116,8 @@ class State:
             if now - self._good >= DOUBT and not self._is_doubted:
                 self._is_doubted = True
                 self._outlet.doubt()
+                # Which does not mean what is known of the server itself.
+                self._say(now, "")
 
     def _note(self, cause: str, detail: str) -> None:
         self._cause = cause
