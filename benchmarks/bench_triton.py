@@ -181,7 +181,7 @@ async def _serve(answers: Models, started: Callable[[int], None]) -> None:
 
 
 async def _serve_grpc(answers: Models, started: Callable[[int], None]) -> None:
-    bodies = itertools.cycle([
+    bodies: Iterator[bytes] = itertools.cycle([
         MESSAGES["ModelStatisticsResponse"](
             model_stats=[MESSAGES["ModelStatistics"](**model).SerializeToString() for model in each]
         ).SerializeToString()
@@ -205,7 +205,9 @@ async def _serve_grpc(answers: Models, started: Callable[[int], None]) -> None:
         "ModelStatistics": statistics,
         **{name: saying(each) for name, each in others.items()},
     }
-    handlers = {name: grpc.unary_unary_rpc_method_handler(each) for name, each in methods.items()}
+    handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
+        name: grpc.unary_unary_rpc_method_handler(each) for name, each in methods.items()
+    }
     running = grpc.aio.server()
     service = grpc.method_handlers_generic_handler("inference.GRPCInferenceService", handlers)
     running.add_generic_rpc_handlers((service,))
