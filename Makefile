@@ -28,7 +28,7 @@ fix: $(STAMP)
 	$(BIN)/ruff format .
 
 bench: $(STAMP)
-	for bench in engine_cost ingest events scrape snapshot residency streams sglang_items; do $(BIN)/python -m benchmarks.bench_$$bench || exit 1; done
+	for bench in engine_cost ingest events scrape snapshot residency streams pages triton sglang_items; do $(BIN)/python -m benchmarks.bench_$$bench || exit 1; done
 	$(or $(wildcard build/sglang-venv/bin/python),$(BIN)/python) -m benchmarks.bench_sglang_cost
 
 # Every fault over every transport: over an hour. CHAOS="--quick", "--fault kill --seed 7", ...
@@ -48,10 +48,11 @@ docs: $(STAMP)
 golden: $(STAMP)
 	$(BIN)/pytest tests/test_golden.py --update-golden
 
-# A real vLLM and a real SGLang on the CPU: 6 GB to install, minutes to run, 6 GiB of memory.
+# A real vLLM, SGLang and Triton on the CPU: 6 GB to install, minutes to run, 6 GiB of memory.
 test-engines: $(STAMP)
 	tools/setup_vllm.sh
 	tools/setup_sglang.sh
+	tools/setup_triton.sh
 	$(BIN)/pytest -m engine --timeout 900 tests/engines
 	build/vllm-venv/bin/python -m pytest -c /dev/null --rootdir . -q tests/engines/test_vllm_connectors.py
 

@@ -31,7 +31,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from benchmarks.process import SERVE, ExporterProcess
 from benchmarks.table import show
 from sidestep.catalogue import DIALECTS
-from sidestep.feeds import Feed
+from sidestep.feeds import RankFeed
 from sidestep.intake import Intake
 from sidestep.plan import compile_layout
 from sidestep.registry import Registry, Sampling
@@ -146,7 +146,7 @@ def ours(messages: list[bytes], count: int, rate: float) -> float:
     registry = Registry(layouts, {}, None, Sampling(rate))
     intake = Intake(registry, SelfMetrics(), boot=1, clock=time.monotonic, wall=time.time)
     (subscription,) = parse("kv-events=tcp://h:1")
-    feed = Feed(intake, subscription, KvEvents.feature)
+    feed = RankFeed(intake, subscription, KvEvents.feature)
     reader = KvEvents(feed)
     reader.broke(Break(0, restarted=False, whole=True))
 

@@ -45,7 +45,7 @@ TEXTS = (
     "core:lora", "kv_sampling", "rate", "max_lora", "cache_config", "vllm", "honest",
 )  # fmt: skip
 LABELS = (
-    "a", "b", "pod", "engine", "le", "quantile", "origin", "position",
+    "a", "b", "pod", "model", "version", "batch_size", "engine", "le", "quantile", "origin", "position",
     "model_name", "__name__", "9", "", "a" * 129,
 )  # fmt: skip
 ROWS = [row for rows in DIALECTS.values() for row in rows]
@@ -62,7 +62,9 @@ NAMES = {
     "group": st.sampled_from([0, 1, 2]),
     "sample": st.integers(0, 3),
     "version": st.sampled_from([1, 1, 1, 1, 0, 2**63]),
-    "dialect": st.sampled_from(["vllm"] * 6 + ["sglang"] * 3 + ["stream"] * 3 + ["abacus"]),
+    "dialect": st.sampled_from(
+        ["vllm"] * 6 + ["sglang"] * 3 + ["stream"] * 3 + ["triton"] * 3 + ["abacus"]
+    ),
     "stream": st.sampled_from(["one", "two"]),
     "id": st.sampled_from(["one", "two", "three"]),
     "kinds": st.binary(min_size=5, max_size=5).map(lambda data: bytes(byte % 4 for byte in data)),

@@ -39,7 +39,7 @@ def test_generated_documents_are_current() -> None:
 def test_documents_name_families_that_exist(path: Path) -> None:
     """A metric that a reader would look for in vain is an error."""
     text = path.read_text()
-    named = set(re.findall(r"\b(?:vllm:|sglang:|gen_ai_|sidestep_)[a-z0-9_]+", text))
+    named = set(re.findall(r"\b(?:vllm:|sglang:|gen_ai_|nv_|sidestep_)[a-z0-9_]+", text))
     # Prefixes of several, and what the text says is not there.
     unknown = {
         name for name in named - FAMILIES if not any(family.startswith(name) for family in FAMILIES)

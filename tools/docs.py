@@ -1,17 +1,21 @@
 """Write the documents that the tables already say; ``--check`` only compares.
 
-docs/metrics.md comes from the catalogue, docs/configuration.md from the settings.
+docs/metrics.md and docs/triton-fields.md come from the catalogue, docs/configuration.md from the
+settings.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import get_args, get_origin, get_type_hints
+
+import msgspec
 
 from sidestep.buckets import DEFAULTS
-from sidestep.catalogue import APART, COMMON, DIALECTS
+from sidestep.catalogue import COMMON, DIALECTS, triton
 from sidestep.catalogue.engine_core import ROWS as TAPPED
 from sidestep.catalogue.model import (
     Also,
@@ -25,6 +29,7 @@ from sidestep.catalogue.model import (
 )
 from sidestep.catalogue.self_metrics import ROWS as SELF_ROWS
 from sidestep.config import CONFIG_FILE, SETTINGS
+from sidestep.wire.triton import ModelStats
 
 DOCS = Path(__file__).parents[1] / "docs"
 CORE = (
@@ -35,6 +40,16 @@ STREAMS = (
     "With `--subscribe`, as [streams.md](streams.md) describes, for any engine. None of the names is\n"
     "another's: an engine that also pushes has both, under the same labels.\n\n"
 )
+TRITON = (
+    "With `--triton`, as [triton.md](triton.md) describes; [triton-fields.md](triton-fields.md) has\n"
+    "them by field of the statistics. Labels are the model's and its version's, and those that\n"
+    "the model's `metric_tags` and `label.` options add.\n\n"
+)
+WHOLE = {
+    "stream": ("Streams that engines publish by themselves", STREAMS),
+    "triton": ("triton: statistics of the server and of each version of its models", TRITON),
+}
+"""Dialects whose families stand in one table: title and note."""
 SAMPLED = {
     "vllm": (
         "KV connectors and front end",
@@ -90,8 +105,9 @@ def metrics() -> str:
 def dialect_text(dialect: str, rows: tuple[Row, ...]) -> str:
     """One dialect's families, by where they come from."""
     live = [row for row in rows if row.status != "hidden"]
-    if dialect in APART:
-        return f"## Streams that engines publish by themselves\n\n{STREAMS}{table(live)}"
+    if dialect in WHOLE:
+        title, note = WHOLE[dialect]
+        return f"## {title}\n\n{note}{table(live)}"
     tapped = [row for row in live if row in TAPPED]
     own = [r for r in live if r.name.startswith("sidestep_") and r not in tapped]
     sampled = [row for row in live if isinstance(row.source, Sampled) and row not in tapped]
@@ -182,6 +198,58 @@ def source(row: Row) -> str:
     return "<br>".join(f"`{path}`" for path in paths)
 
 
+def triton_fields() -> str:
+    """Every field of Triton's statistics, and what shows it."""
+    text = NOTE.format(source="exporter/sidestep/catalogue/triton.py")
+    text += "# Triton's statistics, field by field\n\n"
+    text += (
+        "Below `model_stats[]`, whose `name` and `version` are the labels. Nanoseconds are kept\n"
+        "as such and shown in the family's unit. Of `response_stats`, `first` is index 0 and `next`\n"
+        "are all others, added up; of `batch_stats`, `count` is the same for all stages.\n\n"
+        "| Field | Families |\n|---|---|\n"
+    )
+    shown = shown_fields()
+    for field in fields_of(ModelStats):
+        found = shown.get(field, [])
+        said = "<br>".join(f"`{name}`" for name in found) or f"none: {triton.LEFT_OUT[field]}"
+        text += f"| `{field}` | {said} |\n"
+    text += (
+        "\n`sidestep_triton_interval_mean_seconds` and `sidestep_triton_busy_ratio` come from the\n"
+        "differences of two polls; `sidestep_triton_instances` from the model's configuration.\n"
+    )
+    return text
+
+
+def shown_fields() -> dict[str, list[str]]:
+    """Names of the families that each field of Triton's statistics feeds."""
+    found: dict[str, list[str]] = {}
+    for row in triton.ROWS:
+        match row.source:
+            case str() as path:
+                paths = triton.DERIVED.get(path, (path,))
+            case Mapping():
+                paths = tuple(str(path) for path in row.source.values())
+            case Hook(name):
+                paths = triton.READS.get(name, ())
+            case _:
+                paths = ()
+        for path in paths:
+            found.setdefault(path, []).append(row.name)
+    return found
+
+
+def fields_of(struct: type[msgspec.Struct], before: str = "") -> Iterator[str]:
+    """Paths of all plain fields in and below ``struct``."""
+    for name, hint in get_type_hints(struct).items():
+        options = get_args(hint) or (hint,)
+        inner = next((o for o in options if isinstance(o, type) and o is not type(None)), hint)
+        if isinstance(inner, type) and issubclass(inner, msgspec.Struct):
+            many = "[]" if get_origin(hint) is tuple else ""
+            yield from fields_of(inner, f"{before}{name}{many}.")
+        else:
+            yield before + name
+
+
 def configuration() -> str:
     """Every setting in its three forms."""
     adjustable = " and ".join(f"`{setting.flag}`" for setting in SETTINGS if setting.adjustable)
@@ -231,7 +299,12 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="fail where a document is out of date")
     check = parser.parse_args().check
     stale = []
-    for name, text in (("metrics.md", metrics()), ("configuration.md", configuration())):
+    written = {
+        "metrics.md": metrics(),
+        "configuration.md": configuration(),
+        "triton-fields.md": triton_fields(),
+    }
+    for name, text in written.items():
         path = DOCS / name
         if check and (not path.exists() or path.read_text() != text):
             stale.append(f"docs/{name}")

@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from random import Random
 from typing import Protocol
 
@@ -111,6 +112,8 @@ class Publisher:
         self._notes = notes
         self._flush = flush
         self._queue: deque[Item | Later] = deque()
+        self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
+        """By the number of items that are to be safe first."""
         self._overflowed = 0
         self._lost = 0
         """Of the notes lost, those that are counted."""
@@ -143,6 +146,10 @@ class Publisher:
         """Replace what the stream says about its engines; known ones keep their index."""
         self._engines = list(engines)
         self._described.set()
+
+    def after(self, then: Callable[[], None]) -> None:
+        """Call ``then``, in the publisher's thread, once all that was said before is safe."""
+        self._queue.append(partial(self._wait, then))
 
     @property
     def queued(self) -> int:
@@ -202,6 +209,7 @@ class Publisher:
         processes.leave_alone(self._sender, self._thread, self._stop, self._described)
         self._thread = None
         self._queue = deque()
+        self._waiting = deque()
         if self._notes is not None:
             self._notes.clear()
 
@@ -277,6 +285,18 @@ class Publisher:
         if not self._is_idle():
             self._encode()
             self._pump(socket)
+        if self._waiting:
+            self._settle()
+
+    def _wait(self, then: Callable[[], None]) -> Iterable[Item]:
+        self._waiting.append((self._sender.added, then))
+        return ()
+
+    def _settle(self) -> None:
+        """Until a Hello is answered, the exporter may not know what it says."""
+        settled = self._sender.settled if self.connected and not self._described.is_set() else -1
+        while self._waiting and self._waiting[0][0] <= settled:
+            self._waiting.popleft()[1]()
 
     def _give_up(self) -> None:
         """Another process has the stream's name: say so once, and take nothing any more."""

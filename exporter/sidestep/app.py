@@ -20,7 +20,8 @@ from sidestep import __version__, logs
 from sidestep.catalogue import DIALECTS
 from sidestep.config import Config
 from sidestep.durable import StateDirectory
-from sidestep.errors import ConfigError, RunError
+from sidestep.ending import Ending
+from sidestep.errors import ConfigError
 from sidestep.http import Pages, application
 from sidestep.ingest import Ingest
 from sidestep.intake import Intake
@@ -232,9 +233,9 @@ def installed_sources(config: Config, intake: Intake) -> list[Source]:
             raise
         except Exception as error:
             raise ConfigError(f"source {point.name}: {error!r}") from error
-    if (config.subscribe or config.scrape) and not found:
+    if (config.subscribe or config.scrape or config.triton) and not found:
         raise ConfigError(
-            "nothing here can subscribe or scrape: install sidestep anew, with its entry points"
+            "nothing here can subscribe or poll: install sidestep anew, with its entry points"
         )
     return found
 
@@ -282,27 +283,13 @@ async def serve(config: Config, reload: Callable[[], Config] | None = None) -> N
 
     Raises:
         ConfigError: An address or endpoint cannot be had.
-        RunError: A bug outside of one item's or one request's handling; better to be
-            started again than to serve a page that stands still.
+        RunError: See ``Ending.check``.
     """
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    bugs: list[BaseException] = []
-
-    def on_error(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        error = context.get("exception")
-        log.error("%s", context.get("message"), exc_info=error)
-        # Only a callback of the loop has a handle; the rest are connections that broke.
-        if error is not None and "handle" in context:
-            bugs.append(error)
-            stop.set()
-
-    loop.set_exception_handler(on_error)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    ending = Ending()
     raise_open_files()
     exporter = Exporter(config)
     if reload is not None:
+        loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGHUP, on_hangup, exporter, reload)
     async with exporter.running():
         log.info(
@@ -312,7 +299,6 @@ async def serve(config: Config, reload: Callable[[], Config] | None = None) -> N
             ", ".join(exporter.endpoints),
             exporter.promise,
         )
-        await stop.wait()
-    if bugs:
-        raise RunError(f"stopped by a bug: {bugs[0]!r}; please report it with the log")
+        await ending.stop.wait()
+    ending.check()
     log.info("drained and stopped")

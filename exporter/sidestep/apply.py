@@ -15,6 +15,7 @@ from sidestep.residency.follower import Lives
 from sidestep.samples import add_samples
 from sidestep.sglang_items import SglangItems
 from sidestep.stream_items import StreamItems
+from sidestep.triton_items import TritonItems
 from sidestep.vllm_items import VllmItems
 from sidestep.wire.items import Item, Samples
 from sidestep.wire.totals import Record
@@ -49,6 +50,7 @@ DIALECTS: Mapping[str, type[Items]] = {
     "vllm": VllmItems,
     "sglang": SglangItems,
     "stream": StreamItems,
+    "triton": TritonItems,
 }
 
 ANYBODYS = {"refused_observations"}
@@ -104,7 +106,14 @@ class Applier:
             self._of[engine.layout.dialect].untracked(engine, untracked)
         if totals.blocks:
             self.abandon(engine)
-        return add_record(self.registry, engine, record)
+        if totals.looked:
+            # What was new at the first look; the record has what was new since.
+            self.apply(engine, totals.looked[0])
+        moved = add_record(self.registry, engine, record)
+        if totals.looked:
+            engine.looked = totals.looked[-1]
+            engine.absent = engine.looked.stats is None
+        return moved
 
     def abandon(self, engine: Engine) -> None:
         """Let go of all lives of the engine's blocks: what comes does not continue them."""

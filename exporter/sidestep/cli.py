@@ -130,6 +130,23 @@ def record(file: Path, listen: str | None, connect: str) -> None:
     click.echo(f"recorded {tee.items} items to {file}", err=True)
 
 
+@cli.command("poll-triton")
+@click.argument("servers", metavar="URL[,OPTION=VALUE...]...", nargs=-1, required=True)
+@click.option("--connect", metavar="ENDPOINT", help="The exporter's ingest endpoint.")
+@click.option("--namespace", metavar="NAME", help="Before the identities of what is polled.")
+def poll_triton(servers: tuple[str, ...], connect: str | None, namespace: str | None) -> None:
+    """Poll Triton servers as serve --triton does, and push what they say to an exporter elsewhere."""
+    from sidestep_adapters.connection import keys_for
+    from sidestep_adapters.environment import namespace as usual_namespace
+    from sidestep_adapters.poll_triton import poll
+
+    config = read({"triton": servers}, os.environ)
+    logs.set_up(config.log_level, config.log_format)
+    endpoint = _endpoint(connect or os.environ.get("SIDESTEP_ENDPOINT") or default_endpoint())
+    keys_for(endpoint)
+    asyncio.run(poll(config.triton, endpoint, namespace or usual_namespace()))
+
+
 @cli.command()
 @click.argument("name")
 @click.option(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from sidestep import buckets, parsing, polls, subscriptions
+from sidestep import buckets, parsing, polls, subscriptions, triton_servers
 from sidestep.errors import ConfigError
 from sidestep.polls import Target
 from sidestep.subscriptions import Subscription
@@ -145,6 +145,17 @@ SETTINGS: tuple[Setting, ...] = (
         shown=polls.without_secrets,
     ),
     Setting(
+        "triton",
+        "Poll the statistics of a Triton server, http://HOST:8000, and show them beside engines."
+        " Repeatable; in the variable blanks separate. See triton.md.",
+        triton_servers.parse,
+        (),
+        repeatable=True,
+        metavar=triton_servers.FORM,
+        separator=None,
+        shown=polls.without_secrets,
+    ),
+    Setting(
         "limits.memory-soft",
         "Resident memory from which no new streams are taken; 0 is off.",
         parsing.whole,
@@ -273,6 +284,7 @@ class Config:
     ingest_ipc_group: str
     subscribe: tuple[Subscription, ...]
     scrape: tuple[Target, ...]
+    triton: tuple[triton_servers.Server, ...]
     limits_memory_soft: int
     limits_memory_hard: int
     state_dir: str
@@ -329,6 +341,7 @@ def read(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
     checks: dict[str, Callable[[Any], Any]] = {
         "subscribe": subscriptions.checked,
         "scrape": polls.checked,
+        "triton": triton_servers.checked,
     }
     for key, check in checks.items():
         try:

@@ -16,6 +16,7 @@ from sidestep.plan import Layout, Placed
 from sidestep.residency.follower import Residency
 from sidestep.wire.limits import MAX_OPEN_VALUES
 from sidestep.wire.messages import CORE_INFO, KV_SAMPLING, EngineInfo
+from sidestep.wire.triton import TritonStats
 
 Number = int | float
 Key = tuple[str, ...]
@@ -77,9 +78,13 @@ class Engine:
         throughput: Prompt and generated tokens per second of the last interval.
         requests: Its requests in flight, where it sends request events.
         blocks: Its KV blocks, where it sends events of them.
+        looked: What was last read of statistics that its server keeps.
+        looked_first: What was first, where only the exporter knows what was before.
+        absent: Whether its server does not have it now: nothing of it is shown.
     """
 
     __slots__ = (
+        "absent",
         "blocks",
         "bounds",
         "closed",
@@ -102,6 +107,8 @@ class Engine:
         "last_seen",
         "layout",
         "live",
+        "looked",
+        "looked_first",
         "mm_hits",
         "open",
         "open_bytes",
@@ -144,6 +151,9 @@ class Engine:
         self.throughput: tuple[float, float] | None = None
         self.requests: Lifecycle | None = None
         self.blocks: Residency | None = None
+        self.looked: TritonStats | None = None
+        self.looked_first: TritonStats | None = None
+        self.absent = False
         self.restarts = 0
         self.streams: set[int] = set()
         self.seen: set[str] = set()

@@ -15,6 +15,7 @@ from functools import partial
 import msgspec
 
 from sidestep.apply import Applier
+from sidestep.catalogue import is_part
 from sidestep.catalogue.self_metrics import PER_ENGINE
 from sidestep.descriptions import check as check_engines
 from sidestep.descriptions import excess
@@ -190,12 +191,28 @@ class Intake:
         self._arrived = self._wall()
         self._applied(engine)
 
+    def part(self, stream: Stream, identity: str) -> None:
+        """A stream of this process feeds one of its engines no more."""
+        stream.engines = [info for info in stream.engines if info.id != identity]
+        self.receiver.changes += 1
+        fed = self._engines.get(stream.incarnation, [])
+        for engine in fed:
+            if engine.id == identity:
+                engine.streams.discard(stream.incarnation)
+                engine.heard = max(engine.heard, stream.heard)
+                self.registry.touch(engine)
+        fed[:] = [engine for engine in fed if engine.id != identity]
+
+    def silence(self, stream: Stream, heard: float) -> None:
+        """Nothing was heard of ``stream`` since ``heard``: it feeds nobody until it is heard again."""
+        stream.silent = True
+        self._part(stream, heard)
+
     def pass_time(self, now: float) -> None:
         """Notice who has fallen silent; about once a second."""
         for stream in self.receiver.streams.values():
             if stream.open and not stream.silent and now - stream.heard >= SILENT:
-                stream.silent = True
-                self._part(stream, stream.heard)
+                self.silence(stream, stream.heard)
             if stream.incarnation in self._engines and now - stream.heard >= GONE:
                 # Its engines are not shown any more: before it feeds any it has to greet.
                 self._leave(stream.incarnation, stream.heard)
@@ -330,6 +347,7 @@ class Intake:
         keys = [
             ((engine.name, *(engine.labels.get(name, "") for name in PER_ENGINE[1:])), engine)
             for engine in self.registry.engines.values()
+            if not is_part(engine.layout.dialect, engine.labels)
         ]
         often = Counter(key for key, _ in keys)
         # What a stream tells of an engine that also pushes does not change how that one is shown.

@@ -93,6 +93,9 @@ def restored(registry: Registry, record: Record) -> Engine:
     engine.restarts = record.totals.restarts
     _merge(registry, engine, record)
     engine.last_seen = record.totals.last_seen
+    if record.totals.looked:
+        engine.looked = record.totals.looked[-1]
+        engine.absent = engine.looked.stats is None
     engine.live = False
     return engine
 

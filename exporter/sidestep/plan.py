@@ -15,6 +15,7 @@ import functools
 import types
 import typing
 from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -37,11 +38,13 @@ from sidestep.lifecycle.outcomes import Outcomes
 from sidestep.wire.items import SglangStats, VllmStep
 from sidestep.wire.limits import OTHER
 from sidestep.wire.streams import ForwardPass, LoadStat
+from sidestep.wire.triton import ModelStats
 
 STEPS: Mapping[str, tuple[type[msgspec.Struct], ...]] = {
     "vllm": (VllmStep, Outcomes),
     "sglang": (SglangStats,),
     "stream": (ForwardPass, LoadStat),
+    "triton": (ModelStats,),
 }
 """The structs whose fields a dialect's paths name."""
 
@@ -202,6 +205,15 @@ class Layout:
         """Every name that a family of the catalogue takes on a page, as family or as sample."""
         return frozenset().union(*(taken(p.row.name, p.row.kind) for p in self.placed))
 
+    def names_with(self, features: AbstractSet[str]) -> frozenset[str]:
+        """``names`` without those of rows that only other features than ``features`` show."""
+        hidden = [
+            placed.row
+            for placed in self.placed
+            if placed.row.name in self.gated and placed.row.feature not in features
+        ]
+        return self.names.difference(*(taken(row.name, row.kind) for row in hidden))
+
     @functools.cached_property
     def histogram_names(self) -> tuple[str, ...]:
         """By slot: the family, and where it has a label the label's value."""
@@ -345,7 +357,7 @@ class _Compiler:
     def connect(self, placed: Placed, path: str, slot: int | None) -> None:
         """Add the reading of ``path`` to the section of its struct, below every root that has it."""
         first = path.partition(".")[0].removesuffix("[]")
-        below = [struct for struct in self.roots if first in typing.get_type_hints(struct)]
+        below = [struct for struct in self.roots if hasattr(struct, first)]
         if not below:
             raise CatalogueError(f"{placed.row.name}: no item has a field {first}")
         for struct in below:

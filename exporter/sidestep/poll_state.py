@@ -11,7 +11,6 @@ from typing import Literal
 State = Literal["up", "stale", "down"]
 STATES: tuple[State, ...] = ("up", "stale", "down")
 GRACE = 30.0
-"""Seconds without an answer after which nothing that was said before is shown any more."""
 PATIENT = frozenset({"slow", "unreadable"})
 """Causes that say nothing about the server."""
 
@@ -21,14 +20,17 @@ class PollState:
 
     Args:
         interval: Seconds after which an answer is awaited for too long.
+        grace: Seconds without an answer after which what was said before is shown no more; by
+            default ``GRACE``.
 
     Attributes:
         state: ``up``: it answers. ``stale``: an answer is awaited for too long; the last one is
             shown. ``down``: nothing is shown; so it is before the first answer.
     """
 
-    def __init__(self, interval: float) -> None:
+    def __init__(self, interval: float, grace: float | None = None) -> None:
         self._interval = interval
+        self._grace = GRACE if grace is None else grace
         self._since: float | None = None
         """When the first question was asked that has no answer."""
         self.state: State = "down"
@@ -62,7 +64,7 @@ class PollState:
         """Time has passed."""
         if self.state != "down" and self._since is not None:
             awaited = now - self._since
-            if awaited >= GRACE:
+            if awaited >= self._grace:
                 self.state = "down"
             elif awaited > self._interval:
                 self.state = "stale"

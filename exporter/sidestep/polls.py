@@ -18,6 +18,7 @@ from sidestep.wire.limits import MAX_LABEL_CHARS
 FORM = "URL[,option=value...]"
 COMMON = ("interval", "timeout", "ca", "cert", "key", "keepalive")
 HEADER = "header."
+SECURE = ("https://", "grpcs://")
 INTERVAL, TIMEOUT = 1.0, 60.0
 MIN_SECONDS, MAX_SECONDS = 0.05, 3600.0
 MAX_TARGETS = 64
@@ -199,8 +200,8 @@ def _check_files(url: str, given: Mapping[str, str]) -> None:
     if "key" in given and "cert" not in given:
         raise ValueError("key= needs cert=")
     urls = (url, *given.values())
-    if {"ca", "cert"} & set(given) and not any(each.startswith("https://") for each in urls):
-        raise ValueError("ca=, cert= and key= need a URL that begins with https://")
+    if {"ca", "cert"} & set(given) and not any(each.startswith(SECURE) for each in urls):
+        raise ValueError("ca=, cert= and key= need a URL that begins with https:// or grpcs://")
 
 
 def _seconds(name: str, given: Mapping[str, str], default: float) -> float:

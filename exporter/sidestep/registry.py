@@ -75,6 +75,7 @@ class Registry:
         questions: Parallel samples, which may be spread over engines.
         kept: Engines of which nothing was heard for long: not shown, but when one
             comes back its counters go on.
+        partial: Whether another process has what came before: this one's counts will be added there.
         version: Changes with every applied item, so that a page can be reused.
         limited: What went to ``__other__`` or was refused since there were too many, by limit.
         open_series: Children of self-described families, of all engines.
@@ -99,6 +100,7 @@ class Registry:
         self.questions = Questions()
         self.engines: dict[str, Engine] = {}
         self.kept: dict[str, Engine] = {}
+        self.partial = False
         self.version = 0
         self.limited: Counter[str] = Counter(dict.fromkeys(LIMITS, 0))
         self.open_series = self.open_bytes = 0
@@ -183,8 +185,11 @@ class Registry:
 
     def _names(self) -> list[AbstractSet[str]]:
         """What no other exporter's family may be called: also what is not on the page just now."""
-        layouts = {engine.layout for engine in self.engines.values()}
-        return [self.reserved, self.open_names, *(layout.names for layout in layouts)]
+        features: dict[Layout, set[str]] = {}
+        for engine in self.engines.values():
+            features.setdefault(engine.layout, set()).update(engine.features)
+        names = [layout.names_with(found) for layout, found in features.items()]
+        return [self.reserved, self.open_names, *names]
 
     def _is_renamed(self, engine: Engine, info: EngineInfo) -> bool:
         """Whether it comes back under other labels; while one stream says others, the first stand."""

@@ -17,6 +17,7 @@ from sidestep.catalogue.model import (
     Info,
     Kind,
     Reading,
+    Row,
     Same,
 )
 from sidestep.engine import Engine, Key, Number
@@ -87,7 +88,7 @@ def showing(registry: Registry, dialect: str, placed: Placed) -> list[Engine]:
     row = placed.row
     layout = registry.layouts[dialect]
     hidden = row.feature if row.name in layout.gated else ""
-    found = [e for e in registry.engines.values() if e.layout is layout]
+    found = [e for e in registry.engines.values() if e.layout is layout and not e.absent]
     if row.kind == "gauge":
         found = [engine for engine in found if engine.live]
     if hidden:
@@ -104,7 +105,7 @@ def showing(registry: Registry, dialect: str, placed: Placed) -> list[Engine]:
 
 def children(engine: Engine, family: Family) -> Iterable[Child]:  # noqa: PLR0911
     """The series of ``engine`` in ``family``; none where it has no sample yet."""
-    if family.kind == "gauge" and not engine.live:
+    if engine.absent or (family.kind == "gauge" and not engine.live):
         return ()
     if not family.places:
         found = engine.open.get(family.name)
@@ -123,14 +124,19 @@ def children(engine: Engine, family: Family) -> Iterable[Child]:  # noqa: PLR091
     if placed.where == "scalars":
         found_values = zip(placed.values_of_label, placed.slots, strict=True)
         values = engine.values
-        return [(key, v) for key, slot in found_values if (v := values[slot]) is not None]
+        found_scalars = [(key, v) for key, slot in found_values if (v := values[slot]) is not None]
+        return _in_unit(found_scalars, placed.row)
     if placed.where == "histogram":
         found_histograms = zip(placed.values_of_label, placed.slots, strict=True)
         histograms = engine.histograms
         return [(key, h) for key, slot in found_histograms if (h := histograms[slot]) is not None]
     if placed.where == "keyed":
-        return engine.keyed[placed.slots[0]].items()
+        return _in_unit(engine.keyed[placed.slots[0]].items(), placed.row)
     return _computed(engine, placed)
+
+
+def _in_unit(found: Iterable[tuple[Key, Number]], row: Row) -> Iterable[Child]:
+    return found if row.per == 1 else [(key, value / row.per) for key, value in found]
 
 
 def _computed(engine: Engine, placed: Placed) -> Iterable[Child]:
@@ -201,6 +207,6 @@ def _combine(values: list[Number | Histogram], rule: Combine) -> Number | Histog
                 total.add(other.counts, other.sum)
         return total
     numbers = [value for value in values if not isinstance(value, Histogram)]
-    if rule == "max":
-        return max(numbers)
+    if rule in ("min", "max"):
+        return min(numbers) if rule == "min" else max(numbers)
     return sum(numbers) / len(numbers) if rule == "mean" else sum(numbers)

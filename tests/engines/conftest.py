@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from engines import triton_server
 from engines.sglang_server import interpreter
 from engines.tiny_model import make_adapter, make_model
 
@@ -31,6 +32,15 @@ def sglang_python() -> Path:
     python = interpreter()
     if not python.exists():
         pytest.skip("no SGLang; make one with tools/setup_sglang.sh")
+    return python
+
+
+@pytest.fixture(scope="session")
+def triton_python() -> Path:
+    """The interpreter of Triton's environment."""
+    python = triton_server.interpreter()
+    if not python.exists():
+        pytest.skip("no Triton; make one with tools/setup_triton.sh")
     return python
 
 

@@ -148,6 +148,7 @@ LEFT_OUT = [
     ("process_a 1\nsidestep_b 1\npython_c 1\nd 1\n", {"ours": 3}, "d 1"),
     (f'a 1\nb{{c="{"d" * 70000}"}} 1\n', {"too_long": 1}, "a 1"),
     ('a 1\nb{c="\xff"} 1\n', {"not_utf8": 1}, "a 1"),
+    ('a 1\nb{c="\0"} 1\nb 1 -1\n# HELP a \0\n', {"bad_line": 3}, "a 1"),
 ]
 
 
@@ -254,7 +255,7 @@ def passing_pieces(passing: Passing) -> Iterator[str]:
 def test_timestamps_are_passed_on() -> None:
     """In the unit of each format; a series may have one now and then."""
     passing = Passing()
-    for page in ("a 1\nb 2\n", "a 1 1700000000123\nb 2\n", "a 1 -61000\nb 2 5\n"):
+    for page in ("a 1\nb 2\n", "a 1 1700000000123\nb 2\n", "a 1 61000\nb 2 5\n"):
         passing.take(page)
         assert samples(passing.show()) == samples(page)
         assert openmetrics_samples(passing.show(openmetrics=True)) == samples(page)
@@ -263,9 +264,31 @@ def test_timestamps_are_passed_on() -> None:
     assert "a 1 1700000000.123\n" in passing.show(openmetrics=True)
 
 
+@pytest.mark.usefixtures("no_garbage")
+def test_what_is_not_shown_any_more_is_gone() -> None:
+    """At once, and not when garbage is collected: after another page, and after none."""
+    passing = Passing((), ())
+    for number in range(3):
+        passing.take(f"a{number} 1\n")
+        passing.take(f"b{number} 1\n", 1)
+        passing.show()
+    found = [plans()]
+    passing.page(0).hide()
+    found.append(plans())
+    passing.page(1).hide()
+    found.append(plans())
+
+    assert found == [2, 1, 0]
+
+
+def plans() -> int:
+    """How many are in memory."""
+    return sum(isinstance(each, pages.Plan) for each in gc.get_objects())
+
+
 def test_any_character_can_be_in_a_label() -> None:
     """Also those that mean something to whoever writes pages."""
-    page = 'a{b="%b %% %s \0 \r { } \u2028 \\\\n"} 1\n'
+    page = 'a{b="%b %% %s \r { } \u2028 \\\\n"} 1\n'
 
     assert shown(page).endswith(page)
 
@@ -339,9 +362,11 @@ LINES = st.sampled_from(
         "python_a 1",
         "",
         "#",
+        'a{x="\0"} 1',
+        "a 1 -1",
     ]
 )
-PAGES = st.lists(LINES | st.text('ab{}="x, 1\n#', max_size=12), max_size=25)
+PAGES = st.lists(LINES | st.text('ab{}="x, 1\n#\0', max_size=12), max_size=25)
 
 
 def readable(text: str) -> None:

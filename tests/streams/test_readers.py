@@ -10,7 +10,7 @@ import pytest
 
 from intakes import Fed
 from recorded import read
-from sidestep.feeds import MAX_FED, Feed
+from sidestep.feeds import MAX_FED, RankFeed
 from sidestep.registry import GONE, SILENT
 from sidestep.snapshot import Capture, restore
 from sidestep.subscriptions import parse
@@ -34,7 +34,7 @@ class Stream:
         self.fed = fed or Fed(rate=1.0)
         (subscription,) = parse(text)
         reader = READERS[subscription.kind]
-        self.feed = Feed(self.fed.intake, subscription, reader.feature)
+        self.feed = RankFeed(self.fed.intake, subscription, reader.feature)
         self.reader = reader(self.feed)
 
     def take(self, *payloads: object) -> None:

@@ -52,14 +52,18 @@ class Answer:
 
 
 class Client:
-    """Asks one target, one question at a time, between ``open`` and ``close``.
+    """Asks one target, between ``open`` and ``close``.
 
     Redirects are not followed and nothing is compressed: headers with secrets go to nobody
     else, and a small answer cannot grow.
+
+    Args:
+        at_once: Questions that may be under way.
     """
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, at_once: int = 1) -> None:
         self.target = target
+        self._at_once = at_once
         self._tls_files: Files | None = None
         self._tls: ssl.SSLContext | bool = True
         self._session: aiohttp.ClientSession | None = None
@@ -78,7 +82,9 @@ class Client:
         traces.on_connection_create_end.append(_connected)
         traces.on_connection_reuseconn.append(_connected)
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=1, force_close=not self.target.keepalive),
+            connector=aiohttp.TCPConnector(
+                limit=self._at_once, force_close=not self.target.keepalive
+            ),
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS, sock_connect=None),
             auto_decompress=False,
@@ -142,9 +148,9 @@ class Client:
             raise PollError("unreachable", detail) from None
         except (aiohttp.ClientConnectionError, OSError) as error:
             # Its own words also tell of an SSL option that nobody gave.
-            raise PollError("unreachable", _line(getattr(error, "os_error", error))) from None
+            raise PollError("unreachable", line(getattr(error, "os_error", error))) from None
         except (aiohttp.ClientError, ValueError) as error:
-            raise PollError("bad_answer", _line(error)) from None
+            raise PollError("bad_answer", line(error)) from None
 
     async def _headers(self, accept: str) -> CIMultiDict[str]:
         """Of one question; a secret may be another one every time."""
@@ -173,7 +179,7 @@ class Client:
             self._tls = client_context(self.target, files)
             self._tls_files = files
         return {
-            header.name: header.text + (_secret(Path(header.file)) if header.file else "")
+            header.name: header.text + (secret(Path(header.file)) if header.file else "")
             for header in self.target.headers
         }
 
@@ -207,7 +213,12 @@ def client_context(target: Target, files: Files) -> ssl.SSLContext | bool:
     return context
 
 
-def _secret(path: Path) -> str:
+def secret(path: Path) -> str:
+    """What a header's file holds.
+
+    Raises:
+        ConfigError: It cannot be read, or is not one line.
+    """
     text = Files().read(path, MAX_HEADER_FILE_BYTES).decode("latin-1").strip()
     if not HEADER_TEXT.fullmatch(text):
         raise ConfigError(f"{path}: not one line of ASCII")
@@ -225,10 +236,10 @@ async def _answer(response: aiohttp.ClientResponse, kinds: Collection[str]) -> A
         raise PollError(f"http_{response.status}", await _reason(response))
     kind = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
     if kind and kind not in kinds:
-        raise PollError("bad_answer", f"it is {_line(kind)}, not {' or '.join(kinds)}")
+        raise PollError("bad_answer", f"it is {line(kind)}, not {' or '.join(kinds)}")
     packing = response.headers.get("Content-Encoding", "identity").strip().lower()
     if packing != "identity":
-        raise PollError("bad_answer", f"it is packed as {_line(packing)}, which nobody asked for")
+        raise PollError("bad_answer", f"it is packed as {line(packing)}, which nobody asked for")
     chunks: list[bytes] = []
     size = 0
     try:
@@ -238,7 +249,7 @@ async def _answer(response: aiohttp.ClientResponse, kinds: Collection[str]) -> A
                 raise PollError("bad_answer", f"more than {MAX_BODY_BYTES >> 20} MiB")
             chunks.append(chunk)
     except (aiohttp.ClientError, OSError) as error:
-        raise PollError("truncated", f"it ended after {size} bytes: {_line(error)}") from None
+        raise PollError("truncated", f"it ended after {size} bytes: {line(error)}") from None
     return Answer(kind, chunks)
 
 
@@ -256,9 +267,9 @@ async def _reason(response: aiohttp.ClientResponse) -> str:
     ):
         said = None
     text = said.get("error") if isinstance(said, dict) else None
-    return _line(text if isinstance(text, str) else response.reason or "no reason given")
+    return line(text if isinstance(text, str) else response.reason or "no reason given")
 
 
-def _line(text: object) -> str:
+def line(text: object) -> str:
     """One printable line, not long."""
     return _SPACES.sub(" ", str(text) or repr(text)).strip()[:MAX_REASON_CHARS]

@@ -1,4 +1,4 @@
-"""The subscribers that ``--subscribe`` asks for."""
+"""What runs in the exporter itself: the subscribers of ``--subscribe``, the pollers of ``--triton``."""
 
 from __future__ import annotations
 
@@ -8,13 +8,24 @@ import zmq
 
 from sidestep.config import Config
 from sidestep.errors import ConfigError, WireError
-from sidestep.feeds import Feed
+from sidestep.feeds import RankFeed
 from sidestep.intake import Intake
+from sidestep.sources import Source
+from sidestep_adapters.sources import tritons
 from sidestep_adapters.sources.readers import READERS
 from sidestep_adapters.sources.subscriber import Subscriber
 
 
-def sources(config: Config, intake: Intake) -> Sequence[Subscriber]:
+def sources(config: Config, intake: Intake) -> Sequence[Source]:
+    """All that ``config`` asks for.
+
+    Raises:
+        ConfigError: One cannot be made.
+    """
+    return [*subscribers(config, intake), *tritons.sources(config, intake)]
+
+
+def subscribers(config: Config, intake: Intake) -> Sequence[Subscriber]:
     """One for each publisher, all of one context, which ends with the last of them.
 
     Raises:
@@ -34,7 +45,7 @@ def sources(config: Config, intake: Intake) -> Sequence[Subscriber]:
     found: list[Subscriber] = []
     for subscription in config.subscribe:
         reader = READERS[subscription.kind]
-        feed = Feed(intake, subscription, reader.feature)
+        feed = RankFeed(intake, subscription, reader.feature)
         try:
             feed.check()
         except WireError as error:

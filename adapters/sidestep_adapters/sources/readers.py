@@ -11,7 +11,7 @@ from msgspec import Raw
 from sidestep.catalogue.streams import FORWARD_PASS, KV_EVENTS, LOAD
 from sidestep.engine import Engine
 from sidestep.errors import WireError
-from sidestep.feeds import Feed
+from sidestep.feeds import RankFeed
 from sidestep.wire.blocks import CacheChange, CacheEvents
 from sidestep.wire.limits import MAX_OBSERVATIONS
 from sidestep_adapters.sources import forward_pass, kv_events, load
@@ -31,7 +31,7 @@ class Reader(Protocol):
     feature: ClassVar[str]
     mark: Sequence[int]
 
-    def __init__(self, feed: Feed) -> None: ...
+    def __init__(self, feed: RankFeed) -> None: ...
 
     def take(self, payload: bytes, now: float) -> None:
         """Apply a message.
@@ -50,7 +50,7 @@ class KvEvents:
     feature: ClassVar[str] = KV_EVENTS
     mark: Sequence[int] = ()
 
-    def __init__(self, feed: Feed) -> None:
+    def __init__(self, feed: RankFeed) -> None:
         self._feed = feed
         self._source = 0
         self._word: CacheChange | None = None
@@ -119,7 +119,7 @@ class ForwardPasses:
     feature: ClassVar[str] = FORWARD_PASS
     mark: Sequence[int] = ()
 
-    def __init__(self, feed: Feed) -> None:
+    def __init__(self, feed: RankFeed) -> None:
         self._feed = feed
 
     def take(self, payload: bytes, now: float) -> None:
@@ -140,7 +140,7 @@ class Loads:
 
     feature: ClassVar[str] = LOAD
 
-    def __init__(self, feed: Feed) -> None:
+    def __init__(self, feed: RankFeed) -> None:
         self._feed = feed
         self.mark: Sequence[int] = feed.mark[1:]
 
@@ -170,7 +170,7 @@ READERS: Mapping[str, type[Reader]] = {
 }
 
 
-def _label(feed: Feed, rank: int | None) -> str:
+def _label(feed: RankFeed, rank: int | None) -> str:
     return str(feed.subscription.rank if rank is None else rank)
 
 

@@ -1,10 +1,12 @@
-"""The pages that ``--scrape`` asks for."""
+"""The pages that ``--scrape`` asks for, and ``metrics=`` of ``--triton``."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+import dataclasses
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager
 
+from sidestep.catalogue.triton import FED
 from sidestep.config import Config
 from sidestep.errors import ConfigError
 from sidestep.intake import Intake
@@ -28,12 +30,12 @@ def sources(config: Config, intake: Intake) -> Sequence[Poller[Answer]]:
     passed, metrics = intake.registry.passed, intake.metrics
     found: list[Poller[Answer]] = []
     pages: list[tuple[Target, Page]] = []
-    for target in config.scrape:
+    for flag, target, excluded in _targets(config):
         try:
             Client(target).check()
         except ConfigError as error:
-            raise ConfigError(f"--scrape {target.name}: {error}") from None
-        page = passed.page(target.labels)
+            raise ConfigError(f"{flag} {target.name}: {error}") from None
+        page = passed.page(target.labels, excluded)
         pages.append((target, page))
         found.append(page_poller(target, target.url, page, metrics, PREFIX))
     metrics.read(f"{PREFIX}state", states(found))
@@ -53,6 +55,15 @@ def sources(config: Config, intake: Intake) -> Sequence[Poller[Answer]]:
         ],
     )
     return found
+
+
+def _targets(config: Config) -> Iterator[tuple[str, Target, Collection[str]]]:
+    """Who says so, the target, and the families that are not wanted from there."""
+    for target in config.scrape:
+        yield "--scrape", target, ()
+    for server in config.triton:
+        if server.metrics:
+            yield "--triton", dataclasses.replace(server.target, url=server.metrics), FED
 
 
 def page_poller(

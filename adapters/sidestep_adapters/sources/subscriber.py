@@ -11,7 +11,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from sidestep.errors import ConfigError, WireError
-from sidestep.feeds import Feed
+from sidestep.feeds import RankFeed
 from sidestep.logs import Limited
 from sidestep.wire.limits import MAX_FRAME_BYTES
 from sidestep_adapters.sources.frames import Frames, Socket, make
@@ -53,7 +53,7 @@ class Subscriber:
 
     def __init__(
         self,
-        feed: Feed,
+        feed: RankFeed,
         reader: Reader,
         context: zmq.Context[Socket],
         released: Callable[[], None] = lambda: None,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from sidestep.catalogue import common as common_names
 from sidestep.catalogue import (
     engine_core,
@@ -12,6 +14,7 @@ from sidestep.catalogue import (
     sglang_requests,
     sglang_scheduler,
     streams,
+    triton,
     vllm,
     vllm_connectors,
     vllm_legacy,
@@ -37,14 +40,24 @@ DIALECTS: dict[str, tuple[Row, ...]] = {
         vllm_own.REFUSED,
     ),
     "stream": streams.ROWS,
+    "triton": triton.ROWS,
 }
 """Rows by the dialect that an engine's hello names."""
 
-APART = {"stream"}
+APART = {"stream", "triton"}
 """Dialects no family of which is another's, so that their engines may have another's labels."""
+
+PARTS = {"triton": set(triton.MODEL)}
+"""Labels of those engines of a dialect that are parts of another: versions of a server's models."""
 
 COMMON: dict[str, tuple[Row, ...]] = {"vllm": common_names.VLLM, "sglang": common_names.SGLANG}
 """Likewise, under names that are the same for all engines."""
+
+
+def is_part(dialect: str, labels: Collection[str]) -> bool:
+    """Whether an engine with such labels is but a part of one that is told of by itself."""
+    part = PARTS.get(dialect)
+    return part is not None and part <= set(labels)
 
 
 def rows_of(dialect: str, *, legacy: bool = False, common: bool = False) -> tuple[Row, ...]:

@@ -12,10 +12,12 @@ Kind = Literal["counter", "gauge", "histogram", "summary"]
 """A summary has a sum and a count, no quantiles; Samples items feed it."""
 OBSERVED = frozenset({"histogram", "summary"})
 """Kinds that count observations."""
-Combine = Literal["sum", "max", "mean"]
+Combine = Literal["sum", "min", "max", "mean"]
 Status = Literal["live", "deprecated", "hidden"]
 """``deprecated``: the engine still has it, we still show it; ``hidden``: only with ``--metrics.legacy``."""
 
+TRITON = "nv_"
+"""What the names of Triton's own families begin with."""
 ENGINE_LABELS = ("engine", "model_name")
 """What nearly every series of an engine carries."""
 
@@ -107,6 +109,7 @@ class Row:
         buckets: Bucket family of a histogram.
         bounds: Bounds of a histogram that belongs to no family.
         combine: How the engines of a pod make one number.
+        per: How many of what is kept make one of what is shown: nanoseconds of microseconds.
         feature: Shown from the start only where the hello names this option;
             otherwise from its first data on.
         since: First release of the engine that has it, where known.
@@ -126,6 +129,7 @@ class Row:
     buckets: str = ""
     bounds: tuple[float, ...] = ()
     combine: Combine = "sum"
+    per: int = 1
     feature: str = ""
     since: str = ""
     until: str = ""
@@ -173,10 +177,13 @@ def check(rows: tuple[Row, ...]) -> tuple[Row, ...]:
 
 def _check_kind(row: Row) -> None:
     ours, total = row.name.startswith("sidestep_"), row.name.endswith("_total")
-    # An engine may have named a gauge like a counter.
-    if (row.kind == "counter" and not total) or (row.kind == "gauge" and total and ours):
+    # An engine may have named a gauge like a counter, and Triton no counter so.
+    named = total or row.name.startswith(TRITON)
+    if (row.kind == "counter" and not named) or (row.kind == "gauge" and total and ours):
         raise CatalogueError(f"{row.name}: counters, and no gauges of ours, end in _total")
     if row.kind == "histogram" and bool(row.buckets) == bool(row.bounds):
         raise CatalogueError(f"{row.name}: a histogram has a bucket family or bounds")
+    if row.per != 1 and row.kind not in ("counter", "gauge"):
+        raise CatalogueError(f"{row.name}: only a plain number is kept in another unit")
     if row.kind == "summary" and not isinstance(row.source, Sampled):
         raise CatalogueError(f"{row.name}: only Samples items feed a summary")

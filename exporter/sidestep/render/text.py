@@ -77,7 +77,7 @@ def _histograms(engines: Iterable[Engine], family: Family, placed: Placed) -> li
 
 def _scalars(engines: Iterable[Engine], family: Family, placed: Placed) -> list[bytes]:
     lines: list[str] = []
-    name = family.name
+    name, per = family.name, placed.row.per
     places = [
         (slot, (name, key)) for key, slot in zip(placed.values_of_label, placed.slots, strict=True)
     ]
@@ -87,7 +87,7 @@ def _scalars(engines: Iterable[Engine], family: Family, placed: Placed) -> list[
             value = values[slot]
             if value is not None:
                 prefix = texts.get(place) or _prefix(engine, family, place[1])
-                lines.append(f"{prefix}{value!r}\n")
+                lines.append(f"{prefix}{value if per == 1 else value / per!r}\n")
     return ["".join(lines).encode()] if lines else []
 
 
@@ -96,8 +96,11 @@ def header(name: str, kind: str, text: str, *, openmetrics: bool) -> str:
     escaped = text.replace("\\", "\\\\").replace("\n", "\\n")
     if openmetrics:
         escaped = escaped.replace('"', '\\"')
-        if kind == "counter":
+        if kind == "counter" and name.endswith("_total"):
             name = name.removesuffix("_total")
+        elif kind == "counter":
+            # There is no other way to keep such a name there.
+            kind = "unknown"
     return f"# HELP {name} {escaped}\n# TYPE {name} {kind}\n"
 
 

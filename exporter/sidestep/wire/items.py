@@ -31,6 +31,7 @@ from sidestep.wire.limits import (
 from sidestep.wire.messages import DECODE_ERRORS
 from sidestep.wire.requests import RequestEvents
 from sidestep.wire.streams import ForwardPass, LoadStat
+from sidestep.wire.triton import TritonStats
 from sidestep.wire.vllm import (
     CacheStats,
     IterationStats,
@@ -135,6 +136,7 @@ Item = (
     | CacheEvents
     | ForwardPass
     | LoadStat
+    | TritonStats
 )
 
 

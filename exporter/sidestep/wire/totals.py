@@ -23,6 +23,7 @@ from sidestep.wire.limits import (
     Text,
 )
 from sidestep.wire.messages import Bounds, EngineInfo
+from sidestep.wire.triton import TritonStats
 
 MAX_PLACES = 4096
 """Scalars, histograms or self-described families of one engine."""
@@ -114,6 +115,8 @@ class Totals(msgspec.Struct, array_like=True, gc=False):
         cut_off: Requests that began in what was folded, and did not end in it; None
             where no request events were folded.
         blocks: Whether block events were folded.
+        looked: The first and the last look at statistics that the engine's server keeps: the counts
+            are those from the one to the other. In a snapshot the last alone.
     """
 
     scalars: Annotated[list[Amount | None], Meta(max_length=MAX_PLACES)] = []
@@ -129,6 +132,7 @@ class Totals(msgspec.Struct, array_like=True, gc=False):
     limited: Count = 0
     cut_off: Count | None = None
     blocks: bool = False
+    looked: Annotated[list[TritonStats], Meta(max_length=2)] = []
 
 
 class Record(msgspec.Struct, array_like=True, gc=False):

@@ -1,0 +1,393 @@
+"""Triton over gRPC: what recorded answers say, and a real server that fails in every way."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fronts import Authority
+from sidestep.errors import ConfigError, PollError, WireError
+from sidestep.polls import Header, Target
+from sidestep.wire.triton import ModelStats
+from sidestep_adapters.sources import triton_grpc, triton_proto, triton_statistics
+from sidestep_adapters.sources.triton_config import ModelConfig
+from sidestep_adapters.sources.triton_grpc import MAX_BYTES, GrpcServer, place
+from sidestep_adapters.sources.triton_proto import MESSAGES
+from sidestep_adapters.sources.triton_statistics import Head, translate
+from triton_grpc_server import FakeTriton, serving
+from tritons import recording
+
+Code = grpc.StatusCode
+
+
+def over_http(name: str) -> dict[Head, ModelStats]:
+    """What a recorded answer over HTTP says."""
+    pieces = triton_statistics.split(recording(name).rpartition(b"\r\n")[2])
+    return {
+        triton_statistics.head(piece): translate(triton_statistics.read(piece), has_cache=True)
+        for piece in pieces
+    }
+
+
+def over_grpc(answer: bytes) -> dict[Head, ModelStats]:
+    """What one over gRPC says."""
+    pieces = MESSAGES["ModelStatisticsResponse"].FromString(answer).model_stats
+    return {
+        triton_proto.head(piece): translate(triton_proto.read(piece), has_cache=True)
+        for piece in pieces
+    }
+
+
+def message(found: dict[str, Any]) -> bytes:
+    """The message of a version whose JSON form the real server's client wrote."""
+    stats = MESSAGES["ModelStatistics"](name=found["name"], version=found["version"])
+    for field in ("last_inference", "inference_count", "execution_count"):
+        setattr(stats, field, int(found[field]))
+    for name, timed in found["inference_stats"].items():
+        fill(getattr(stats.inference_stats, name), timed)
+    for batch in found["batch_stats"]:
+        added = stats.batch_stats.add(batch_size=int(batch.pop("batch_size")))
+        for name, timed in batch.items():
+            fill(getattr(added, name), timed)
+    for memory in found["memory_usage"]:
+        numbers = int(memory.get("id", 0)), int(memory["byte_size"])
+        stats.memory_usage.add(type=memory["type"], id=numbers[0], byte_size=numbers[1])
+    for key, responses in found["response_stats"].items():
+        value = stats.response_stats.add(key=key).value
+        fill(value.success, responses["success"])
+        for name in ("fail", "empty_response", "cancel"):
+            setattr(value, name, timed_message(responses[name]).SerializeToString())
+    whole: bytes = stats.SerializeToString()
+    return whole
+
+
+def fill(target: Any, timed: dict[str, str]) -> None:
+    """Set both numbers, and with them that the message is there."""
+    target.MergeFrom(timed_message(timed))
+
+
+def timed_message(timed: dict[str, str]) -> Any:
+    """Of a count and nanoseconds, of which zeros are left out."""
+    numbers = {name: int(value) for name, value in timed.items()}
+    return MESSAGES["StatisticDuration"](**numbers)
+
+
+def test_the_same_moment_is_the_same_either_way() -> None:
+    """A real server's answers to both questions: every number of every version."""
+    found = over_grpc(recording("grpc_stats_all.pb"))
+
+    assert over_http("stats_all.http") == found
+    assert Head("cached", "3") in found
+    assert len(found) == 7
+
+
+def test_responses_are_the_same_either_way() -> None:
+    """A decoupled model's, of which most submessages are empty."""
+    recorded = msgspec.json.decode(recording("grpc_stats_respstat.json"))
+    answer = MESSAGES["ModelStatisticsResponse"](
+        model_stats=[message(found) for found in recorded["model_stats"]]
+    )
+    found = over_grpc(answer.SerializeToString())
+    (stats,) = found.values()
+
+    assert over_http("stats_respstat.json") == found
+    assert stats.response_stats is not None
+    assert stats.response_stats.empty_response.count
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_statistics_or_an_error(piece: bytes) -> None:
+    """Whatever a server sends."""
+    for read in (triton_proto.head, triton_proto.read):
+        with contextlib.suppress(WireError):
+            read(piece)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"name": ""},
+        {"name": "n" * 257},
+        {"name": "a\nb"},
+        {"name": "m", "version": "1" * 257},
+        {"name": "m", "batch_stats": [{"batch_size": 4}, {"batch_size": 4}]},
+        {"name": "m", "batch_stats": [{"batch_size": n} for n in range(4097)]},
+        {"name": "m", "memory_usage": [{"type": "CPU"}] * 257},
+        {"name": "m", "memory_usage": [{"type": "C" * 257}]},
+        {"name": "m", "memory_usage": [{"type": "CPU", "id": -(1 << 63)}]},
+        {"name": "m", "response_stats": [{"key": "1", "value": {"fail": b"\xff"}}]},
+    ],
+)
+def test_what_cannot_be_shown_is_refused(fields: dict[str, Any]) -> None:
+    """As over HTTP, where field types say it."""
+    piece = MESSAGES["ModelStatistics"](**fields).SerializeToString()
+
+    with pytest.raises(WireError):
+        triton_proto.read(piece)
+
+
+def test_numbers_have_64_bits() -> None:
+    """Nanoseconds of a busy model pass what a float can count."""
+    most = 2**64 - 1
+    piece = MESSAGES["ModelStatistics"](
+        name="m", inference_stats={"success": {"count": most, "ns": most}}
+    ).SerializeToString()
+    stats = translate(triton_proto.read(piece), has_cache=False)
+
+    assert (most, most) == (stats.inference_stats.success.count, stats.inference_stats.success.ns)
+
+
+@asynccontextmanager
+async def asking(url: str, **options: Any) -> AsyncIterator[GrpcServer]:
+    """A client of that server."""
+    server = GrpcServer(Target(url, **{"timeout": 5.0, **options}))
+    try:
+        yield server
+    finally:
+        await server.close()
+
+
+async def outcome(server: GrpcServer) -> str:
+    """Of asking for statistics."""
+    try:
+        await server.statistics()
+    except PollError as error:
+        return error.cause if str(error).isprintable() else "unprintable"
+    return "ok"
+
+
+async def test_it_asks_and_understands() -> None:
+    """All that a poller wants to know, with the headers that it was given."""
+    triton = FakeTriton()
+    triton.answers["ModelStatistics"] = recording("grpc_stats_all.pb")
+    triton.answer("ServerMetadata", name="t", extensions=["trace", "statistics"])
+    states = {"b": "READY", "a": "READY", "c": "UNAVAILABLE"}
+    triton.answer("RepositoryIndex", models=[{"name": n, "state": s} for n, s in states.items()])
+    triton.answer(
+        "ModelConfig",
+        config={
+            "platform": "",
+            "instance_group": [
+                {"kind": 1, "count": 2, "gpus": [0, 1]},
+                {"kind": 2, "count": 3},
+                {"kind": 2, "count": 9, "passive": True},
+            ],
+            "metric_tags": [{"key": "team", "value": "blue"}],
+            "response_cache": {"enable": True},
+        },
+    )
+    header = Header("triton-grpc-protocol-Key", "s3cret")
+    async with serving(triton) as where, asking(f"grpc://{where}", headers=(header,)) as server:
+        extensions = await server.extensions()
+        pieces = await server.statistics("m")
+        ready = await server.ready()
+        config = await server.config("n")
+        triton.answer("ModelConfig", config={"platform": "ensemble"})
+        ensemble = await server.config("e")
+
+    assert extensions == ["trace", "statistics"]
+    assert len(pieces) == 7
+    assert server.stats(pieces[0], True).execution_count == 1
+    assert server.head(pieces[0]) == Head("cached", "1")
+    assert ready == ["a", "b"]
+    assert config == ModelConfig({"_team": "blue"}, 7, has_cache=True, executes=True)
+    assert ensemble == ModelConfig(executes=False)
+    assert [(method, asked.name) for method, asked, _ in triton.asked if method[0] == "M"] == [
+        ("ModelStatistics", "m"),
+        ("ModelConfig", "n"),
+        ("ModelConfig", "e"),
+    ]
+    assert {said["triton-grpc-protocol-key"] for *_, said in triton.asked} == {"s3cret"}
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "expected"),
+    [
+        (
+            Code.UNAVAILABLE,
+            "This protocol is restricted, expecting header 'triton-grpc-protocol-x'",
+            "restricted",
+        ),
+        (Code.UNAVAILABLE, "the server does not support model statistics", "unsupported"),
+        (Code.UNIMPLEMENTED, "", "unsupported"),
+        (Code.UNAVAILABLE, "Server not ready", "not_ready"),
+        (Code.UNAVAILABLE, "going away", "unreachable"),
+        (Code.INVALID_ARGUMENT, "requested model 'x' is not available", "unknown_model"),
+        (Code.INTERNAL, "two\nlines", "grpc_internal"),
+        (Code.UNAUTHENTICATED, "", "grpc_unauthenticated"),
+    ],
+)
+async def test_each_refusal_has_its_name(code: grpc.StatusCode, text: str, expected: str) -> None:
+    """And the next question is answered, whatever came of this one."""
+    triton = FakeTriton()
+    triton.answers["ModelStatistics"] = (code, text)
+    async with serving(triton) as where, asking(f"grpc://{where}") as server:
+        first = await outcome(server)
+        triton.answer("ModelStatistics")
+        second = await outcome(server)
+
+    assert (expected, "ok") == (first, second)
+
+
+async def test_slow_is_not_unreachable() -> None:
+    """A server that is there and does not answer; one that was, and is again."""
+    triton = FakeTriton()
+    triton.answer("ModelStatistics")
+    found = []
+    async with serving(triton) as where, asking(f"grpc://{where}", timeout=0.3) as server:
+        found.append(await outcome(server))
+        triton.stalls = True
+        found.append(await outcome(server))
+        triton.stalls = False
+        found.append(await outcome(server))
+    async with asking(f"grpc://{where}", timeout=0.3) as server:
+        found.append(await outcome(server))
+        async with serving(triton, port=triton.port):
+            found.append(await outcome(server))
+
+    assert found == ["ok", "slow", "ok", "unreachable", "ok"]
+
+
+async def test_questions_at_once_fail_one_by_one() -> None:
+    """One that is not answered takes none of the others along, nor the task that asks."""
+    triton = FakeTriton()
+    triton.stalls = True
+    async with serving(triton) as where, asking(f"grpc://{where}", timeout=0.3) as server:
+        asked = [asyncio.create_task(outcome(server)) for _ in range(3)]
+        async with asyncio.timeout(5):
+            while len(triton.asked) < 3:
+                await asyncio.sleep(0.01)
+        late = asyncio.create_task(outcome(server))
+        found = await asyncio.gather(*asked, late)
+
+    assert found == ["slow"] * 4
+
+
+async def test_a_peer_that_only_listens_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes the connection and says nothing of gRPC."""
+    monkeypatch.setattr(triton_grpc, "CONNECT_SECONDS", 0.3)
+    stop = asyncio.Event()
+
+    async def listen(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await stop.wait()
+        writer.close()
+
+    mute = await asyncio.start_server(listen, "127.0.0.1", 0)
+    port = mute.sockets[0].getsockname()[1]
+    async with mute, asking(f"grpc://127.0.0.1:{port}") as server:
+        found = await outcome(server)
+        stop.set()
+
+    assert found == "unreachable"
+
+
+async def test_what_is_no_answer_is_bad() -> None:
+    """And one that is too large is not taken in."""
+    triton = FakeTriton()
+    triton.answers["ModelStatistics"] = b"\xff\xff"
+    async with serving(triton) as where, asking(f"grpc://{where}") as server:
+        bad = await outcome(server)
+        triton.answers["ModelStatistics"] = bytes(MAX_BYTES + 1)
+        large = await outcome(server)
+
+    assert (bad, large) == ("bad_answer", "bad_answer")
+
+
+async def test_tls_both_ways(tmp_path: Path) -> None:
+    """The server is who it must be; so is the client, where the server asks."""
+    authority = Authority(tmp_path)
+    authority.server()
+    issued = authority.ca.issue_cert("client.example")
+    issued.private_key_and_cert_chain_pem.write_to_path(tmp_path / "client.pem")
+    other = Authority(tmp_path, "other").file
+    pair = (tmp_path / "server-key.pem").read_bytes(), (tmp_path / "server.pem").read_bytes()
+    triton = FakeTriton()
+    triton.answer("ModelStatistics")
+    roots = authority.file.read_bytes()
+    mutual = grpc.ssl_server_credentials([pair], roots, require_client_auth=True)
+    ca, cert = str(authority.file), str(tmp_path / "client.pem")
+    found = []
+    for credentials in (grpc.ssl_server_credentials([pair]), mutual):
+        async with serving(triton, credentials) as where:
+            for scheme, options in (
+                ("grpc", {}),
+                ("grpcs", {"ca": str(other)}),
+                ("grpcs", {"ca": ca}),
+                ("grpcs", {"ca": ca, "cert": cert}),
+            ):
+                async with asking(f"{scheme}://{where}", timeout=3.0, **options) as server:
+                    found.append(await outcome(server))
+
+    assert found == [
+        *("unreachable", "unreachable", "ok", "ok"),
+        *("unreachable", "unreachable", "unreachable", "ok"),
+    ]
+
+
+@pytest.mark.parametrize("option", ["ca", "cert"])
+def test_a_file_that_is_no_certificate_is_a_mistake(tmp_path: Path, option: str) -> None:
+    """In one line, at the start."""
+    (tmp_path / "x.pem").write_text("nonsense")
+    for name in ("x.pem", "absent.pem"):
+        options: dict[str, Any] = {option: str(tmp_path / name)}
+        with pytest.raises(ConfigError, match=str(tmp_path)):
+            GrpcServer(Target("grpcs://h:1", **options)).check()
+
+
+@pytest.mark.parametrize("name", ["x-bin", "grpc-timeout", "a!b", "a*"])
+def test_a_header_that_cannot_be_sent_is_a_mistake(name: str) -> None:
+    """Metadata has other names than HTTP."""
+    with pytest.raises(ConfigError, match="cannot be sent over gRPC"):
+        GrpcServer(Target("grpc://h:1", headers=(Header(name, "x"),)))
+
+
+async def test_a_secret_is_read_anew_with_every_question(tmp_path: Path) -> None:
+    """It may have another value by then, or be gone."""
+    file = tmp_path / "secret"
+    file.write_text("one\n")
+    triton = FakeTriton()
+    triton.answer("ModelStatistics")
+    found = []
+    header = Header("Authorization", "Bearer ", str(file))
+    async with serving(triton) as where, asking(f"grpc://{where}", headers=(header,)) as server:
+        found.append(await outcome(server))
+        file.write_text("two\n")
+        found.append(await outcome(server))
+        file.unlink()
+        found.append(await outcome(server))
+
+    assert found == ["ok", "ok", "unreadable"]
+    assert [said["authorization"] for *_, said in triton.asked] == ["Bearer one", "Bearer two"]
+
+
+def test_triton_has_its_own_port() -> None:
+    """Where a URL has none."""
+    assert place("grpc://h") == "h:8001"
+    assert place("grpcs://[::1]") == "[::1]:8001"
+    assert place("grpc://h:7/x") == "h:7"
+
+
+def test_without_grpc_it_says_what_to_install() -> None:
+    """The extra is not for everybody."""
+    code = (
+        "import sys; sys.modules['grpc'] = None\n"
+        "try: import sidestep_adapters.sources.triton_grpc\n"
+        "except Exception as error: print(type(error).__name__, error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout.startswith("ConfigError a URL with grpc://")
+    assert "pip install 'sidestep[grpc]'" in done.stdout
+    assert done.stdout.count("\n") == 1

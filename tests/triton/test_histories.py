@@ -1,0 +1,280 @@
+"""Random histories of a server and of exporters, held against what the server has counted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from intakes import Fed
+from pages import parse
+from sidestep.errors import PollError
+from sidestep.feeds import ServerFeed
+from sidestep.render.text import render
+from sidestep.triton_servers import parse as flag
+from sidestep.wire.triton import ModelStats
+from sidestep_adapters.sources import triton_statistics
+from sidestep_adapters.sources.triton import Triton
+from sidestep_adapters.sources.triton_config import ModelConfig
+from sidestep_adapters.sources.triton_server import NAMESPACED
+from sidestep_adapters.sources.triton_statistics import Head
+from tritons import Model
+
+FAMILY = "nv_inference_request_success"
+Key = tuple[str, str]
+NAMES = st.sampled_from(["a", "b", "c"])
+VERSIONS = st.sampled_from(["1", "2"])
+SOME = st.integers(0, 3)
+CAUSES = st.sampled_from(["unreachable", "slow", "bad_answer", "not_ready", "restricted"])
+
+
+class Server:
+    """Triton without sockets.
+
+    Attributes:
+        cause: Why it does not answer; empty: it does.
+        mute: Names of models that it does not tell of by themselves.
+    """
+
+    def __init__(self) -> None:
+        self.models: dict[Key, Model] = {}
+        self.lives: dict[Key, int] = {}
+        self.life = 0
+        self.cause = ""
+        self.namespaced = False
+        self.mute: set[str] = set()
+        self.tags: dict[str, str] = {}
+
+    def load(self, name: str, *versions: str) -> None:
+        """So many versions of a model, all anew."""
+        for version in versions:
+            self.life += 1
+            self.models[name, version] = Model()
+            self.lives[name, version] = self.life
+
+    def work(self, key: Key, requests: int, failures: int, hits: int) -> None:
+        """Serve; each life has a batch size of its own, by which it can be told from the one before."""
+        model = self.models[key]
+        if requests or failures or hits:
+            model.infer(1, size=self.lives[key])
+            model.infer(requests, size=1000, now=self.life)
+            model.fail(failures)
+            model.hit(hits)
+
+    async def extensions(self) -> Sequence[str]:
+        """All that is needed."""
+        self._refuse()
+        return ["statistics"]
+
+    async def statistics(self, model: str = "") -> Sequence[bytes]:
+        """Of all, or of one."""
+        self._refuse()
+        if self.namespaced and not model:
+            raise PollError("unknown_model", f"{NAMESPACED}'/r::a'")
+        if model in self.mute:
+            raise PollError("http_500", model)
+        if model and not any(name == model for name, _ in self.models):
+            raise PollError("unknown_model", f"requested model {model!r} is not available")
+        return [
+            json.dumps(each.told(*key)).encode()
+            for key, each in sorted(self.models.items())
+            if not model or key[0] == model
+        ]
+
+    async def ready(self) -> Sequence[str]:
+        """Names."""
+        self._refuse()
+        return sorted({name for name, _ in self.models})
+
+    async def config(self, model: str) -> ModelConfig:
+        """What was last written down."""
+        self._refuse()
+        return ModelConfig(instances=1, has_cache=model == "c")
+
+    def head(self, piece: bytes) -> Head:
+        """As over HTTP."""
+        return triton_statistics.head(piece)
+
+    def stats(self, piece: bytes, has_cache: bool) -> ModelStats:
+        """As over HTTP."""
+        return triton_statistics.translate(triton_statistics.read(piece), has_cache=has_cache)
+
+    def _refuse(self) -> None:
+        if self.cause:
+            raise PollError(self.cause, "as told")
+
+
+class NoConnection:
+    """There is none to open."""
+
+    def open(self) -> None:
+        """Nothing."""
+
+    async def close(self) -> None:
+        """Nothing."""
+
+
+class Seen:
+    """What looks have found of one version: all of each life up to the last one."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self.life = self.count = 0
+
+    def look(self, life: int, count: int) -> None:
+        """At a life that has so many."""
+        self.total += count - (self.count if life == self.life else 0)
+        self.life, self.count = life, count
+
+    def copy(self) -> Seen:
+        """As it is now."""
+        found = Seen()
+        found.total, found.life, found.count = self.total, self.life, self.count
+        return found
+
+
+class Histories(RuleBasedStateMachine):
+    """Requests, reloads, unloads, restarts, polls that fail, exporters that come back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.server = Server()
+        self.seen: dict[Key, Seen] = {}
+        self.shown: set[Key] = set()
+        """Versions that the last answer had."""
+        self.fed = Fed()
+        self._attach()
+        self.saved: tuple[Any, dict[Key, Seen], set[Key]] | None = None
+        self.server.load("a", "1")
+
+    def teardown(self) -> None:
+        """End."""
+        self.loop.close()
+
+    def _attach(self) -> None:
+        self.triton = Triton(
+            flag("http://t:8000"),
+            self.server,
+            NoConnection(),
+            ServerFeed(self.fed.intake, "triton t"),
+            pytest.fail,
+            has_failures=True,
+        )
+
+    @rule(name=NAMES, versions=st.sets(VERSIONS, min_size=1))
+    def load(self, name: str, versions: set[str]) -> None:
+        """Anew, with other versions perhaps: Triton begins all of them at 0."""
+        self.unload(name)
+        self.server.load(name, *sorted(versions))
+
+    @rule(name=NAMES)
+    def unload(self, name: str) -> None:
+        """All its versions."""
+        for key in [key for key in self.server.models if key[0] == name]:
+            del self.server.models[key]
+
+    @rule(data=st.data(), requests=SOME, failures=SOME, hits=SOME)
+    def serve(self, data: st.DataObject, requests: int, failures: int, hits: int) -> None:
+        """Some requests to one that is there."""
+        if self.server.models:
+            key = data.draw(st.sampled_from(sorted(self.server.models)))
+            self.server.work(key, requests, failures, hits)
+
+    @rule()
+    def restart_server(self) -> None:
+        """All models anew."""
+        for name, version in list(self.server.models):
+            self.server.load(name, version)
+
+    @rule()
+    def toggle_namespaces(self) -> None:
+        """The next process of it has them, or not."""
+        self.server.namespaced = not self.server.namespaced
+        self.restart_server()
+
+    @rule()
+    def poll(self) -> None:
+        """All is seen."""
+        self._poll()
+        self._see(self.server.models.keys(), self.shown)
+
+    @rule(name=NAMES)
+    def poll_without(self, name: str) -> None:
+        """One model does not tell where each is asked: whatever it had stays, and all else is seen."""
+        self.server.mute = {name}
+        self._poll()
+        self.server.mute = set()
+        names = {model for model, _ in self.server.models}
+        if not self._is_one_by_one or name not in names:
+            self._see(self.server.models.keys(), self.shown)
+        elif names != {name}:
+            others = {key for key in self.server.models if key[0] != name}
+            self._see(others, {key for key in self.shown if key[0] != name})
+
+    @rule(cause=CAUSES)
+    def fail(self, cause: str) -> None:
+        """Nothing is seen, and nothing is taken for absent."""
+        self.server.cause = cause
+        self._poll()
+        self.server.cause = ""
+
+    @rule()
+    def save(self) -> None:
+        """What an exporter that dies is reborn with."""
+        seen = {key: one.copy() for key, one in self.seen.items()}
+        self.saved = self.fed.snapshot(), seen, set(self.shown)
+
+    @precondition(lambda self: self.saved is not None)
+    @rule()
+    def restart_exporter(self) -> None:
+        """It goes on with what it has saved, however much has happened since."""
+        assert self.saved is not None
+        snapshot, seen, shown = self.saved
+        self.fed = self.fed.reborn(snapshot)
+        self.seen, self.shown = {key: one.copy() for key, one in seen.items()}, set(shown)
+        self._attach()
+
+    @invariant()
+    def the_page_has_what_was_seen(self) -> None:
+        """Of each version that was ready at the last answer; of no other."""
+        families = parse(render(self.fed.intake.registry, names=[FAMILY]).decode())
+        family = families.get(FAMILY)
+        found: dict[Key, float] = {}
+        for (_, labels), value in (family.samples if family else {}).items():
+            named = dict(labels)
+            found[named["model"], named["version"]] = value
+
+        assert found == {key: self.seen[key].total for key in self.shown}
+
+    def _poll(self) -> None:
+        self._is_one_by_one = self.server.namespaced
+        questions = self.triton._poller.questions
+        self._is_one_by_one |= questions._one_by_one and time.monotonic() < questions._all_again
+        self.loop.run_until_complete(self.triton._poll())
+        more = True
+        while more:
+            more = self.triton.receive(time.monotonic())
+            while self.fed.intake.busy:
+                self.fed.intake.work()
+
+    def _see(self, found: Collection[Key], before: Collection[Key]) -> None:
+        """An answer has ``found`` where there was ``before``."""
+        for key in found:
+            count = self.server.models[key].stages["success"][0]
+            self.seen.setdefault(key, Seen()).look(self.server.lives[key], count)
+        for key in set(before) - set(found):
+            self.seen[key].life = 0
+            self.shown.discard(key)
+        self.shown.update(found)
+
+
+TestHistories = Histories.TestCase
+TestHistories.settings = settings(max_examples=100, stateful_step_count=30)
