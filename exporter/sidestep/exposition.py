@@ -29,7 +29,8 @@ MAX_VALUE_BYTES = 128
 """Of a value and its timestamp."""
 
 _NAME = rb"[a-zA-Z_:][a-zA-Z0-9_:]*"
-_LABEL = rb'[a-zA-Z_][a-zA-Z0-9_]*[ \t]*=[ \t]*"[^"\\]*(?:\\[\\n"][^"\\]*)*"'
+# A NUL ends the page for Prometheus.
+_LABEL = rb'[a-zA-Z_][a-zA-Z0-9_]*[ \t]*=[ \t]*"[^"\\\0]*(?:\\[\\n"][^"\\\0]*)*"'
 _HEAD = re.compile(
     rb"[ \t]*(%b)[ \t]*(?:\{[ \t]*(?:(%b(?:[ \t]*,[ \t]*%b)*)(?:[ \t]*,)?[ \t]*)?\})?[ \t]+"
     % (_NAME, _LABEL, _LABEL)
@@ -40,8 +41,9 @@ _SHORT = re.compile(rb"[+-]?\d{1,30}(?:\.\d{0,30})?(?:[eE][+-]?\d{1,2})?")
 """What cannot be beyond a double; nearly every value."""
 _LONG = re.compile(
     rb"([+-]?(?:(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?|(?i:inf(?:inity)?))|(?i:nan))"
-    rb"(?:[ \t]+(-?\d{1,18}))?[ \t]*"
+    rb"(?:[ \t]+(\d{1,18}))?[ \t]*"
 )
+"""Prometheus stumbles over a time before 1970, and gives the whole page up."""
 _COMMENT = re.compile(rb"[ \t]*#[ \t]*(HELP|TYPE)[ \t]+(%b)(?:[ \t]+(.*))?" % _NAME, re.DOTALL)
 _ESCAPES = {"\\\\": "\\", "\\n": "\n", '\\"': '"'}
 _LABEL_ESCAPE = re.compile(r'\\[\\n"]')
@@ -122,6 +124,8 @@ def comment(line: bytes) -> Comment | None:
     found = _COMMENT.fullmatch(line)
     if found is None:
         return None
+    if b"\0" in line:
+        raise WireError("bad_line")
     try:
         text = (found[3] or b"").decode()
     except UnicodeDecodeError:
@@ -138,9 +142,8 @@ def in_seconds(text: bytes) -> bytes:
     number, blank, stamp = text.partition(b" ")
     if not blank:
         return number
-    digits = stamp.lstrip(b"-").zfill(4)
-    sign = b"-" if stamp.startswith(b"-") else b""
-    return b"%b %b%b.%b" % (number, sign, digits[:-3], digits[-3:])
+    digits = stamp.zfill(4)
+    return b"%b %b.%b" % (number, digits[:-3], digits[-3:])
 
 
 def series_text(name: str, labels: Labels) -> bytes:

@@ -148,6 +148,7 @@ LEFT_OUT = [
     ("process_a 1\nsidestep_b 1\npython_c 1\nd 1\n", {"ours": 3}, "d 1"),
     (f'a 1\nb{{c="{"d" * 70000}"}} 1\n', {"too_long": 1}, "a 1"),
     ('a 1\nb{c="\xff"} 1\n', {"not_utf8": 1}, "a 1"),
+    ('a 1\nb{c="\0"} 1\nb 1 -1\n# HELP a \0\n', {"bad_line": 3}, "a 1"),
 ]
 
 
@@ -252,7 +253,7 @@ def passing_pieces(passing: Passing) -> Iterator[str]:
 def test_timestamps_are_passed_on() -> None:
     """In the unit of each format; a series may have one now and then."""
     passing = Passing()
-    for page in ("a 1\nb 2\n", "a 1 1700000000123\nb 2\n", "a 1 -61000\nb 2 5\n"):
+    for page in ("a 1\nb 2\n", "a 1 1700000000123\nb 2\n", "a 1 61000\nb 2 5\n"):
         passing.take(page)
         assert samples(passing.show()) == samples(page)
         assert openmetrics_samples(passing.show(openmetrics=True)) == samples(page)
@@ -330,9 +331,11 @@ LINES = st.sampled_from(
         "python_a 1",
         "",
         "#",
+        'a{x="\0"} 1',
+        "a 1 -1",
     ]
 )
-PAGES = st.lists(LINES | st.text('ab{}="x, 1\n#', max_size=12), max_size=25)
+PAGES = st.lists(LINES | st.text('ab{}="x, 1\n#\0', max_size=12), max_size=25)
 
 
 def readable(text: str) -> None:

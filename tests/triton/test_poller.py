@@ -317,9 +317,9 @@ WRONG: dict[str, tuple[bytes, str]] = {
         "TRITON_ENABLE_STATS",
     ),
     "unknown_model": (error("400 Bad Request", "requested model 'a' is not available"), ""),
-    "http_404": (recording("err_bad_path.http"), "Triton's own port"),
-    "http_405": (recording("err_method_post.http"), "Triton's own port"),
-    "http_500": (error("500 Internal Server Error", "?"), "Triton's own port"),
+    "http_404": (recording("err_bad_path.http"), "Triton's own HTTP port"),
+    "http_405": (recording("err_method_post.http"), "Triton's own HTTP port"),
+    "http_500": (error("500 Internal Server Error", "?"), "Triton's own HTTP port"),
 }
 BAD: dict[str, bytes] = {
     "html": answer(b"<html>login</html>", kind="text/html"),
@@ -337,7 +337,7 @@ BAD: dict[str, bytes] = {
     "huge": answer(b'{"model_stats": [' + b" " * (9 << 20) + b"]}"),
 }
 FAILURES = [(outcome, said, advice) for outcome, (said, advice) in WRONG.items()]
-FAILURES += [("bad_answer", said, "Triton's own port") for said in BAD.values()]
+FAILURES += [("bad_answer", said, "Triton's own HTTP port") for said in BAD.values()]
 
 
 @pytest.mark.parametrize(

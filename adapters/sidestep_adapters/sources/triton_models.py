@@ -9,7 +9,6 @@ from typing import NamedTuple
 import msgspec
 
 from sidestep.catalogue.triton import CACHE, EXECUTES, FAILURES
-from sidestep.statistics import BegunAnewError, difference
 from sidestep.wire.limits import MAX_LABEL_CHARS
 from sidestep.wire.messages import EngineInfo
 from sidestep.wire.triton import ModelStats, TritonStats
@@ -89,9 +88,7 @@ class Models:
             return None
         if known.piece != piece:
             stats = self._read(piece, self._configs[head.name].has_cache)
-            try:
-                difference(stats, known.stats)
-            except BegunAnewError:
+            if _is_loaded_anew(stats, known.stats):
                 return None
             self._keep(head, known, piece, stats)
         return Look(known.info, _item(moment, known.stats, known.instances))
@@ -171,6 +168,17 @@ def identity(*parts: str) -> str:
 def gone(info: EngineInfo, moment: Moment) -> Look:
     """A version that the server does not have ready."""
     return Look(info, _item(moment, None, 0), leaves=True)
+
+
+def _is_loaded_anew(new: ModelStats, old: ModelStats) -> bool:
+    """Whether its configuration may be another; what is to be counted the exporter decides."""
+    now, before = new.inference_stats.success, old.inference_stats.success
+    return (
+        new.execution_count < old.execution_count
+        or new.last_inference < old.last_inference
+        or now.count < before.count
+        or now.ns < before.ns
+    )
 
 
 def _item(moment: Moment, stats: ModelStats | None, instances: int) -> TritonStats:

@@ -12,7 +12,7 @@ from sidestep_adapters.sources.triton_statistics import Head
 
 NAMESPACED = "Request for unknown model: "
 """With ``--model-namespacing`` the statistics of all models answer so, whatever the models."""
-_PORT = "see whether the URL is that of Triton's own port, by default 8000, or 8001 of gRPC"
+_PORT = "see whether the URL is that of Triton's own HTTP port, by default 8000, or gRPC port, 8001"
 _ADVICE: Mapping[str, str] = {
     "unreachable": "see whether Triton runs, has loaded its models and listens there",
     "slow": "a model that is loaded over HTTP blocks all of Triton's HTTP port until it is there;"
