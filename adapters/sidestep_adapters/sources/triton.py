@@ -97,6 +97,8 @@ class Triton:
     def open(self, wake: Callable[[], None]) -> None:
         """Begin to poll; the server may come later."""
         self._wake = wake
+        self._turns.append(lambda: self.state.begun(time.monotonic()))
+        wake()
         self._task = asyncio.ensure_future(self._run())
         self._task.add_done_callback(lambda task: None if task.cancelled() else task.result())
 

@@ -121,12 +121,21 @@ class Models:
         """Versions that an answer about all models of ``covers`` does not have among ``found``."""
         for head in self._versions.keys() - set(found):
             if covers(head.name):
-                version = self._versions.pop(head)
-                self._by_piece.pop(version.piece, None)
-                yield gone(version.info, moment)
+                yield from self.drop(head, moment)
         names = {head.name for head in self._versions}
         for name in self._configs.keys() - names:
             del self._configs[name]
+
+    def drop(self, head: Head, moment: Moment) -> Iterator[Look]:
+        """Let go of a version, if it is known.
+
+        Also of one that has begun anew and has no configuration yet: by the time that it has
+        one it may look as if it had gone on.
+        """
+        version = self._versions.pop(head, None)
+        if version is not None:
+            self._by_piece.pop(version.piece, None)
+            yield gone(version.info, moment)
 
     @property
     def engines(self) -> set[str]:

@@ -96,6 +96,9 @@ class Poller:
                         self._hand_on(look, before)
                 except WireError as error:
                     self._refuse(head, error)
+            else:
+                for look in self.models.drop(head, moment):
+                    self._hand(look)
         server = before.get(self.models.server.id)
         if server is not None and server != self.models.server:
             # An exporter before this one showed it with other labels.

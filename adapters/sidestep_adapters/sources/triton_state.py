@@ -58,6 +58,11 @@ class State:
         self._asking = math.inf
         """When the poll under way began."""
 
+    def begun(self, now: float) -> None:
+        """Nothing is known yet; the first answer may take long."""
+        self._say(now, "")
+        self._lose(now)
+
     def asking(self, now: float) -> None:
         """A poll begins."""
         self._asking = now
@@ -94,8 +99,7 @@ class State:
         self._note(error.cause, str(error))
         self._say(now, error.cause)
         if (is_gone or not self._is_heard) and not self._is_lost:
-            self._is_heard, self._is_lost = False, True
-            self._outlet.lost(now)
+            self._lose(now)
         self._stay(now)
 
     def pass_time(self, now: float) -> None:
@@ -108,6 +112,10 @@ class State:
             if waited > 0:
                 self._note("slow", f"slow: no answer for {waited:.1f} s so far")
             self._say(now, "")
+
+    def _lose(self, now: float) -> None:
+        self._is_heard, self._is_lost = False, True
+        self._outlet.lost(now)
 
     def _stay(self, now: float) -> None:
         """The server is there, but what it had may not be true any more."""
