@@ -2,7 +2,7 @@
 
 The server is another process that answers as a recorded Triton with 501 models did: ``idle`` says
 the same each time, with ``busy`` every model has counted more since the poll before. One poll
-asks over HTTP, reads all models and adds what is new to their series.
+asks over HTTP or gRPC, reads all models and adds what is new to their series.
 
 ``poll`` is the CPU time of this process from asking until all is added, the median of many.
 ``share`` is what an exporter process takes of a core at one poll a second, of which what it takes
@@ -15,17 +15,21 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import copy
 import gzip
+import itertools
 import json
 import multiprocessing
 import statistics
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import grpc
+import grpc.aio
 from prometheus_client import CollectorRegistry, Gauge
 
 from benchmarks.process import SERVE, ExporterProcess
@@ -37,13 +41,15 @@ from sidestep.plan import compile_layout
 from sidestep.registry import Registry
 from sidestep.selfmetrics import SelfMetrics
 from sidestep.triton_servers import parse
-from sidestep_adapters.sources.http_client import Client
-from sidestep_adapters.sources.triton import Triton
-from sidestep_adapters.sources.triton_http import HttpServer
+from sidestep_adapters.sources.triton_proto import MESSAGES
+from sidestep_adapters.sources.tritons import poller
 
 RECORDED = Path(__file__).parents[1] / "tests/data/triton/stats_501_models.json.gz"
 STATS = "/v2/models/stats"
 KINDS = ("idle", "busy")
+SCHEMES = ("http", "grpc")
+Context = grpc.aio.ServicerContext[bytes, bytes]
+Models = Iterable[list[dict[str, Any]]]
 VARIANTS = 40
 """Different answers of a busy server; after the last one it has been started anew."""
 
@@ -57,19 +63,20 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="of the exporter process")
     args = parser.parse_args()
     rows: list[list[str]] = []
-    for kind in KINDS:
-        with server(kind) as url:
+    for kind, scheme in itertools.product(KINDS, SCHEMES):
+        with server(kind, scheme) as url:
             spent = asyncio.run(polls(url, args.polls))
             share, lag = process(url, args.seconds)
-            theirs = [peer(url) for _ in range(max(args.polls // 5, 5))]
+            is_http = scheme == "http"
+            theirs = [peer(url) for _ in range(max(args.polls // 5, 5))] if is_http else []
             rows.append(
                 [
-                    kind,
+                    f"{kind}, {scheme}",
                     f"{statistics.median(spent) * 1e3:.1f}",
                     f"{percentile(spent, 0.95) * 1e3:.1f}",
                     f"{share * 100:.2f}",
                     f"{lag * 1e3:.1f}",
-                    f"{statistics.median(theirs) * 1e3:.1f}",
+                    f"{statistics.median(theirs) * 1e3:.1f}" if theirs else "",
                 ]
             )
     show(
@@ -83,12 +90,9 @@ async def polls(url: str, count: int) -> list[float]:
     """CPU seconds of each poll, the first one, which makes the series, left out."""
     registry = Registry({name: compile_layout(name) for name in DIALECTS}, {})
     intake = Intake(registry, SelfMetrics(), boot=1, clock=time.monotonic, wall=time.time)
-    target = parse(url)
-    client = Client(target.target, 8)
     outlet = ServerFeed(intake, "triton")
-    answers = HttpServer(client, url)
-    triton = Triton(target, answers, client, outlet, intake.reject, has_failures=True)
-    client.open()
+    triton = poller(parse(url), outlet, intake.reject, has_failures=True)
+    triton._connection.open()
     found: list[float] = []
     for _ in range(count + 1):
         begun = time.process_time()
@@ -99,7 +103,7 @@ async def polls(url: str, count: int) -> list[float]:
             while intake.busy:
                 intake.work()
         found.append(time.process_time() - begun)
-    await client.close()
+    await triton._connection.close()
     if len(registry.engines) != 502:
         raise SystemExit(f"{len(registry.engines)} engines, not 502")
     return found[1:]
@@ -135,26 +139,27 @@ def peer(url: str) -> float:
 
 
 @contextlib.contextmanager
-def server(kind: str) -> Iterator[str]:
+def server(kind: str, scheme: str) -> Iterator[str]:
     """The URL of one that is ``kind``, in a process of its own."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    running = context.Process(target=serve, args=(kind, theirs), daemon=True)
+    running = context.Process(target=serve, args=(kind, scheme, theirs), daemon=True)
     running.start()
     try:
-        yield f"http://127.0.0.1:{ours.recv()}"
+        yield f"{scheme}://127.0.0.1:{ours.recv()}"
     finally:
         running.terminate()
         running.join()
 
 
-def serve(kind: str, pipe: Connection) -> None:
+def serve(kind: str, scheme: str, pipe: Connection) -> None:
     """Answer until the process is ended."""
-    asyncio.run(_serve(kind, pipe.send))
+    answers = list(_answers(VARIANTS if kind == "busy" else 1))
+    asyncio.run((_serve if scheme == "http" else _serve_grpc)(answers, pipe.send))
 
 
-async def _serve(kind: str, started: Callable[[int], None]) -> None:
-    bodies = _bodies(VARIANTS if kind == "busy" else 1)
+async def _serve(answers: Models, started: Callable[[int], None]) -> None:
+    bodies = [json.dumps({"model_stats": each}, separators=(",", ":")).encode() for each in answers]
     number = 0
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -175,12 +180,48 @@ async def _serve(kind: str, started: Callable[[int], None]) -> None:
     await listening.serve_forever()
 
 
-def _bodies(count: int) -> list[bytes]:
-    """Answers of which each has counted more in every model than the one before."""
+async def _serve_grpc(answers: Models, started: Callable[[int], None]) -> None:
+    bodies: Iterator[bytes] = itertools.cycle([
+        MESSAGES["ModelStatisticsResponse"](
+            model_stats=[MESSAGES["ModelStatistics"](**model).SerializeToString() for model in each]
+        ).SerializeToString()
+        for each in answers
+    ])  # fmt: skip
+    others = {
+        "ServerMetadata": MESSAGES["ServerMetadataResponse"](extensions=["statistics"]),
+        "ModelConfig": MESSAGES["ModelConfigResponse"](config={"instance_group": [{"count": 1}]}),
+    }
+
+    async def statistics(_: bytes, __: Context) -> bytes:
+        return next(bodies)
+
+    def saying(message: Any) -> Callable[[bytes, Context], Awaitable[bytes]]:
+        async def answer(_: bytes, __: Context) -> bytes:
+            return bytes(message.SerializeToString())
+
+        return answer
+
+    methods = {
+        "ModelStatistics": statistics,
+        **{name: saying(each) for name, each in others.items()},
+    }
+    handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
+        name: grpc.unary_unary_rpc_method_handler(each) for name, each in methods.items()
+    }
+    running = grpc.aio.server()
+    service = grpc.method_handlers_generic_handler("inference.GRPCInferenceService", handlers)
+    running.add_generic_rpc_handlers((service,))
+    port = running.add_insecure_port("127.0.0.1:0")
+    await running.start()
+    started(port)
+    await running.wait_for_termination()
+
+
+def _answers(count: int) -> Models:
+    """Of which each has counted more in every model than the one before."""
     models = json.loads(gzip.decompress(RECORDED.read_bytes()))["model_stats"]
-    found: list[bytes] = []
     for _ in range(count):
-        found.append(json.dumps({"model_stats": models}, separators=(",", ":")).encode())
+        yield copy.deepcopy(models)
         for model in models:
             model["last_inference"] += 1000
             model["inference_count"] += 3
@@ -188,7 +229,6 @@ def _bodies(count: int) -> list[bytes]:
             for timed in _timed(model):
                 timed["count"] += 2
                 timed["ns"] += 12_345_678
-    return found
 
 
 def _timed(model: dict[str, Any]) -> Iterator[dict[str, int]]:

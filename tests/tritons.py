@@ -18,6 +18,9 @@ Says = Callable[[asyncio.StreamWriter], Awaitable[None]]
 PARTS = ("compute_input", "compute_infer", "compute_output")
 STAGES = ("success", "fail", "queue", *PARTS, "cache_hit", "cache_miss")
 JSON = "application/json"
+STATS = "/v2/models/stats"
+PAGE = "/metrics"
+"""Here on the same port."""
 
 
 def recording(name: str) -> bytes:

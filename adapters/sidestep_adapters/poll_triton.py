@@ -13,13 +13,13 @@ from sidestep.errors import ConfigError, RunError
 from sidestep.sources import Sources
 from sidestep.triton_servers import Server
 from sidestep.wire.messages import EngineInfo
-from sidestep_adapters.environment import identity
+from sidestep_adapters.environment import identity, log_as
 from sidestep_adapters.push import Publisher
 from sidestep_adapters.sources.triton import Triton
 from sidestep_adapters.sources.tritons import engine_of, poller
 from sidestep_adapters.stream_outlet import StreamOutlet
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("sidestep.triton")
 
 TICK = 0.25
 BUDGET = 0.001
@@ -111,6 +111,7 @@ async def poll(servers: Sequence[Server], endpoint: str, namespace: str) -> None
         ConfigError: See ``Polling``.
         RunError: See ``Polling.run`` and ``Ending.check``.
     """
+    log_as("sidestep")
     ending = Ending()
     polling = Polling(servers, endpoint, namespace)
     log.info("polling %s for the exporter at %s", ", ".join(s.name for s in servers), endpoint)

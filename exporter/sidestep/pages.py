@@ -60,8 +60,8 @@ class Part:
         self.plan = plan
         self.series = [series for place in places if (series := plan.order[place]) is not None]
         self._pick = _picking(places)
-        frame = b"".join([one.text + b"\0" for one in self.series])
-        self._frame = frame.replace(b"%", b"%%").replace(b"\0", b" %b\n")
+        lines = [one.text.replace(b"%", b"%%") + b" %b\n" for one in self.series]
+        self._frame = b"".join(lines)
         self._from: list[bytes] = []
         self._values: Values = ()
         self._texts: dict[bool, bytes] = {}
@@ -139,6 +139,7 @@ class Page:
             ``exported_NAME``.
         excluded: Families that are left out.
         merge: Puts what is on all pages together where that is another, a slice at each step.
+        forget: Lets go of what a page had.
 
     Attributes:
         plan: What it has; None where nothing of it is to be shown.
@@ -146,12 +147,17 @@ class Page:
     """
 
     def __init__(
-        self, labels: Labels, excluded: Collection[str], merge: Callable[[], Iterator[None]]
+        self,
+        labels: Labels,
+        excluded: Collection[str],
+        merge: Callable[[], Iterator[None]],
+        forget: Callable[[Page], None],
     ) -> None:
         self.plan: Plan | None = None
         self.changes = 0
         self.labels = tuple((name, exposition.escape(text)) for name, text in labels)
         self._merge = merge
+        self._forget = forget
         self._excluded = frozenset(excluded)
         self._known: dict[bytes, Series] = {}
         """By ``raw`` without its last blank."""
@@ -162,7 +168,8 @@ class Page:
         """Show nothing, and keep nothing."""
         self._known = {}
         if self.plan is not None:
-            self.plan = None
+            self._replace(None)
+            self._forget(self)
             self.changes += 1
 
     def take(self, chunks: Iterable[bytes]) -> Iterator[None]:
@@ -181,8 +188,15 @@ class Page:
                 plan.lines, plan.values = lines, values
                 yield from self._merge()
                 return
-        self.plan = yield from self._read(lines, is_whole=is_whole)
+        self._replace((yield from self._read(lines, is_whole=is_whole)))
         yield from self._merge()
+
+    def _replace(self, plan: Plan | None) -> None:
+        if self.plan is not None:
+            # Its parts refer to it: without them it goes as soon as nobody shows it any more, and
+            # does not wait for the garbage collector, which holds the loop for ten times as long.
+            self.plan.families = []
+        self.plan = plan
 
     def _read(self, lines: list[bytes], *, is_whole: bool) -> Generator[None, None, Plan]:
         """A plan of ``lines``, of which some may be known."""

@@ -94,7 +94,7 @@ class Passed:
 
     def page(self, labels: Labels = (), excluded: Collection[str] = ()) -> Page:
         """One more; see ``Page``."""
-        page = Page(labels, excluded, self._merge)
+        page = Page(labels, excluded, self._merge, self._forget)
         rivals = [i for i, one in enumerate(self._pages) if not _are_apart(page.labels, one.labels)]
         self._rivals.append(frozenset(rivals))
         self._pages.append(page)
@@ -126,6 +126,12 @@ class Passed:
         )
         others = self._merged.left_out.get(self._pages.index(page), Counter())
         return page.plan.left_out + others + Counter(ours=lost)
+
+    def _forget(self, page: Page) -> None:
+        """Keep nothing of ``page``; what it had before others is theirs with the next poll."""
+        self._plans = []
+        for family in self._merged.families:
+            family.parts = [part for part in family.parts if part.plan.page is not page]
 
     def _merge(self) -> Iterator[None]:
         """Put together what is on all pages, until it is what they have now."""

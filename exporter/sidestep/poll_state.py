@@ -20,16 +20,17 @@ class PollState:
 
     Args:
         interval: Seconds after which an answer is awaited for too long.
-        grace: Seconds without an answer after which what was said before is shown no more.
+        grace: Seconds without an answer after which what was said before is shown no more; by
+            default ``GRACE``.
 
     Attributes:
         state: ``up``: it answers. ``stale``: an answer is awaited for too long; the last one is
             shown. ``down``: nothing is shown; so it is before the first answer.
     """
 
-    def __init__(self, interval: float, grace: float = GRACE) -> None:
+    def __init__(self, interval: float, grace: float | None = None) -> None:
         self._interval = interval
-        self._grace = grace
+        self._grace = GRACE if grace is None else grace
         self._since: float | None = None
         """When the first question was asked that has no answer."""
         self.state: State = "down"

@@ -23,8 +23,9 @@ MODELS = ["batched", "cached", "queued"]
 BATCHED = 20
 """Requests of one model in a round."""
 RESETS = "sidestep_triton_resets"
-SLACK = 1.5
-"""Seconds that one graceful end of Triton may take longer than another: it looks once a second."""
+SLACK = 2.5
+"""Seconds that one graceful end of Triton may take longer than another: it looks once a second,
+and a busy machine can make it miss one. Whatever holds it up does so for 30."""
 
 
 class Run:
@@ -65,7 +66,8 @@ class Run:
         for version in versions:
             ask = Ask("cached", [2.0], version)
             answers += await self.client.ask_in_turn(ask for _ in range(3))
-        assert {200} == {answer.status for answer in answers}, answers
+        # On a busy machine one may wait for too long in its model's queue.
+        assert {("queued", 503)} >= {(a.ask.model, a.status) for a in answers if a.status != 200}
         self.answers += answers
 
     async def counted(self) -> Page:
@@ -98,8 +100,8 @@ async def running(place: Place, target: str, home: Path) -> AsyncIterator[Run]:
     """With an exporter that a sampler looks at."""
     async with Client(place) as client:
         run = Run(target, home, client)
-        await run.start_exporter()
         try:
+            await run.start_exporter()
             async with run.sampler:
                 yield run
         finally:
@@ -216,8 +218,11 @@ async def test_a_load_over_http_makes_it_stale(triton_python: Path, home: Path) 
     place = Place.chosen(triton_python, home, "late")
     # With more threads, a load blocks only connections of its own thread: seldom a new one.
     arguments = ["--http-thread-count=1"]
-    server = TritonServer(place, ["batched", "streaming"], arguments)
-    async with running(place, place.base, home) as run, server:
+    models = ["batched", "streaming"]
+    async with (
+        running(place, place.base, home) as run,
+        TritonServer(place, models, arguments) as server,
+    ):
         await server.started()
         await reached(run.exporter, "up")
         run.sampler.states.clear()

@@ -124,7 +124,9 @@ class Client:
             ),
             self._streams(),
         )
-        return [answer for some in answers for answer in some]
+        # In the crowd, all of these may have been turned away.
+        alone = await self.ask_in_turn(Ask(model) for model in ("queued", "chain", "chain"))
+        return [*(answer for some in answers for answer in some), *alone]
 
     async def _streams(self) -> list[Answer]:
         (streamed,) = await self.call(["stream", "streaming", STREAMS])

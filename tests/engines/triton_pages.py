@@ -193,7 +193,7 @@ async def settled(
         return not found
 
     with contextlib.suppress(AssertionError):
-        await until(agree, 10.0)
+        await until(agree, 20.0)
     return ours, found
 
 

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import socket
+import sys
 import sysconfig
 import time
 from collections.abc import Mapping, Sequence
@@ -194,11 +195,26 @@ class TritonServer(Process):
 
 
 def exporter_of(target: str, home: Path, name: str = "exporter", *more: str) -> ExporterProcess:
-    """An exporter that polls ``target`` five times a second, or as often as that says."""
+    """An exporter that polls ``target``, often."""
+    flags = ["--triton", often(target), *more] if target else more
+    return ExporterProcess(ingest(home, name), home / f"{name}.log", *flags)
+
+
+def poller_of(target: str, home: Path, name: str) -> Process:
+    """A process that polls ``target``, often, for the exporter of that name."""
+    command = [sys.executable, "-m", "sidestep", "poll-triton", "--connect", ingest(home, name)]
+    return Process([*command, often(target)], {}, home / f"{name}-poller.log")
+
+
+def ingest(home: Path, name: str) -> str:
+    """Where the exporter of that name listens."""
+    return f"ipc://{home}/{name}.ipc"
+
+
+def often(target: str) -> str:
+    """Five times a second, or as often as ``target`` says."""
     where, *options = target.split(",")
-    options = options if "interval=" in target else ["interval=0.2", *options]
-    flags = ["--triton", ",".join([where, *options]), *more]
-    return ExporterProcess(f"ipc://{home}/{name}.ipc", home / f"{name}.log", *flags)
+    return target if "interval=" in target else ",".join([where, "interval=0.2", *options])
 
 
 def free_ports(count: int) -> list[int]:

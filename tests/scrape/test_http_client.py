@@ -176,8 +176,9 @@ async def test_an_endless_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) ->
     assert (error.cause, "more than 1 MiB" in str(error)) == ("bad_answer", True)
 
 
-async def test_who_cannot_be_reached() -> None:
-    """Refused, unknown, hung up on, no TLS: at once."""
+async def test_who_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused, unknown, hung up on, no TLS."""
+    monkeypatch.setattr(http_client, "CONNECT_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as bound:
         port = bound.getsockname()[1]
 
@@ -214,6 +215,32 @@ async def test_connecting_has_a_limit_of_its_own(
 
     assert error.cause == "unreachable"
     assert "within 0.2 s" in str(error)
+
+
+async def test_being_reached_late_is_not_slow(tmp_path: Path) -> None:
+    """The time for an answer begins when there is a connection, its handshake included."""
+    authority = Authority(tmp_path)
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.ca.issue_cert("127.0.0.1").configure_cert(tls)
+    async with polled(page(BODY), tls) as server:
+        port = int(server.url.split(":")[2].split("/")[0])
+
+        async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await asyncio.sleep(0.5)
+            there, back = await asyncio.open_connection("127.0.0.1", port)
+
+            async def copy(source: asyncio.StreamReader, to: asyncio.StreamWriter) -> None:
+                while data := await source.read(65536):
+                    to.write(data)
+                to.close()
+
+            await asyncio.gather(copy(reader, back), copy(there, writer), return_exceptions=True)
+
+        late = await asyncio.start_server(relay, "127.0.0.1", 0)
+        async with late:
+            url = f"https://127.0.0.1:{late.sockets[0].getsockname()[1]}"
+            async with client(f"{url},ca={authority.file},timeout=0.3") as made:
+                assert (await ask(made)).body == BODY
 
 
 async def test_tls_trusts_the_given_authority_alone(tmp_path: Path) -> None:

@@ -216,11 +216,13 @@ def test_nothing_is_made_anew_where_nothing_changed() -> None:
     passing.take(page, size=100)
     assert passing.passed.version == version
     passing.take(page.replace('model="ens",version="1"} 17', 'model="ens",version="1"} 18', 1))
+    assert 'nv_inference_request_success{model="ens",version="1"} 18\n' in passing.show()
     second = [part.text(passing.passed.moment, openmetrics=False) for part in parts(passing)]
 
     assert passing.passed.version == version + 1
+    passing.take(page + "a 1\n")
+    assert passing.passed.version > version + 1
     assert [one is other for one, other in zip(first, second, strict=True)].count(False) == 1
-    assert 'nv_inference_request_success{model="ens",version="1"} 18\n' in passing.show()
 
 
 def parts(passing: Passing) -> list[pages.Part]:
@@ -260,6 +262,35 @@ def test_timestamps_are_passed_on() -> None:
     passing.take("a 1 1700000000123\n")
 
     assert "a 1 1700000000.123\n" in passing.show(openmetrics=True)
+
+
+@pytest.mark.usefixtures("no_garbage")
+def test_what_is_not_shown_any_more_is_gone() -> None:
+    """At once, and not when garbage is collected: after another page, and after none."""
+    passing = Passing((), ())
+    for number in range(3):
+        passing.take(f"a{number} 1\n")
+        passing.take(f"b{number} 1\n", 1)
+        passing.show()
+    found = [plans()]
+    passing.page(0).hide()
+    found.append(plans())
+    passing.page(1).hide()
+    found.append(plans())
+
+    assert found == [2, 1, 0]
+
+
+def plans() -> int:
+    """How many are in memory."""
+    return sum(isinstance(each, pages.Plan) for each in gc.get_objects())
+
+
+def test_any_character_can_be_in_a_label() -> None:
+    """Also those that mean something to whoever writes pages."""
+    page = 'a{b="%b %% %s \r { } \u2028 \\\\n"} 1\n'
+
+    assert shown(page).endswith(page)
 
 
 def test_labels_are_added() -> None:

@@ -12,10 +12,8 @@ from conftest import Start, until
 from pages import parse
 from sidestep.app import Exporter
 from sidestep.render.text import render
-from tritons import Triton, answer, error, recording, tritons
-
-STATS = "/v2/models/stats"
-BULK = "/v2/models/stats"
+from sidestep_adapters.sources import triton_questions
+from tritons import STATS, Triton, answer, error, recording, tritons
 
 
 @pytest.fixture(autouse=True)
@@ -75,7 +73,7 @@ def triton(server: Triton, *options: str, interval: float = 0.05) -> tuple[str, 
     return (",".join((server.url, f"interval={interval}", *options)),)
 
 
-async def asked(server: Triton, more: int = 2, path: str = BULK) -> None:
+async def asked(server: Triton, more: int = 2, path: str = STATS) -> None:
     """Wait for so many questions more."""
     before = server.asked[path]
     await until(lambda: server.asked[path] >= before + more)
@@ -151,6 +149,24 @@ async def test_a_model_without_a_configuration_is_shown(
             assert page.samples("sidestep_triton_instances") == {}
             assert server.asked["/v2/models/a/config"] == 1
             assert caplog.text.count("no configuration of model 'a'") == 1
+
+
+async def test_a_configuration_that_does_not_come_is_waited_for(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For some polls, in which all other models go on; then the model is shown without."""
+    monkeypatch.setattr(triton_questions, "CONFIG_SECONDS", 0.1)
+    async with tritons("a", "b") as server:
+        server.say("/v2/models/a/config", stall=True)
+        server.configs["a"] = {"metric_tags": {"team": "blue"}}
+        async with start(triton=triton(server)) as exporter:
+            page = Page(exporter)
+            await until(lambda: page.served == {"b/1": 0})
+            assert server.asked["/v2/models/a/config"] <= 3
+            await until(lambda: page.served == {"a/1": 0, "b/1": 0})
+            await asked(server)
+
+            assert server.asked["/v2/models/a/config"] == 3
 
 
 async def test_new_configurations_are_asked_for_some_at_a_time(start: Start) -> None:
@@ -291,7 +307,7 @@ async def test_namespaces_are_asked_for_model_by_model(
             await until(lambda: len(page.served) == 18)
 
             assert page.polls.keys() == {"ok"}
-            assert server.asked[BULK] == 1
+            assert server.asked[STATS] == 1
             assert "/v2/models/unloaded/stats" not in server.asked
             assert 1 < server.most <= 8
             assert caplog.text.count("--model-namespacing") == 1
@@ -309,7 +325,7 @@ async def test_named_models_are_asked_for_alone(start: Start) -> None:
             del server.models["a", "1"]
             await until(lambda: page.served == {"c/1": 2})
 
-            assert BULK not in server.asked
+            assert STATS not in server.asked
             assert page.polls.keys() == {"ok"}
 
 
@@ -335,9 +351,9 @@ WRONG: dict[str, tuple[bytes, str]] = {
         "TRITON_ENABLE_STATS",
     ),
     "unknown_model": (error("400 Bad Request", "requested model 'a' is not available"), ""),
-    "http_404": (recording("err_bad_path.http"), "Triton's own port"),
-    "http_405": (recording("err_method_post.http"), "Triton's own port"),
-    "http_500": (error("500 Internal Server Error", "?"), "Triton's own port"),
+    "http_404": (recording("err_bad_path.http"), "Triton's own HTTP port"),
+    "http_405": (recording("err_method_post.http"), "Triton's own HTTP port"),
+    "http_500": (error("500 Internal Server Error", "?"), "Triton's own HTTP port"),
 }
 BAD: dict[str, bytes] = {
     "html": answer(b"<html>login</html>", kind="text/html"),
@@ -355,7 +371,7 @@ BAD: dict[str, bytes] = {
     "huge": answer(b'{"model_stats": [' + b" " * (9 << 20) + b"]}"),
 }
 FAILURES = [(outcome, said, advice) for outcome, (said, advice) in WRONG.items()]
-FAILURES += [("bad_answer", said, "Triton's own port") for said in BAD.values()]
+FAILURES += [("bad_answer", said, "Triton's own HTTP port") for said in BAD.values()]
 
 
 @pytest.mark.parametrize(
@@ -370,7 +386,7 @@ async def test_an_error_is_never_absence(
         async with start(triton=triton(server)) as exporter:
             page = Page(exporter)
             await until(lambda: page.served == {"a/1": 5})
-            server.say(BULK, said)
+            server.say(STATS, said)
             await until(lambda: page.polls.get(outcome, 0) >= 2 and page.state == "stale")
             assert page.served == {"a/1": 5}
             assert page.own("sidestep_engine_up") == {(f"triton/{server.url}", "", ""): 1}
@@ -400,7 +416,7 @@ async def test_one_model_that_contradicts_itself_costs_itself(
             told = [model.told(*key) for key, model in server.models.items()]
             told[0]["execution_count"] = -1
             told[1]["inference_stats"]["success"]["count"] = 9
-            server.say(BULK, answer(json.dumps({"model_stats": told}).encode()))
+            server.say(STATS, answer(json.dumps({"model_stats": told}).encode()))
             await until(lambda: page.served == {"a/1": 5, "b/1": 9})
 
             assert page.state == "up"
@@ -417,7 +433,7 @@ async def test_a_server_that_has_no_statistics_is_said_so(
         async with start(triton=triton(server)) as exporter:
             page = Page(exporter)
             await until(lambda: page.polls.get("unsupported", 0) >= 2)
-            assert BULK not in server.asked
+            assert STATS not in server.asked
             assert caplog.text.count("unsupported: ") == 1
             server.extensions.append("statistics")
             await until(lambda: page.served == {"a/1": 0})
@@ -440,7 +456,7 @@ async def test_a_slow_server_is_not_a_dead_one(
         async with start(triton=triton(server)) as exporter:
             page = Page(exporter)
             await until(lambda: page.served == {"a/1": 5})
-            server.say(BULK, stall=True)
+            server.say(STATS, stall=True)
             await asked(server, 1)
             before = server.asked.total()
             await until(lambda: page.state == "stale")
@@ -462,7 +478,7 @@ async def test_an_answer_that_does_not_come_is_waited_for_no_longer_than_said(st
         async with start(triton=triton(server, "timeout=0.2")) as exporter:
             page = Page(exporter)
             await until(lambda: page.served == {"a/1": 5})
-            server.say(BULK, answer(recording("stats_501_models.json"))[:5000], stall=True)
+            server.say(STATS, answer(recording("stats_501_models.json"))[:5000], stall=True)
             await until(lambda: page.polls.get("slow", 0) >= 2 and page.state == "stale")
 
             assert page.served == {"a/1": 5}
@@ -534,7 +550,7 @@ async def test_two_servers_are_told_apart_by_their_labels(start: Start) -> None:
 async def test_the_loop_is_never_held_for_long(start: Start) -> None:
     """501 models are read and shown in slices."""
     async with tritons("a") as server:
-        server.say(BULK, answer(recording("stats_501_models.json")))
+        server.say(STATS, answer(recording("stats_501_models.json")))
         async with start(triton=triton(server)) as exporter:
             await until(lambda: len(Page(exporter).served) == 501, timeout=60)
             await until(lambda: Page(exporter).state == "up")
@@ -543,7 +559,7 @@ async def test_the_loop_is_never_held_for_long(start: Start) -> None:
 async def test_an_exporter_ends_while_a_server_is_silent(start: Start) -> None:
     """At once, whatever is awaited."""
     async with tritons("a") as server:
-        server.say(BULK, stall=True)
+        server.say(STATS, stall=True)
         async with start(triton=triton(server)):
             await asked(server, 1)
             began = time.monotonic()

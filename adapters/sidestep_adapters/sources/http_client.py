@@ -159,6 +159,7 @@ class Client:
         found["Accept-Encoding"] = "identity"
         found["User-Agent"] = f"sidestep/{__version__}"
         if not self.target.keepalive:
+            # Not every release of aiohttp says so by itself.
             found["Connection"] = "close"
         target = self.target
         if target.ca or target.cert or any(header.file for header in target.headers):

@@ -23,6 +23,9 @@ from sidestep_adapters.sources.triton_state import State
 
 log = logging.getLogger("sidestep.triton")
 
+TURN = 0.0005
+"""Seconds that one turn may take: to look at all other sources after each version costs more
+than the version."""
 REFUSED_FOR = 60.0
 """Seconds after which a version that could not be shown is tried again."""
 
@@ -40,7 +43,7 @@ class Connection(Protocol):
 class Triton:
     """Polls one server, in the place of a ``sources.Source``.
 
-    What a poll finds waits for its turn, one version of a model at a time; the next poll waits
+    What a poll finds waits for its turn, some versions of models at a time; the next poll waits
     until all have had theirs.
 
     Args:
@@ -97,18 +100,20 @@ class Triton:
     def open(self, wake: Callable[[], None]) -> None:
         """Begin to poll; the server may come later."""
         self._wake = wake
-        self._turns.append(lambda: self.state.begun(time.monotonic()))
-        wake()
         self._task = asyncio.ensure_future(self._run())
         self._task.add_done_callback(lambda task: None if task.cancelled() else task.result())
 
     def receive(self, now: float) -> bool:  # noqa: ARG002 - what happened has its time with it
-        """Hand over one version at most; whether there may be more."""
+        """Hand over some versions; whether there may be more."""
         if not self._turns:
             self._is_done.set()
             return False
-        self._turns.popleft()()
-        if not self._turns:
+        until = time.perf_counter() + TURN
+        while self._turns:
+            self._turns.popleft()()
+            if time.perf_counter() > until:
+                break
+        else:
             self._is_done.set()
         return True
 
@@ -183,7 +188,8 @@ class Triton:
 
     def _tell(self, look: Look) -> None:
         identity = look.info.id
-        if look.item is not None and time.monotonic() >= self._refused.get(identity, 0.0):
+        until = self._refused.get(identity, 0.0) if self._refused else 0.0
+        if look.item is not None and (not until or time.monotonic() >= until):
             self._refused.pop(identity, None)
             try:
                 self._outlet.tell(look.info, look.item)

@@ -11,6 +11,7 @@ from sidestep.wire.triton import ModelStats
 from sidestep_adapters.sources import triton_config, triton_statistics
 from sidestep_adapters.sources.http_client import Client
 from sidestep_adapters.sources.triton_config import ModelConfig
+from sidestep_adapters.sources.triton_server import detail
 from sidestep_adapters.sources.triton_statistics import Head
 
 JSON = "application/json"
@@ -76,7 +77,7 @@ class HttpServer:
         try:
             return read(answer.body)
         except WireError as error:
-            raise PollError("bad_answer", str(error)) from None
+            raise PollError("bad_answer", detail(error)) from None
 
 
 def _quoted(model: str) -> str:

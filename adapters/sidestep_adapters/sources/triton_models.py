@@ -89,9 +89,7 @@ class Models:
             return None
         if known.piece != piece:
             stats = self._read(piece, self._configs[head.name].has_cache)
-            try:
-                difference(stats, known.stats)
-            except BegunAnewError:
+            if _is_loaded_anew(stats, known.stats):
                 return None
             self._keep(head, known, piece, stats)
         return Look(known.info, _item(moment, known.stats, known.instances))
@@ -121,21 +119,27 @@ class Models:
         """Versions that an answer about all models of ``covers`` does not have among ``found``."""
         for head in self._versions.keys() - set(found):
             if covers(head.name):
-                yield from self.drop(head, moment)
+                yield from self._drop(head, moment)
         names = {head.name for head in self._versions}
         for name in self._configs.keys() - names:
             del self._configs[name]
 
-    def drop(self, head: Head, moment: Moment) -> Iterator[Look]:
-        """Let go of a version, if it is known.
+    def wait(self, head: Head, piece: bytes, moment: Moment) -> Iterator[Look]:
+        """Remember that a version has begun anew whose configuration is not there yet.
 
-        Also of one that has begun anew and has no configuration yet: by the time that it has
-        one it may look as if it had gone on.
+        By the time that it is there, the version may look as if it had gone on.
         """
-        version = self._versions.pop(head, None)
-        if version is not None:
-            self._by_piece.pop(version.piece, None)
-            yield gone(version.info, moment)
+        known = self._versions.get(head)
+        if known is not None:
+            try:
+                difference(self._read(piece, False), known.stats)
+            except BegunAnewError:
+                yield from self._drop(head, moment)
+
+    def _drop(self, head: Head, moment: Moment) -> Iterator[Look]:
+        version = self._versions.pop(head)
+        self._by_piece.pop(version.piece, None)
+        yield gone(version.info, moment)
 
     @property
     def engines(self) -> set[str]:
@@ -180,6 +184,17 @@ def identity(*parts: str) -> str:
 def gone(info: EngineInfo, moment: Moment) -> Look:
     """A version that the server does not have ready."""
     return Look(info, _item(moment, None, 0), leaves=True)
+
+
+def _is_loaded_anew(new: ModelStats, old: ModelStats) -> bool:
+    """Whether its configuration may be another; what is to be counted the exporter decides."""
+    now, before = new.inference_stats.success, old.inference_stats.success
+    return (
+        new.execution_count < old.execution_count
+        or new.last_inference < old.last_inference
+        or now.count < before.count
+        or now.ns < before.ns
+    )
 
 
 def _item(moment: Moment, stats: ModelStats | None, instances: int) -> TritonStats:

@@ -12,7 +12,7 @@ from sidestep.logs import Limited
 from sidestep.wire.messages import EngineInfo
 from sidestep_adapters.sources.triton_models import Look, Models, Moment, gone
 from sidestep_adapters.sources.triton_questions import Answer, Questions
-from sidestep_adapters.sources.triton_server import Server
+from sidestep_adapters.sources.triton_server import Server, detail
 from sidestep_adapters.sources.triton_statistics import Head
 
 SLICE = 0.001
@@ -97,7 +97,7 @@ class Poller:
                 except WireError as error:
                     self._refuse(head, error)
             else:
-                for look in self.models.drop(head, moment):
+                for look in self.models.wait(head, piece, moment):
                     self._hand(look)
         server = before.get(self.models.server.id)
         if server is not None and server != self.models.server:
@@ -121,7 +121,7 @@ class Poller:
             try:
                 head = self.models.find(piece) or self._server.head(piece)
             except WireError as error:
-                raise PollError("bad_answer", str(error)) from None
+                raise PollError("bad_answer", detail(error)) from None
             if head in found:
                 twice = f"version {head.version!r:.200} of {head.name!r:.200} twice"
                 raise PollError("bad_answer", twice)

@@ -81,6 +81,7 @@ class Questions:
     def connect_anew(self) -> None:
         """Another process may answer from now on."""
         self._is_known = False
+        self._all_again = 0.0
         self._attempts.clear()
 
     async def statistics(self) -> Answer:
@@ -129,27 +130,31 @@ class Questions:
         found: dict[str, ModelConfig] = {}
 
         async def get(name: str) -> None:
+            # Also where this is cut off.
+            attempts = self._attempts[name] = self._attempts.get(name, 0) + 1
             try:
                 found[name] = await self._server.config(name)
             except PollError as error:
-                if error.cause not in _UNSURE:
-                    found[name] = ModelConfig()
-                    self._lines.warning(
-                        "config",
-                        "%s: no configuration of model %.200r: %s; it is shown without metric tags"
-                        " and instances",
-                        self._name,
-                        name,
-                        error,
-                    )
+                if error.cause in _UNSURE and attempts < ATTEMPTS:
+                    return
+                found[name] = ModelConfig()
+                self._lines.warning(
+                    "config",
+                    "%s: no configuration of model %.200r: %s; it is shown without metric tags"
+                    " and instances",
+                    self._name,
+                    name,
+                    error,
+                )
 
         wanted = list(dict.fromkeys(names))
-        self._attempts = {name: self._attempts.get(name, 0) for name in wanted}
+        self._attempts = {name: self._attempts[name] for name in wanted if name in self._attempts}
+        # Whose turn never came before comes first.
+        wanted.sort(key=lambda name: self._attempts.get(name, 0))
         await _each(wanted, get, CONFIG_SECONDS)
         for name in wanted:
-            self._attempts[name] += 1
-            if name not in found and self._attempts[name] >= ATTEMPTS:
-                found[name] = ModelConfig()
+            if self._attempts.get(name, 0) >= ATTEMPTS:
+                found.setdefault(name, ModelConfig())
             if name in found:
                 del self._attempts[name]
         return found

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from sidestep.errors import WireError
 from sidestep.wire.triton import ModelStats
 from sidestep_adapters.sources.triton_config import ModelConfig
 from sidestep_adapters.sources.triton_statistics import Head
 
 NAMESPACED = "Request for unknown model: "
 """With ``--model-namespacing`` the statistics of all models answer so, whatever the models."""
-_PORT = "see whether the URL is that of Triton's own port, by default 8000, or 8001 of gRPC"
+_PORT = "see whether the URL is that of Triton's own HTTP port, by default 8000, or gRPC port, 8001"
 _ADVICE: Mapping[str, str] = {
     "unreachable": "see whether Triton runs, has loaded its models and listens there",
     "slow": "a model that is loaded over HTTP blocks all of Triton's HTTP port until it is there;"
@@ -28,6 +29,11 @@ _ADVICE: Mapping[str, str] = {
 def advice(cause: str) -> str:
     """What to do about a poll that failed."""
     return _ADVICE.get(cause, _PORT)
+
+
+def detail(error: WireError) -> str:
+    """What is wrong with an answer that was read, for an error that has a cause of its own."""
+    return str(error).removeprefix(f"{error.reason}: ")
 
 
 class Server(Protocol):

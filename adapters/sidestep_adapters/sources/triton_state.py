@@ -43,7 +43,8 @@ class State:
         tell: Callable[[Item], None],
         log: logging.Logger,
     ) -> None:
-        self._state = PollState(max(interval, PATIENCE), math.inf)
+        self._patience = max(interval, PATIENCE)
+        self._state = PollState(self._patience, math.inf)
         self._outlet = outlet
         self._name = name
         self._tell = tell
@@ -57,11 +58,6 @@ class State:
         """When statistics were last there."""
         self._asking = math.inf
         """When the poll under way began."""
-
-    def begun(self, now: float) -> None:
-        """Nothing is known yet; the first answer may take long."""
-        self._say(now, "")
-        self._lose(now)
 
     def asking(self, now: float) -> None:
         """A poll begins."""
@@ -109,9 +105,13 @@ class State:
             self._stay(now)
         before = self._state.state
         if self._state.tick(now) != before:
-            if waited > 0:
-                self._note("slow", f"slow: no answer for {waited:.1f} s so far")
             self._say(now, "")
+        if not self._is_heard and not self._is_lost:
+            self._say(now, "")
+            self._lose(now)
+        is_slow = waited >= (self._patience if self._is_heard else CONNECTING)
+        if is_slow and self._cause != "slow":
+            self._note("slow", f"slow: no answer for {waited:.1f} s so far")
 
     def _lose(self, now: float) -> None:
         self._is_heard, self._is_lost = False, True
@@ -124,6 +124,8 @@ class State:
             if now - self._good >= DOUBT and not self._is_doubted:
                 self._is_doubted = True
                 self._outlet.doubt()
+                # Which does not mean what is known of the server itself.
+                self._say(now, "")
 
     def _note(self, cause: str, detail: str) -> None:
         self._cause = cause

@@ -1,0 +1,79 @@
+"""What ``--triton`` may say, and one line about what it may not."""
+
+from __future__ import annotations
+
+import pytest
+
+from sidestep.config import read
+from sidestep.errors import ConfigError
+from sidestep.polls import Header, Target
+from sidestep.triton_servers import MAX_MODELS, Server, parse
+
+URL = "http://host:8000"
+
+
+def test_nothing_but_the_url_is_needed() -> None:
+    """Once a second, all models, no page."""
+    assert parse(URL) == parse(f"{URL}/") == Server(Target(URL, 1.0, 60.0))
+
+
+def test_a_server_has_options() -> None:
+    """Models may be named and patterned, several of them."""
+    text = (
+        f"{URL}/proxied/,interval=5,model=a,model=b-*,metrics=http://host:8002,label.pod=x,"
+        "header.x-triton-key=@/run/key"
+    )
+
+    assert parse(text) == Server(
+        Target(
+            f"{URL}/proxied",
+            5.0,
+            labels=(("pod", "x"),),
+            headers=(Header("x-triton-key", "", "/run/key"),),
+        ),
+        ("a", "b-*"),
+        "http://host:8002/metrics",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("host:8000", "must be URL"),
+        ("ftp://host", "must be URL"),
+        ("", "must be URL"),
+        (f"{URL},model=", "model= must be printable"),
+        (f"{URL},model=a\nb", "model= must be printable"),
+        (URL + ",model=a" * (MAX_MODELS + 1), "no more than 256 models"),
+        (f"{URL},metrics=host:8002", "must be URL"),
+        (f"{URL},metrics=http://a:1,metrics=http://b:1", "given twice"),
+        (f"{URL},label.model=a", "'model' cannot be a label"),
+        (f"{URL},label.stage=a", "'stage' cannot be a label"),
+        (f"{URL},label.origin=a", "'origin' cannot be a label"),
+        (f"{URL},modle=a", "'modle' is no option; known are model="),
+        (f"{URL},interval=0", "interval= must be a number"),
+    ],
+)
+def test_a_mistake_is_one_line(text: str, complaint: str) -> None:
+    """It names the flag and what is wrong, and has no secret in it."""
+    with pytest.raises(ConfigError) as refused:
+        read({"triton": (f"{text},header.x-key=s3cret" if text else text,)}, {})
+
+    line = str(refused.value)
+    assert line.startswith("--triton ")
+    assert complaint in line
+    assert "\n" not in line
+    assert "s3cret" not in line
+
+
+def test_one_server_is_polled_once() -> None:
+    """However it is written."""
+    with pytest.raises(ConfigError, match="is given twice"):
+        read({"triton": (URL, f"{URL}/,interval=2")}, {})
+
+
+def test_blanks_separate_servers_in_the_variable() -> None:
+    """Commas stand before options."""
+    found = read({}, {"SIDESTEP_TRITON": f"{URL},model=a http://b:8000"})
+
+    assert [server.name for server in found.triton] == [URL, "http://b:8000"]
