@@ -23,6 +23,8 @@ from sidestep_adapters.sources.triton_state import State
 
 log = logging.getLogger("sidestep.triton")
 
+TOGETHER = 32
+"""Looks that are handed over at once: each turn costs as much as one of them."""
 TURN = 0.0005
 """Seconds that one turn may take: to look at all other sources after each version costs more
 than the version."""
@@ -184,7 +186,8 @@ class Triton:
 
     def _hand(self, look: Look) -> None:
         self._turns.append(partial(self._tell, look))
-        self._wake()
+        if len(self._turns) >= TOGETHER:
+            self._wake()
 
     def _tell(self, look: Look) -> None:
         identity = look.info.id
