@@ -1,0 +1,260 @@
+"""What ends while a server drains: random histories held against the truth, and a real exporter."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from conftest import Start, page_of_engine, until
+from intakes import Fed
+from polled import page as saying
+from polled import polled
+from sidestep.feeds import ServerFeed
+from sidestep.readings import scalar
+from sidestep.triton_servers import parse as flag
+from sidestep_adapters.sources.triton import Triton
+from sidestep_adapters.sources.triton_counters import NATIVE, UNKNOWN, Places, numbers
+from sidestep_adapters.sources.triton_statistics import Head
+from triton.test_histories import NoConnection, Server
+from tritons import STATS, Model, answer, recording, tritons
+
+SUCCESS = "nv_inference_request_success"
+KEYS = [("a", "1"), ("c", "1")]
+SOME = st.integers(0, 3)
+NS = st.integers(500, 5000)
+CACHED = "c"
+
+
+def lines(models: Iterable[tuple[tuple[str, str], Model]]) -> bytes:
+    """Triton's page of what these have counted; failures by two reasons."""
+    found = []
+    for (name, version), model in models:
+        for row, number in zip(NATIVE, numbers(model.stats), strict=True):
+            labels = f'model="{name}",version="{version}"'
+            if row.name == "nv_inference_request_failure":
+                found.append(f'{row.name}{{{labels},reason="OTHER"}} {(number or 0) // 2}')
+                labels, number = f'{labels},reason="BACKEND"', (number or 0) - (number or 0) // 2
+            if number is not None:
+                found.append(f"{row.name}{{{labels}}} {number // row.per}")
+    return ("\n".join([*found, "nv_up 1"]) + "\n").encode()
+
+
+class Drains(RuleBasedStateMachine):
+    """One server and its page: work, reloads, refused polls, drains, restarts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.server = Server()
+        self.truth = {key: Model() for key in KEYS}
+        self.fed = Fed()
+        registry = self.fed.intake.registry
+        self.page = registry.passed.page()
+        self.triton = Triton(
+            flag("http://t:8000"),
+            self.server,
+            NoConnection(),
+            ServerFeed(self.fed.intake, "triton t"),
+            pytest.fail,
+            has_failures=True,
+        )
+        self.drain = self.triton.drain()
+        self.now = time.monotonic()
+        self.shown: Counter[tuple[str, str]] = Counter()
+        self.exact: dict[tuple[str, str], tuple[float, int]] = {}
+        """Of versions that rested from a poll to a page: what is shown, and the truth, then."""
+        self.rested: set[tuple[str, str]] = set()
+        """Versions that have not worked since the last poll."""
+        self.last: dict[tuple[str, str], int] = {}
+        """The truth of the last page since statistics are refused."""
+        self.is_closed = False
+        """Whether a poll has found statistics refused."""
+        self._start()
+
+    def _start(self) -> None:
+        self.native = {key: Model() for key in KEYS}
+        for key in KEYS:
+            self.server.load(*key)
+        self.in_flight: list[tuple[tuple[str, str], int]] = []
+        self.server.cause = ""
+        self.has_page = self.is_alive = True
+        self.is_ending = self.is_unloaded = self.is_late = False
+
+    def teardown(self) -> None:
+        """End."""
+        self.loop.close()
+
+    @precondition(lambda self: self.is_alive and not self.is_ending)
+    @rule(key=st.sampled_from(KEYS), requests=SOME, failures=SOME, hits=SOME, ns=NS)
+    def serve(
+        self, key: tuple[str, str], requests: int, failures: int, hits: int, ns: int
+    ) -> None:
+        """Some requests."""
+        self._work(key, self.server.lives[key], requests, failures, hits, ns)
+
+    @precondition(lambda self: self.is_alive and not self.is_ending)
+    @rule(key=st.sampled_from(KEYS))
+    def begin(self, key: tuple[str, str]) -> None:
+        """A request that takes long."""
+        self.in_flight.append((key, self.server.lives[key]))
+
+    @precondition(lambda self: self.in_flight and self.is_alive and not self.is_unloaded)
+    @rule(ns=NS)
+    def finish(self, ns: int) -> None:
+        """The oldest of them, perhaps while the server ends."""
+        key, life = self.in_flight.pop(0)
+        self._work(key, life, 1, 0, 0, ns)
+
+    @precondition(lambda self: self.is_alive and not self.is_ending)
+    @rule(key=st.sampled_from(KEYS))
+    def reload(self, key: tuple[str, str]) -> None:
+        """Statistics begin anew, the page does not."""
+        self.server.load(*key)
+
+    @rule()
+    def poll(self) -> None:
+        """For statistics."""
+        lives = {key: self.triton._models.drain._versions.get(Head(*key)) for key in KEYS}  # type: ignore[union-attr]
+        self.loop.run_until_complete(self.triton._poll())
+        self._take()
+        if self.server.cause:
+            self.is_closed = True
+            return
+        self.is_closed = False
+        self.last = {}
+        self.rested = set(KEYS)
+        for key in KEYS:
+            version = self.drain._versions[Head(*key)]
+            known = lives[key]
+            if known is None or known.life is not version.life:
+                self.exact.pop(key, None)
+
+    @rule()
+    def look(self) -> None:
+        """At the page."""
+        self.now += 20.0
+        self.drain.asked(self.now)
+        if not self.has_page:
+            self.drain.failed("unreachable")
+            self._take()
+            if self.is_closed:
+                self._ended()
+            return
+        known = () if self.is_unloaded else self.native.items()
+        for _ in self.page.take([lines(known)]):
+            pass
+        assert self.page.plan is not None
+        for _ in self.drain.read(self.page.plan):
+            pass
+        if self.is_unloaded:
+            return
+        for key in self.rested:
+            if not self.drain._is_over:
+                self.exact.setdefault(key, (self._shown(key), self._true(key)))
+        if self.is_closed:
+            self.last = {key: self._true(key) for key in KEYS}
+
+    @precondition(lambda self: self.is_alive)
+    @rule()
+    def terminate(self) -> None:
+        """SIGTERM: statistics are refused, what is in flight goes on."""
+        self.server.cause, self.is_ending = "unreachable", True
+
+    @precondition(lambda self: self.is_ending and not self.in_flight)
+    @rule()
+    def unload(self) -> None:
+        """Before its end it unloads its models; the page is still there."""
+        self.is_unloaded = True
+
+    @precondition(lambda self: self.is_alive)
+    @rule()
+    def kill(self) -> None:
+        """The process is gone."""
+        self.is_alive = self.has_page = False
+        self.in_flight = []
+        self.server.cause = "unreachable"
+
+    @rule()
+    def restart(self) -> None:
+        """Another process."""
+        self.exact, self.rested, self.last = {}, set(), {}
+        self._start()
+
+    @precondition(lambda self: self.is_alive)
+    @rule(is_page=st.booleans())
+    def cut_off(self, is_page: bool) -> None:
+        """It works, but a port of it cannot be reached."""
+        if is_page:
+            self.has_page = False
+        else:
+            self.server.cause = "unreachable"
+
+    @precondition(lambda self: self.is_alive and not self.is_ending and not self.is_late)
+    @rule()
+    def heal(self) -> None:
+        """It can be reached again, and has gone on."""
+        self.server.cause, self.has_page = "", True
+
+    @invariant()
+    def nothing_is_more_than_it_was(self) -> None:
+        """Nor does a total ever shrink."""
+        for key in KEYS:
+            true = numbers(self.truth[key].stats)
+            engine = self.fed.intake.registry.engines.get("triton/http://t:8000/" + "/".join(key))
+            for row, most in zip(NATIVE, true, strict=True):
+                if engine is None or (row.feature == "response_cache" and key[0] != CACHED):
+                    continue
+                assert scalar(engine, row.name) <= (most or 0), row.name
+            shown = self._shown(key)
+            assert shown >= self.shown[key]
+            self.shown[key] = int(shown)
+
+    def _ended(self) -> None:
+        """The page is refused as statistics are: what it had last has been told."""
+        for key, (shown, true) in self.exact.items():
+            if key in self.last:
+                assert self._shown(key) >= shown + self.last[key] - true
+        self.exact, self.rested, self.last = {}, set(), {}
+
+    def _work(
+        self, key: tuple[str, str], life: int, requests: int, failures: int, hits: int, ns: int
+    ) -> None:
+        if not requests + failures + hits:
+            return
+        self.rested.discard(key)
+        self.is_late |= life != self.server.lives[key]
+        hits = hits if key[0] == CACHED else 0
+        models = [(self.truth[key], ns), (self.native[key], ns // 1000 * 1000)]
+        if life == self.server.lives[key]:
+            models.append((self.server.models[key], ns))
+        for model, each in models:
+            # By a batch size of its own each life can be told from the one before.
+            model.infer(1, size=life, ns=each)
+            model.infer(requests, size=1000, ns=each, now=life)
+            model.fail(failures, each)
+            model.hit(hits, each)
+
+    def _take(self) -> None:
+        more = True
+        while more:
+            more = self.triton.receive(time.monotonic())
+            while self.fed.intake.busy:
+                self.fed.intake.work()
+
+    def _true(self, key: tuple[str, str]) -> int:
+        return self.truth[key].stats.inference_stats.success.count
+
+    def _shown(self, key: tuple[str, str]) -> float:
+        engine = self.fed.intake.registry.engines.get("triton/http://t:8000/" + "/".join(key))
+        return 0.0 if engine is None else scalar(engine, SUCCESS)
+
+
+TestDrains = Drains.TestCase
+TestDrains.settings = settings(max_examples=200, stateful_step_count=40)
