@@ -85,7 +85,10 @@ class Drains(RuleBasedStateMachine):
         self.in_flight: list[tuple[tuple[str, str], int]] = []
         self.server.cause = ""
         self.has_page = self.is_alive = True
-        self.is_ending = self.is_unloaded = self.is_late = False
+        self.is_ending = self.is_unloaded = False
+        self.is_late = self.is_reloaded = False
+        """Whether the page has what no statistics will: of requests that outlived a load, or of
+        what went before a load that no poll has seen. Only an end makes that right."""
 
     def teardown(self) -> None:
         """End."""
@@ -117,6 +120,7 @@ class Drains(RuleBasedStateMachine):
     def reload(self, key: tuple[str, str]) -> None:
         """Statistics begin anew, the page does not."""
         self.server.load(*key)
+        self.is_reloaded = True
 
     @rule()
     def poll(self) -> None:
@@ -127,7 +131,7 @@ class Drains(RuleBasedStateMachine):
         if self.server.cause:
             self.is_closed = True
             return
-        self.is_closed = False
+        self.is_closed = self.is_reloaded = False
         self.last = {}
         self.rested = set(KEYS)
         for key in KEYS:
@@ -202,6 +206,50 @@ class Drains(RuleBasedStateMachine):
         """It can be reached again, and has gone on."""
         self.server.cause, self.has_page = "", True
 
+    @precondition(lambda self: self.is_alive)
+    @rule()
+    def rest(self) -> None:
+        """It is looked at twice, and does nothing in between."""
+        self.poll()
+        self.look()
+
+    @precondition(lambda self: self.is_alive and not self.is_unloaded)
+    @rule(waits=st.lists(st.booleans(), max_size=4), unloads=st.booleans(), again=st.booleans())
+    def drain_all(self, waits: list[bool], *, unloads: bool, again: bool) -> None:
+        """A whole end, looked at now and then, and another process perhaps."""
+        self.terminate()
+        self.poll()
+        for looks in waits:
+            if self.in_flight:
+                self.finish(1700)
+            if looks:
+                self.look()
+        if unloads and not self.in_flight:
+            self.unload()
+            self.look()
+        self.kill()
+        self.look()
+        if again:
+            self.restart()
+            self.poll()
+
+    @precondition(lambda self: self.is_alive and not self.is_ending)
+    @rule(key=st.sampled_from(KEYS), times=st.integers(1, 2), heals=st.booleans())
+    def lose(self, key: tuple[str, str], times: int, *, heals: bool) -> None:
+        """First one port, then the other; back is only the page, and then all perhaps."""
+        self.server.cause = "unreachable"
+        self.poll()
+        for _ in range(times):
+            self.has_page = True
+            self.look()
+            self._work(key, self.server.lives[key], 2, 1, 1, 900)
+            self.look()
+            self.has_page = False
+            self.look()
+        if heals and not self.is_late:
+            self.heal()
+            self.poll()
+
     @invariant()
     def nothing_is_more_than_it_was(self) -> None:
         """Nor does a total ever shrink."""
@@ -222,6 +270,7 @@ class Drains(RuleBasedStateMachine):
             if key in self.last:
                 assert self._shown(key) >= shown + self.last[key] - true
         self.exact, self.rested, self.last = {}, set(), {}
+        self.is_late |= self.is_reloaded
 
     def _work(
         self, key: tuple[str, str], life: int, requests: int, failures: int, hits: int, ns: int
