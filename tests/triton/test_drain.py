@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -14,16 +15,18 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from conftest import Start, page_of_engine, until
 from intakes import Fed
-from polled import page as saying
-from polled import polled
+from polled import head, polled
 from sidestep.feeds import ServerFeed
+from sidestep.pages import Plan
+from sidestep.passed import Passed
 from sidestep.readings import scalar
 from sidestep.triton_servers import parse as flag
 from sidestep_adapters.sources.triton import Triton
-from sidestep_adapters.sources.triton_counters import NATIVE, UNKNOWN, Places, numbers
-from sidestep_adapters.sources.triton_statistics import Head
+from sidestep_adapters.sources.triton_counters import NATIVE, UNKNOWN, Places, numbers, raised
+from sidestep_adapters.sources.triton_drain import Drain
+from sidestep_adapters.sources.triton_statistics import Head, read, split, translate
 from triton.test_histories import NoConnection, Server
-from tritons import STATS, Model, answer, recording, tritons
+from tritons import Model, recording, tritons
 
 SUCCESS = "nv_inference_request_success"
 KEYS = [("a", "1"), ("c", "1")]
@@ -37,12 +40,12 @@ def lines(models: Iterable[tuple[tuple[str, str], Model]]) -> bytes:
     found = []
     for (name, version), model in models:
         for row, number in zip(NATIVE, numbers(model.stats), strict=True):
-            labels = f'model="{name}",version="{version}"'
-            if row.name == "nv_inference_request_failure":
-                found.append(f'{row.name}{{{labels},reason="OTHER"}} {(number or 0) // 2}')
-                labels, number = f'{labels},reason="BACKEND"', (number or 0) - (number or 0) // 2
-            if number is not None:
-                found.append(f"{row.name}{{{labels}}} {number // row.per}")
+            series = f'{row.name}{{model="{name}",version="{version}"'
+            if number is not None and row.name == "nv_inference_request_failure":
+                found.append(f'{series},reason="OTHER"}} {number // 2}')
+                found.append(f'{series},reason="BACKEND"}} {number - number // 2}')
+            elif number is not None:
+                found.append(f"{series}}} {number // row.per}")
     return ("\n".join([*found, "nv_up 1"]) + "\n").encode()
 
 
@@ -96,11 +99,9 @@ class Drains(RuleBasedStateMachine):
 
     @precondition(lambda self: self.is_alive and not self.is_ending)
     @rule(key=st.sampled_from(KEYS), requests=SOME, failures=SOME, hits=SOME, ns=NS)
-    def serve(
-        self, key: tuple[str, str], requests: int, failures: int, hits: int, ns: int
-    ) -> None:
+    def serve(self, key: tuple[str, str], requests: int, failures: int, hits: int, ns: int) -> None:
         """Some requests."""
-        self._work(key, self.server.lives[key], requests, failures, hits, ns)
+        self._work(key, self.server.lives[key], (requests, failures, hits), ns)
 
     @precondition(lambda self: self.is_alive and not self.is_ending)
     @rule(key=st.sampled_from(KEYS))
@@ -113,7 +114,7 @@ class Drains(RuleBasedStateMachine):
     def finish(self, ns: int) -> None:
         """The oldest of them, perhaps while the server ends."""
         key, life = self.in_flight.pop(0)
-        self._work(key, life, 1, 0, 0, ns)
+        self._work(key, life, (1, 0, 0), ns)
 
     @precondition(lambda self: self.is_alive and not self.is_ending)
     @rule(key=st.sampled_from(KEYS))
@@ -125,7 +126,7 @@ class Drains(RuleBasedStateMachine):
     @rule()
     def poll(self) -> None:
         """For statistics."""
-        lives = {key: self.triton._models.drain._versions.get(Head(*key)) for key in KEYS}  # type: ignore[union-attr]
+        lives = {key: self.drain._versions.get(Head(*key)) for key in KEYS}
         self.loop.run_until_complete(self.triton._poll())
         self._take()
         if self.server.cause:
@@ -190,6 +191,7 @@ class Drains(RuleBasedStateMachine):
         """Another process."""
         self.exact, self.rested, self.last = {}, set(), {}
         self._start()
+        self.is_reloaded = True
 
     @precondition(lambda self: self.is_alive)
     @rule(is_page=st.booleans())
@@ -217,6 +219,9 @@ class Drains(RuleBasedStateMachine):
     @rule(waits=st.lists(st.booleans(), max_size=4), unloads=st.booleans(), again=st.booleans())
     def drain_all(self, waits: list[bool], *, unloads: bool, again: bool) -> None:
         """A whole end, looked at now and then, and another process perhaps."""
+        if not self.is_ending:
+            self.rest()
+            self.begin(KEYS[0])
         self.terminate()
         self.poll()
         for looks in waits:
@@ -239,10 +244,10 @@ class Drains(RuleBasedStateMachine):
         """First one port, then the other; back is only the page, and then all perhaps."""
         self.server.cause = "unreachable"
         self.poll()
-        for _ in range(times):
+        for turn in range(times):
             self.has_page = True
             self.look()
-            self._work(key, self.server.lives[key], 2, 1, 1, 900)
+            self._work(key, self.server.lives[key], (2 - turn, 1, 1), 900)
             self.look()
             self.has_page = False
             self.look()
@@ -272,10 +277,10 @@ class Drains(RuleBasedStateMachine):
         self.exact, self.rested, self.last = {}, set(), {}
         self.is_late |= self.is_reloaded
 
-    def _work(
-        self, key: tuple[str, str], life: int, requests: int, failures: int, hits: int, ns: int
-    ) -> None:
-        if not requests + failures + hits:
+    def _work(self, key: tuple[str, str], life: int, counts: tuple[int, int, int], ns: int) -> None:
+        """So many requests that succeed, that fail, and that the cache answers."""
+        requests, failures, hits = counts
+        if not any(counts):
             return
         self.rested.discard(key)
         self.is_late |= life != self.server.lives[key]
@@ -307,3 +312,152 @@ class Drains(RuleBasedStateMachine):
 
 TestDrains = Drains.TestCase
 TestDrains.settings = settings(max_examples=200, stateful_step_count=40)
+
+
+def places_of(text: bytes) -> tuple[Places, Plan]:
+    """Of a page."""
+    page = Passed(list).page((("model", "x"), ("namespace", "y")))
+    for _ in page.take([text]):
+        pass
+    assert page.plan is not None
+    places = Places()
+    for _ in places.find(page.plan):
+        pass
+    return places, page.plan
+
+
+def test_the_page_has_the_numbers_of_statistics() -> None:
+    """Recorded at one moment: counts are equal, each observation lacks less than a microsecond."""
+    places, plan = places_of(page_of_engine("page_triton").encode())
+    body = recording("stats_all.http").partition(b"\r\n\r\n")[2]
+    found = [read(piece) for piece in split(body)]
+    assert len(found) == 7
+    for one in found:
+        stats = translate(one, has_cache=one.name == "cached")
+        page = places.numbers(Head(one.name, one.version), plan.values)
+        for row, theirs, known in zip(NATIVE, page, numbers(stats), strict=True):
+            if row.per == 1 or known is None:
+                assert theirs == known, row.name
+            else:
+                assert theirs is not None
+                served = stats.inference_stats.success.count
+                assert theirs <= known <= theirs + 1000 * served, row.name
+        assert raised(stats, numbers(stats)) == stats
+        assert raised(stats, UNKNOWN) == stats
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (b'{model="m",version="1"} 3\n', 3),
+        (b'{model="m",version="1",_team="x"} 3\n', 3),
+        (b'{model="m",version="1",gpu_uuid="a"} 3\n{model="m",version="1",gpu_uuid="b"} 4\n', 7),
+        (b'{model="m",version="1",_team="x"} 3\n{model="m",version="1",_team="y"} 4\n', None),
+        (b'{model="m",version="1",namespace="n"} 3\n', None),
+        (b'{model="m",version="2"} 3\n', None),
+        (b'{model="m"} 3\n', None),
+        (b'{model="m",version="1"} 3.5\n', None),
+        (b'{model="m",version="1"} NaN\n', None),
+        (b'{model="m",version="1"} 3 1700000000000\n', None),
+        (b'{model="m",version="1"} 1e16\n', None),
+    ],
+)
+def test_only_what_is_surely_a_versions_own(text: bytes, expected: int | None) -> None:
+    """Summed over GPUs; not of one of several with the same name."""
+    places, plan = places_of(b"".join(SUCCESS.encode() + one for one in text.splitlines(True)))
+
+    assert places.numbers(Head("m", "1"), plan.values)[0] == expected
+
+
+def test_a_page_of_before_the_last_statistics_is_not_told() -> None:
+    """It has less than they: to tell of it would look as if all began anew."""
+    told: list[object] = []
+    drain, model, head_ = Drain(told.append), Model(), Head("m", "1")
+    page = Passed(list).page()
+
+    def read_page() -> None:
+        for _ in page.take([lines([(("m", "1"), model)])]):
+            pass
+        assert page.plan is not None
+        for _ in drain.read(page.plan):
+            pass
+
+    drain.heard(1.0)
+    drain.looked(head_, model.stats)
+    drain.asked(2.0)
+    read_page()
+    drain.closed()
+    drain.asked(3.0)
+    model.infer(2)
+    drain.heard(4.0)
+    read_page()
+    model.infer(3)
+    drain.looked(head_, model.stats)
+    drain.closed()
+    drain.failed("unreachable")
+
+    assert told == []
+
+
+async def test_a_server_that_drains(start: Start) -> None:
+    """Its statistics refuse, its page grows, is gone, and both begin at 0: all is counted once."""
+    native = Model()
+
+    def told() -> bytes:
+        return lines([(("m", "1"), native)])
+
+    async def say(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        body = told()
+        writer.write(head(len(body)) + body)
+
+    async with tritons("m") as server, contextlib.AsyncExitStack() as stack:
+        page = await stack.enter_async_context(polled(say))
+        target = f"{server.url},interval=0.05,metrics={page.url}"
+        async with start(triton=(target,)) as exporter:
+
+            def shown(name: str) -> float:
+                engine = exporter.registry.engines.get(f"triton/{server.url}/m/1")
+                return 0 if engine is None else scalar(engine, name)
+
+            async def pages(count: int) -> None:
+                until_then = len(page.asked) + count
+                await until(lambda: len(page.asked) >= until_then)
+
+            for model in (native, server.models["m", "1"]):
+                model.infer(5)
+            await until(lambda: shown(SUCCESS) == 5)
+            await pages(3)
+            # A reload that only the page does not feel.
+            server.load("m").infer(1)
+            native.infer(1)
+            await until(lambda: shown(SUCCESS) == 6)
+            await pages(3)
+
+            await server.stop()
+            await pages(3)
+            native.infer(2, ns=3000)
+            await pages(3)
+            assert shown(SUCCESS) == 6
+            await stack.aclose()
+            await until(lambda: shown(SUCCESS) == 8)
+            assert shown("nv_inference_exec_count") == 8
+            assert shown("nv_inference_queue_duration_us") == 6 * 1000 + 2 * 3000
+            assert shown("sidestep_triton_resets_total") == 1
+
+            native = Model()
+            for model in (native, server.load("m")):
+                model.infer(1)
+            async with polled(say, port=int(page.url.split(":")[2].split("/")[0])):
+                await server.start()
+                await until(lambda: shown(SUCCESS) == 9)
+                await asyncio.sleep(0.2)
+            assert shown(SUCCESS) == shown("nv_inference_exec_count") == 9
+            assert shown("sidestep_triton_resets_total") == 2
+            engine = exporter.registry.engines[f"triton/{server.url}/m/1"]
+            (sizes,) = [
+                engine.histogram(p.slots[0])
+                for p in engine.layout.placed
+                if p.row.name == "sidestep_triton_batch_size"
+            ]
+            # Which batches they were in, only statistics know.
+            assert sum(sizes.counts) == 7
