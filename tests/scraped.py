@@ -22,10 +22,12 @@ Samples = dict[tuple[str, frozenset[tuple[str, str]], object], str]
 class Passing:
     """Some pages and the names that are the exporter's own."""
 
-    def __init__(self, *labels: Labels, ours: Collection[str] = ()) -> None:
+    def __init__(
+        self, *labels: Labels, ours: Collection[str] = (), excluded: Collection[str] = ()
+    ) -> None:
         self.ours = frozenset(ours)
         self.passed = Passed(lambda: [self.ours])
-        self.pages = [self.passed.page(given) for given in labels or ((),)]
+        self.pages = [self.passed.page(given, excluded) for given in labels or ((),)]
 
     def take(self, text: str | bytes, at: int = 0, size: int = 1 << 16) -> int:
         """Feed a page in chunks of ``size``; in how many slices it was read."""

@@ -526,8 +526,8 @@ class History(RuleBasedStateMachine):
         """Of all lives, by each family."""
         if self.folder.count:
             return
-        engine = self.server.fed.intake.registry.engines["t/m/1"]
-        if engine.absent or engine.looked is None:
+        engine = self.server.fed.intake.registry.engines.get("t/m/1")
+        if engine is None or engine.absent or engine.looked is None:
             return
         found = {
             "inferences": "nv_inference_count",

@@ -12,6 +12,7 @@ from sidestep.ending import Ending
 from sidestep.errors import ConfigError, RunError
 from sidestep.sources import Sources
 from sidestep.triton_servers import Server
+from sidestep.wire.limits import is_printable
 from sidestep.wire.messages import EngineInfo
 from sidestep_adapters.environment import identity, log_as
 from sidestep_adapters.push import Publisher
@@ -22,6 +23,7 @@ from sidestep_adapters.stream_outlet import StreamOutlet
 log = logging.getLogger("sidestep.triton")
 
 TICK = 0.25
+MAX_NAMESPACE = 128
 BUDGET = 0.001
 """Seconds of looks handed over after which the event loop gets its turn."""
 
@@ -34,10 +36,13 @@ class Polling:
         namespace: What tells these servers from those of the same URLs elsewhere.
 
     Raises:
-        ConfigError: A file that a server needs cannot be read, or its page is to be passed on.
+        ConfigError: A file that a server needs cannot be read, or its page is to be passed on, or
+            the namespace cannot be a part of names.
     """
 
     def __init__(self, servers: Sequence[Server], endpoint: str, namespace: str) -> None:
+        if len(namespace) > MAX_NAMESPACE or not is_printable(namespace):
+            raise ConfigError(f"a namespace must be printable, {MAX_NAMESPACE} characters at most")
         self._endpoint = endpoint
         self._namespace = namespace
         self._outlets: list[StreamOutlet] = []

@@ -34,7 +34,7 @@ from sidestep.sources import Source
 from sidestep.statslog import StatsLog
 from sidestep.transport.access import Access
 from sidestep.transport.guard import Guard
-from sidestep.transport.process import raise_open_files, resident
+from sidestep.transport.process import calm_collector, raise_open_files, resident
 from sidestep.transport.watchdog import MIB, Watchdog
 from sidestep.web.front import Front
 from sidestep.wire.messages import Settings
@@ -292,6 +292,7 @@ async def serve(config: Config, reload: Callable[[], Config] | None = None) -> N
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGHUP, on_hangup, exporter, reload)
     async with exporter.running():
+        calm_collector()
         log.info(
             "sidestep %s: metrics on %s, engines connect to %s; %s",
             __version__,

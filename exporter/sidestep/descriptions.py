@@ -10,6 +10,7 @@ import functools
 from collections.abc import Mapping, Sequence
 
 from sidestep.buckets import DEFAULTS
+from sidestep.catalogue import is_part
 from sidestep.engine import LINE
 from sidestep.errors import WireError
 from sidestep.plan import Layout
@@ -17,6 +18,8 @@ from sidestep.registry import MAX_ENGINES, Registry
 from sidestep.wire.limits import MAX_OPEN_VALUES
 from sidestep.wire.messages import EngineInfo
 
+MAX_PARTS = 3 * MAX_ENGINES // 4
+"""Versions of models that polled servers have: whatever they are, others find a place, too."""
 MAX_NAMED = 4 * MAX_ENGINES
 """Engines that all streams name together: several may feed one."""
 MAX_ENGINE_LABELS = 32
@@ -51,6 +54,13 @@ def check(registry: Registry, named: int, infos: Sequence[EngineInfo]) -> None:
         registry.check(info)
     if len(registry.engines) + len(labels.keys() - registry.engines.keys()) > MAX_ENGINES:
         raise _over(registry, "engines", f"more than {MAX_ENGINES} engines")
+    new = sum(
+        is_part(dialect, said)
+        for name, (dialect, said) in labels.items()
+        if name not in registry.engines
+    )
+    if new and registry.parts + new > MAX_PARTS:
+        raise _over(registry, "engines", f"more than {MAX_PARTS} versions of models")
     if named + len(infos) > MAX_NAMED:
         raise _over(registry, "descriptions", f"streams name more than {MAX_NAMED} engines")
     everyone = (*registry.engines.values(), *registry.kept.values())

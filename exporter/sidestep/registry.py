@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 
 from sidestep.buckets import Bounds
+from sidestep.catalogue import is_part
 from sidestep.catalogue.model import Kind
 from sidestep.engine import ORIGIN, Engine, Key, OpenFamily
 from sidestep.errors import WireError
@@ -78,6 +79,7 @@ class Registry:
         partial: Whether another process has what came before: this one's counts will be added there.
         version: Changes with every applied item, so that a page can be reused.
         limited: What went to ``__other__`` or was refused since there were too many, by limit.
+        parts: How many engines are but parts of others.
         open_series: Children of self-described families, of all engines.
         open_bytes: What they take on a page, about.
         open_families: Kind and own labels of those that no catalogue has: one form a name.
@@ -103,7 +105,7 @@ class Registry:
         self.partial = False
         self.version = 0
         self.limited: Counter[str] = Counter(dict.fromkeys(LIMITS, 0))
-        self.open_series = self.open_bytes = 0
+        self.parts = self.open_series = self.open_bytes = 0
         self.open_families: dict[str, tuple[Kind, Key]] = {}
         self.open_names: set[str] = set()
         self.reserved: frozenset[str] = frozenset()
@@ -160,10 +162,12 @@ class Registry:
             engine.labels[ORIGIN] = engine.id
         self._looks.add(_look(engine))
         self.engines[engine.id] = engine
+        self.parts += _is_part(engine)
 
     def _hide(self, engine: Engine) -> None:
         if self.engines.pop(engine.id, None) is not None:
             self._looks.discard(_look(engine))
+            self.parts -= _is_part(engine)
 
     def _forget(self, engine: Engine) -> None:
         """Nobody will hear of ``engine`` again: what it took is there for others."""
@@ -215,7 +219,7 @@ class Registry:
         self.open_names.clear()
         self._users.clear()
         self._looks.clear()
-        self.open_series = self.open_bytes = 0
+        self.parts = self.open_series = self.open_bytes = 0
         self.limited = Counter(dict.fromkeys(LIMITS, 0))
         self.questions = Questions()
         self.version += 1
@@ -256,12 +260,13 @@ class Registry:
             if engine.live and silence >= SILENT:
                 engine.live = False
                 self.touch(engine)
-            if silence >= GONE:
+            if silence >= GONE or (engine.absent and not engine.streams):
                 engine.forget_core()
                 self._hide(engine)
                 self.kept[engine.id] = engine
                 self.touch(engine)
-        for engine in list(self.kept.values()):
+        # What a polled server once had goes first: it can have another name every second.
+        for engine in sorted(self.kept.values(), key=lambda engine: not engine.absent):
             if now - engine.heard >= KEPT or len(self.kept) > MAX_ENGINES:
                 del self.kept[engine.id]
                 self._forget(engine)
@@ -322,6 +327,10 @@ class Registry:
 def _look(engine: Engine) -> Look:
     """What tells an engine's series from others': to Prometheus an empty label is none."""
     return engine.layout.apart, frozenset((n, v) for n, v in engine.labels.items() if v)
+
+
+def _is_part(engine: Engine) -> bool:
+    return is_part(engine.layout.dialect, engine.labels)
 
 
 def _size(family: OpenFamily, engine: Engine) -> int:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import page_of_engine
 from scraped import Passing, samples
+from sidestep.catalogue.triton import FED
 from sidestep.exposition import Labels
 from sidestep.render.passed import typed
 
+REFERENCE = Path(__file__).parents[3] / "shared" / "reference" / "triton" / "metrics.json"
 A: Labels = (("pod", "a"),)
 B: Labels = (("pod", "b"),)
 
@@ -206,3 +211,31 @@ def test_whatever_pages_come_together_make_a_page(
     given_lines = sum(len(lines(page)) for _, page in found)
     comments = sum(passing.left_out(at)["second_type"] for at in range(len(found)))
     assert len(lines(text)) + total - comments == given_lines
+
+
+@pytest.mark.skipif(not REFERENCE.exists(), reason="the reference is not here")
+def test_what_a_server_of_any_kind_has_is_passed_on() -> None:
+    """GPUs, summaries, the backends of vLLM and TensorRT-LLM: all that statistics do not feed."""
+    reference = json.loads(REFERENCE.read_text())
+    families = reference["native_metrics"] + reference["backend_metrics"]
+    page = "".join(family_text(row["name"], row["type"], row["labels"]) for row in families)
+    passing = Passing(excluded=FED)
+    passing.take(page)
+    shown, there = samples(passing.show()), samples(page)
+
+    assert {row["name"] for row in families} >= FED
+    assert "nv_gpu_utilization" in passing.show()
+    assert "nv_trt_llm_kv_cache_block_metrics" in passing.show()
+    assert shown == {sample: value for sample, value in there.items() if sample[0] not in FED}
+
+
+def family_text(name: str, kind: str, labels: list[str]) -> str:
+    """One family with one group of samples."""
+    pairs = ",".join(f'{label}="{label} 0"' for label in labels if label != "quantile")
+    outer = f"{{{pairs}}}" if pairs else ""
+    inner = f"{pairs}," if pairs else ""
+    ends = {
+        "histogram": [f'_bucket{{{inner}le="+Inf"}}', f"_count{outer}", f"_sum{outer}"],
+        "summary": [f'{{{inner}quantile="0.5"}}', f"_count{outer}", f"_sum{outer}"],
+    }.get(kind, [outer])
+    return f"# TYPE {name} {kind}\n" + "".join(f"{name}{end} 7\n" for end in ends)

@@ -241,6 +241,7 @@ async def test_two_of_one_name_are_a_mistake(start: Start) -> None:
         (["http://h,metrics=http://h:8002"], "metrics= is the exporter's"),
         (["grpcs://h,ca=/nowhere.pem"], "/nowhere.pem"),
         (["grpc://h,header.x-bin=1"], "cannot be sent over gRPC"),
+        (["http://h", "--namespace", "a\nb"], "a namespace must be printable"),
     ],
 )
 async def test_a_mistake_is_one_line(arguments: list[str], what: str) -> None:

@@ -148,7 +148,7 @@ async def test_a_model_without_a_configuration_is_shown(
 
             assert page.samples("sidestep_triton_instances") == {}
             assert server.asked["/v2/models/a/config"] == 1
-            assert caplog.text.count("no configuration of model a") == 1
+            assert caplog.text.count("no configuration of model 'a'") == 1
 
 
 async def test_a_configuration_that_does_not_come_is_waited_for(
@@ -197,6 +197,25 @@ async def test_a_model_that_is_loaded_anew_counts_on(start: Start) -> None:
             server.configs["a"] = {"metric_tags": {"team": "blue"}}
             server.load("a")
             await until(lambda: page.served == {"blue/a/1": 0})
+
+
+async def test_a_model_that_overtakes_itself_before_its_configuration_is_there(
+    start: Start,
+) -> None:
+    """That it began anew is remembered: nothing that it did is lost."""
+    async with tritons("a") as server:
+        server.models["a", "1"].infer(5)
+        path = "/v2/models/a/config"
+        async with start(triton=triton(server, interval=0.1)) as exporter:
+            page = Page(exporter)
+            await until(lambda: page.served == {"a/1": 5})
+            server.say(path, error("503 Service Unavailable", "Server not ready"))
+            server.load("a").infer(2)
+            await asked(server, 1, path)
+            server.models["a", "1"].infer(4)
+            await asked(server, 1)
+            server.instead.clear()
+            await until(lambda: page.served == {"a/1": 11})
 
 
 async def test_a_version_that_is_not_ready_is_not_shown(start: Start) -> None:
@@ -254,6 +273,21 @@ async def test_a_server_may_come_later(start: Start) -> None:
             assert page.own("sidestep_engine_up") == {(f"triton/{server.url}", "", ""): 0}
             await server.start()
             await until(lambda: page.served == {"a/1": 0})
+
+
+async def test_a_server_is_shown_before_it_answers(start: Start) -> None:
+    """One that says nothing for a minute is down meanwhile, and not just nowhere."""
+    async with tritons("a") as server:
+        server.say("/v2", stall=True)
+        async with start(triton=triton(server)) as exporter:
+            page = Page(exporter)
+            await until(lambda: page.state == "down")
+            assert page.polls == {}
+            assert page.own("sidestep_engine_up") == {(f"triton/{server.url}", "", ""): 0}
+            server.instead.clear()
+            await until(lambda: page.state == "up")
+
+            assert page.own("sidestep_engine_up") == {(f"triton/{server.url}", "", ""): 1}
 
 
 async def test_namespaces_are_asked_for_model_by_model(
@@ -387,7 +421,7 @@ async def test_one_model_that_contradicts_itself_costs_itself(
 
             assert page.state == "up"
             assert page.own("sidestep_rejected_total")["bad_item",] >= 1
-            assert "model a, version 1" in caplog.text
+            assert "model 'a', version '1'" in caplog.text
 
 
 async def test_a_server_that_has_no_statistics_is_said_so(

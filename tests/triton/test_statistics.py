@@ -165,7 +165,7 @@ def test_64_bits_are_exact(number: int) -> None:
         inference_count=number,
         inference_stats={"success": timed},
         batch_stats=[{"batch_size": 1, "compute_infer": timed}],
-        response_stats={"0": {"success": timed}, "1": {"success": timed}, "2": {"success": timed}},
+        response_stats={"0": {"success": timed}, "1": {"success": timed}},
         memory_usage=[{"type": "GPU", "id": 0, "byte_size": number}],
     )
 
@@ -173,8 +173,16 @@ def test_64_bits_are_exact(number: int) -> None:
     assert found.inference_stats.success == Timed(number, number)
     assert (found.batch_stats[0].count, found.batch_stats[0].compute_infer_ns) == (number, number)
     assert found.response_stats is not None
-    assert found.response_stats.next == Timed(2 * number, 2 * number)
+    assert found.response_stats.next == Timed(number, number)
     assert found.memory_usage[0].byte_size == number
+
+
+def test_a_sum_beyond_64_bits_is_refused() -> None:
+    """No record could hold it."""
+    half = {"success": {"count": 1, "ns": 2**63}}
+    assert one(response_stats={"1": half}).response_stats is not None
+    with pytest.raises(WireError):
+        one(response_stats={"1": half, "2": half})
 
 
 WRONG = [-1, LARGEST + 1, 10**30, 1.5, 1.0, True, "1", None, [], {}]

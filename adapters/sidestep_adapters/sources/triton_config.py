@@ -16,6 +16,8 @@ STATISTICS = "statistics"
 """The extension's name."""
 MAX_TAGS = 16
 MAX_INSTANCES = 1 << 40
+MAX_PART_BYTES = 32 << 10
+"""Of a configuration's list of groups, or its tags: the loop stands still while they are read."""
 
 _TAG = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_]{0,126}")
 
@@ -36,7 +38,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
     executes: bool = True
 
 
-class Group(msgspec.Struct):
+class Group(msgspec.Struct, gc=False):
     """One of ``instance_group``."""
 
     kind: str = ""
@@ -51,8 +53,8 @@ class _Cache(msgspec.Struct):
 
 class _Config(msgspec.Struct):
     platform: str = ""
-    instance_group: list[Group] = []
-    metric_tags: dict[str, str] = {}
+    instance_group: msgspec.Raw = msgspec.Raw(b"[]")
+    metric_tags: msgspec.Raw = msgspec.Raw(b"{}")
     response_cache: _Cache | None = None
 
 
@@ -60,12 +62,14 @@ class _Server(msgspec.Struct):
     extensions: list[str] = []
 
 
-class _Indexed(msgspec.Struct):
+class _Indexed(msgspec.Struct, gc=False):
     name: str
     state: str = ""
 
 
 _config = msgspec.json.Decoder(_Config)
+_groups = msgspec.json.Decoder(list[Group])
+_given = msgspec.json.Decoder(dict[str, str])
 _server = msgspec.json.Decoder(_Server)
 _index = msgspec.json.Decoder(list[_Indexed])
 
@@ -78,10 +82,12 @@ def config(body: bytes) -> ModelConfig:
     """
     try:
         found = _config.decode(body)
+        groups = _groups.decode(_checked(found.instance_group))
+        tags = _given.decode(_checked(found.metric_tags))
     except DECODE_ERRORS as error:
         raise WireError("bad_answer", str(error)) from None
     has_cache = found.response_cache is not None and found.response_cache.enable
-    return known(found.platform, found.instance_group, found.metric_tags, has_cache=has_cache)
+    return known(found.platform, groups, tags, has_cache=has_cache)
 
 
 def known(
@@ -116,6 +122,13 @@ def ready(body: bytes) -> list[str]:
     except DECODE_ERRORS as error:
         raise WireError("bad_answer", str(error)) from None
     return sorted({each.name for each in found if each.state == "READY"})
+
+
+def _checked(part: msgspec.Raw) -> bytes:
+    raw = bytes(part)
+    if len(raw) > MAX_PART_BYTES:
+        raise WireError("bad_answer", f"more than {MAX_PART_BYTES >> 10} KiB of groups or tags")
+    return raw
 
 
 def _instances(group: Group) -> int:

@@ -17,6 +17,8 @@ from sidestep_adapters.sources.triton_statistics import Head
 JSON = "application/json"
 MAX_BODY_BYTES = 8 << 20
 """The event loop stands still while an answer is taken apart, a millisecond for each of them."""
+MAX_SHORT_BYTES = 1 << 20
+"""Of answers about one model, or of names alone."""
 
 T = TypeVar("T")
 
@@ -34,7 +36,7 @@ class HttpServer:
 
     async def extensions(self) -> Sequence[str]:
         """See ``Server``."""
-        return await self._ask("/v2", triton_config.extensions)
+        return await self._ask("/v2", triton_config.extensions, most=MAX_SHORT_BYTES)
 
     async def statistics(self, model: str = "") -> Sequence[bytes]:
         """See ``Server``."""
@@ -43,11 +45,13 @@ class HttpServer:
 
     async def ready(self) -> Sequence[str]:
         """See ``Server``."""
-        return await self._ask("/v2/repository/index", triton_config.ready, "POST")
+        path = "/v2/repository/index"
+        return await self._ask(path, triton_config.ready, "POST", most=MAX_SHORT_BYTES)
 
     async def config(self, model: str) -> ModelConfig:
         """See ``Server``."""
-        return await self._ask(f"/v2/models/{_quoted(model)}/config", triton_config.config)
+        path = f"/v2/models/{_quoted(model)}/config"
+        return await self._ask(path, triton_config.config, most=MAX_SHORT_BYTES)
 
     def head(self, piece: bytes) -> Head:
         """See ``Server``."""
@@ -57,13 +61,19 @@ class HttpServer:
         """See ``Server``."""
         return triton_statistics.translate(triton_statistics.read(piece), has_cache=has_cache)
 
-    async def _ask(self, path: str, read: Callable[[bytes], T], method: str = "GET") -> T:
+    async def _ask(
+        self,
+        path: str,
+        read: Callable[[bytes], T],
+        method: str = "GET",
+        most: int = MAX_BODY_BYTES,
+    ) -> T:
         try:
             answer = await self._client.ask(self._url + path, JSON, (JSON,), method)
         except PollError as error:
             raise _translated(error) from None
-        if sum(map(len, answer.chunks)) > MAX_BODY_BYTES:
-            raise PollError("bad_answer", f"more than {MAX_BODY_BYTES >> 20} MiB")
+        if sum(map(len, answer.chunks)) > most:
+            raise PollError("bad_answer", f"more than {most >> 20} MiB")
         try:
             return read(answer.body)
         except WireError as error:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from sidestep.catalogue.triton import CACHE, EXECUTES, FAILURES
+from sidestep.statistics import BegunAnewError, difference
 from sidestep.wire.limits import MAX_LABEL_CHARS
 from sidestep.wire.messages import EngineInfo
 from sidestep.wire.triton import ModelStats, TritonStats
@@ -124,10 +125,7 @@ class Models:
         """Versions that an answer about all models of ``covers`` does not have among ``found``."""
         for head in self._versions.keys() - set(found):
             if covers(head.name):
-                version = self._versions.pop(head)
-                self._by_piece.pop(version.piece, None)
-                self._part(head)
-                yield gone(version.info, moment)
+                yield from self._drop(head, moment)
         names = {head.name for head in self._versions}
         for name in self._configs.keys() - names:
             del self._configs[name]
@@ -136,6 +134,24 @@ class Models:
         """What is known of a version after the server has ended, if it is one still."""
         known = self._versions.get(head)
         return None if known is None else Look(known.info, _item(moment, stats, known.instances))
+
+    def wait(self, head: Head, piece: bytes, moment: Moment) -> Iterator[Look]:
+        """Remember that a version has begun anew whose configuration is not there yet.
+
+        By the time that it is there, the version may look as if it had gone on.
+        """
+        known = self._versions.get(head)
+        if known is not None:
+            try:
+                difference(self._read(piece, False), known.stats)
+            except BegunAnewError:
+                yield from self._drop(head, moment)
+
+    def _drop(self, head: Head, moment: Moment) -> Iterator[Look]:
+        version = self._versions.pop(head)
+        self._by_piece.pop(version.piece, None)
+        self._part(head)
+        yield gone(version.info, moment)
 
     @property
     def engines(self) -> set[str]:

@@ -17,6 +17,8 @@ from sidestep_adapters.sources.triton_statistics import Head
 
 SLICE = 0.001
 """Seconds of reading after which the event loop gets its turn."""
+MAX_VERSIONS = 4096
+"""Of one server: each takes memory here, whether it is shown or not."""
 
 
 class Found(NamedTuple):
@@ -94,6 +96,13 @@ class Poller:
                         self._hand_on(look, before)
                 except WireError as error:
                     self._refuse(head, error)
+            else:
+                for look in self.models.wait(head, piece, moment):
+                    self._hand(look)
+        server = before.get(self.models.server.id)
+        if server is not None and server != self.models.server:
+            # An exporter before this one showed it with other labels.
+            self._hand(Look(server, None, leaves=True))
         others = before.keys() - self.models.engines
         for look in self.models.absent(found, moment, answer.covers):
             self._hand(look)
@@ -114,7 +123,10 @@ class Poller:
             except WireError as error:
                 raise PollError("bad_answer", detail(error)) from None
             if head in found:
-                raise PollError("bad_answer", f"version {head.version!r} of {head.name!r} twice")
+                twice = f"version {head.version!r:.200} of {head.name!r:.200} twice"
+                raise PollError("bad_answer", twice)
+            if len(found) >= MAX_VERSIONS:
+                raise PollError("bad_answer", f"more than {MAX_VERSIONS} versions of models")
             if self.questions.wants(head.name):
                 found[head] = piece
         return found
@@ -123,6 +135,9 @@ class Poller:
         """Hand on what ``piece`` says; whether that is all that can be done with it."""
         try:
             look = self.models.look(head, piece, moment)
+            if look is None:
+                # Nothing more is asked about what cannot be shown anyway.
+                self._server.stats(piece, False)
         except WireError as error:
             self._refuse(head, error)
             return True
@@ -158,7 +173,12 @@ class Poller:
         """One version's statistics are no good: it stays as it was."""
         self._reject(error.reason)
         self._lines.warning(
-            "refused", "%s: model %s, version %s: %s", self._name, head.name, head.version, error
+            "refused",
+            "%s: model %.200r, version %.200r: %s",
+            self._name,
+            head.name,
+            head.version,
+            error,
         )
 
     async def _breathe(self) -> None:

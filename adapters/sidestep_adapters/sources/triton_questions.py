@@ -20,6 +20,10 @@ NAMESPACED_FOR = 60.0
 """Seconds after which a server that had to be asked model by model is asked for all again."""
 CONFIG_SECONDS = 5.0
 """That configurations of new models may take in a poll; the rest is for the next."""
+MAX_ASKED = 4096
+"""Models that are asked for one by one."""
+MAX_BYTES = 16 << 20
+"""Of statistics that are asked for one by one, together."""
 ATTEMPTS = 3
 """Polls in which the configuration of a model may not be had before it is done without."""
 _UNSURE = ("slow", "unreachable", "not_ready")
@@ -136,7 +140,7 @@ class Questions:
                 found[name] = ModelConfig()
                 self._lines.warning(
                     "config",
-                    "%s: no configuration of model %s: %s; it is shown without metric tags"
+                    "%s: no configuration of model %.200r: %s; it is shown without metric tags"
                     " and instances",
                     self._name,
                     name,
@@ -144,6 +148,7 @@ class Questions:
                 )
 
         wanted = list(dict.fromkeys(names))
+        self._attempts = {name: self._attempts[name] for name in wanted if name in self._attempts}
         # Whose turn never came before comes first.
         wanted.sort(key=lambda name: self._attempts.get(name, 0))
         await _each(wanted, get, CONFIG_SECONDS)
@@ -155,22 +160,33 @@ class Questions:
         return found
 
     async def _ready(self) -> list[str]:
-        return [name for name in await self._server.ready() if self.wants(name)]
+        found = [name for name in await self._server.ready() if self.wants(name)]
+        if len(found) > MAX_ASKED:
+            raise PollError("bad_answer", f"more than {MAX_ASKED} models, asked for one by one")
+        return found
 
     async def _of_each(self, names: Sequence[str]) -> Answer:
         pieces: list[bytes] = []
         failed: dict[str, PollError] = {}
+        room = MAX_BYTES
 
         async def get(name: str) -> None:
+            nonlocal room
             if any(error.cause in _UNSURE for error in failed.values()):
                 failed[name] = next(iter(failed.values()))
                 return
             try:
-                pieces.extend(await self._server.statistics(name))
+                found = await self._server.statistics(name)
             except PollError as error:
                 # One that is not known is not there.
                 if error.cause != "unknown_model":
                     failed[name] = error
+                return
+            room -= sum(map(len, found))
+            if room < 0:
+                failed[name] = PollError("bad_answer", f"more than {MAX_BYTES >> 20} MiB in all")
+            else:
+                pieces.extend(found)
 
         await _each(names, get)
         failure = next(iter(failed.values()), None)

@@ -182,7 +182,9 @@ def _timed(found: Duration) -> Timed:
 
 def _sum(found: Iterable[Duration]) -> Timed:
     each = [_timed(duration) for duration in found]
-    return Timed(sum(timed.count for timed in each), sum(timed.ns for timed in each))
+    return Timed(
+        _checked(sum(timed.count for timed in each)), _checked(sum(timed.ns for timed in each))
+    )
 
 
 def _inferences(found: Inferences, *, has_cache: bool) -> InferenceStats:
