@@ -1,10 +1,12 @@
 """What a server still counts on its own page when its statistics cannot be had any more. No I/O.
 
 After SIGTERM Triton's statistics are closed at once, while its page answers until the requests
-in flight are done. The page goes on over reloads, which make statistics begin anew, so it has more
-by an offset. Statistics were there before the page was asked for, so each comparison shows the offset, or more;
-the least of them is kept. What the last page had beyond the last statistics and the offset is
-then real, was not counted before, and is all there is if the version once rested.
+in flight are done. The page goes on over reloads, which make statistics begin anew, so it has
+more by an offset. Statistics were there before the page was asked for, so each comparison shows
+the offset, or more; the least of them is kept. What the last page has beyond that is work that
+nobody has counted yet, and all of it if the version once rested. One process must have ended for
+that: if it only could not be reached and had begun anew unseen, its statistics are less than was
+told when they are back, and are taken for those of another process.
 """
 
 from __future__ import annotations
@@ -71,8 +73,8 @@ class Drain:
     """Of one server; reads its page, as a ``passed.Reader``.
 
     Args:
-        tell: Takes the last statistics of versions that have counted more before the server ended, all
-            at once.
+        tell: Takes the last statistics of versions that have counted more before the server
+            ended, all at once.
     """
 
     def __init__(self, tell: Callable[[Mapping[Head, ModelStats]], None]) -> None:
