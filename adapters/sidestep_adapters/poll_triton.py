@@ -92,6 +92,7 @@ class Polling:
         finally:
             stopped.cancel()
             self._sources.close()
+            await self._sources.wait_closed()
             await asyncio.gather(*(asyncio.to_thread(each.close) for each in self.publishers))
 
     def _come(self) -> None:

@@ -92,6 +92,10 @@ class Ingest:
             self.intake.work()
         self._sources.close()
 
+    async def wait_closed(self) -> None:
+        """Once no source has a connection left."""
+        await self._sources.wait_closed()
+
     def leave(self) -> None:
         """Say a last time what is safe, and unbind."""
         if self._listener is None:

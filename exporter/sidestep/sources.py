@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Protocol
+
+PATIENCE = 1.0
+"""Seconds for all connections to end in, once nobody needs them any more."""
 
 
 class Source(Protocol):
@@ -28,6 +32,9 @@ class Source(Protocol):
 
     def close(self) -> None:
         """End."""
+
+    async def wait_closed(self) -> None:
+        """Once no connection is left."""
 
 
 class Sources:
@@ -78,3 +85,13 @@ class Sources:
         """End."""
         for source in self._all:
             source.close()
+
+    async def wait_closed(self) -> None:
+        """Once none of them has a connection left, or after ``PATIENCE``."""
+        if self._all:
+            closing = [asyncio.ensure_future(source.wait_closed()) for source in self._all]
+            _, late = await asyncio.wait(closing, timeout=PATIENCE)
+            for task in late:
+                task.cancel()
+            # A transport says goodbye in a turn of its own.
+            await asyncio.sleep(0)

@@ -145,6 +145,11 @@ class Triton:
         if self._task is not None:
             self._task.cancel()
 
+    async def wait_closed(self) -> None:
+        """Once no connection is left."""
+        if self._task is not None:
+            await asyncio.wait((self._task,))
+
     async def _run(self) -> None:
         self._connection.open()
         try:
