@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Protocol
@@ -87,11 +86,6 @@ class Sources:
             source.close()
 
     async def wait_closed(self) -> None:
-        """Once none of them has a connection left, or after ``PATIENCE``."""
-        if self._all:
-            closing = [asyncio.ensure_future(source.wait_closed()) for source in self._all]
-            _, late = await asyncio.wait(closing, timeout=PATIENCE)
-            for task in late:
-                task.cancel()
-            # A transport says goodbye in a turn of its own.
-            await asyncio.sleep(0)
+        """Once none of them has a connection left; all end at the same time."""
+        for source in self._all:
+            await source.wait_closed()
