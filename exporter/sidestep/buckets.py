@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from itertools import pairwise
 
 from sidestep.errors import ConfigError
+from sidestep.wire.native import COARSEST, FINEST
 
 Bounds = tuple[float, ...]
 
@@ -129,6 +130,18 @@ DEFAULTS: Mapping[str, Bounds] = {
     **GEN_AI,
     "request_tokens": one_two_five(DEFAULT_MAX_MODEL_LEN),
 }
+
+
+def checked_schema(family: str, schema: object) -> int:
+    """``schema`` of a family's native histograms, when there is such a one.
+
+    Raises:
+        ConfigError: It is no whole number from -4 to 8.
+    """
+    known = isinstance(schema, int) and not isinstance(schema, bool)
+    if not known or not COARSEST <= schema <= FINEST:
+        raise ConfigError(f"schema of {family}: give a whole number from {COARSEST} to {FINEST}")
+    return int(schema)
 
 
 def checked(family: str, bounds: Iterable[object]) -> Bounds:
