@@ -362,7 +362,7 @@ def read(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
         except ValueError as error:
             raise ConfigError(f"{key}: {error}") from None
     values["ingest_endpoint"] = values["ingest_endpoint"] or (default_endpoint(),)
-    return Config(**values, **tables)
+    return Config(**values, buckets=tables["buckets"], schemas=tables["schemas"])
 
 
 def _find(

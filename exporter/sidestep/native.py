@@ -7,15 +7,12 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 
-from sidestep.buckets import Bounds
+from sidestep.buckets import SCHEMA, SCHEMAS, Bounds
 from sidestep.exponential import MOST, ZERO, as_classic, coarser, index_of, upper
 from sidestep.histogram import FEW, Histogram, rebucket
 from sidestep.wire.limits import VALUE_LIMIT
 from sidestep.wire.native import COARSEST, NativeBuckets
 from sidestep.wire.totals import Buckets
-
-SCHEMA = 3
-"""Where nobody says another: eight buckets to a power of two."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -23,7 +20,7 @@ class Native:
     """That native histograms are kept, and how.
 
     Attributes:
-        schemas: By bucket family, where it is not ``SCHEMA``.
+        schemas: By bucket family, where the operator has set them.
         wall: Unix time of now.
         both: Whether protobuf pages have the classic buckets beside them.
     """
@@ -34,7 +31,8 @@ class Native:
 
     def histogram(self, bounds: Bounds, family: str) -> NativeHistogram:
         """An empty one, of a bucket family."""
-        return NativeHistogram(bounds, self.schemas.get(family, SCHEMA), self.wall())
+        schema = self.schemas.get(family, SCHEMAS.get(family, SCHEMA))
+        return NativeHistogram(bounds, schema, self.wall())
 
 
 class NativeHistogram(Histogram):

@@ -16,9 +16,6 @@ from sidestep.registry import Registry
 from sidestep.render import messages
 from sidestep.view import Family, children, combined, families, is_shared, labels_of
 
-CONTENT_TYPE = (
-    "application/vnd.google.protobuf; proto=io.prometheus.client.MetricFamily; encoding=delimited"
-)
 AT_ONCE = 64
 """Histograms that are encoded between two turns of the loop: some ten microseconds each."""
 
@@ -29,11 +26,12 @@ def pieces(registry: Registry, names: Collection[str] = ()) -> Iterator[list[byt
     A piece is a family, or nothing where the next one takes a while.
     """
     both = registry.native is None or registry.native.both
+    first = min((engine.created for engine in registry.engines.values()), default=0.0)
     for family in list(families(registry, names)):
         made = _Family(family, both=both)
         if is_shared(family):
             for own, value in combined(registry, family):
-                made.add(messages.labels(sorted(own.items())), value, 0.0)
+                made.add(messages.labels(sorted(own.items())), value, first)
         else:
             for engine in registry.engines.values():
                 for key, value in children(engine, family):

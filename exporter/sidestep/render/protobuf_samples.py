@@ -6,8 +6,8 @@ import math
 from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
-from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 
 from sidestep.buckets import Bounds
 from sidestep.exposition import plain
@@ -53,11 +53,10 @@ def passed_pieces(passed: Passed, names: Collection[str] = ()) -> Iterator[list[
         yield from _pieces(family.name, family.kind, family.help, samples)
 
 
-def own_pieces(registry: CollectorRegistry, names: Collection[str] = ()) -> Iterator[list[bytes]]:
-    """What collectors of prometheus_client tell."""
-    source = registry.restricted_registry(names) if names else registry
-    for found in source.collect():
-        yield from _own(found)
+def generate(registry: Collector) -> bytes:
+    """What collectors of prometheus_client tell; as its own ``generate_latest``."""
+    pieces = (piece for found in registry.collect() for piece in _own(found))
+    return b"".join(part for piece in pieces for part in piece)
 
 
 def _own(found: Metric) -> Iterator[list[bytes]]:
