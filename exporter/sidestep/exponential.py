@@ -7,16 +7,15 @@ wrong by 4.4 % at most.
 
 from __future__ import annotations
 
-import functools
 import math
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from sidestep.buckets import Bounds
 from sidestep.errors import WireError
 from sidestep.wire.limits import VALUE_LIMIT
-from sidestep.wire.native import NativeBuckets
+from sidestep.wire.native import FINEST, NativeBuckets
 
 ZERO = 2.0**-128
 """What is not above it is counted as nothing: the zero bucket."""
@@ -24,21 +23,21 @@ MOST = 160
 """Buckets of one histogram; where it would have more, the resolution halves."""
 
 
-@functools.cache
-def divisions(schema: int) -> Bounds:
-    """Upper bounds of the buckets of a power of two, as fractions of ``frexp``: 0.5 and up.
+DIVISIONS: Sequence[Bounds] = [
+    tuple(0.5 * 2.0 ** (part / (1 << schema)) for part in range(1 << schema))
+    for schema in range(FINEST + 1)
+]
+"""By schema: upper bounds of the buckets of a power of two, as fractions of ``frexp``: 0.5 and up.
 
-    A logarithm would err where a value lies on a bound; these do not.
-    """
-    return tuple(0.5 * 2.0 ** (part / (1 << schema)) for part in range(1 << schema))
+A logarithm would err where a value lies on a bound; these do not."""
 
 
 def index_of(schema: int, value: float) -> int:
     """The bucket of a value over ``ZERO``."""
     fraction, exponent = math.frexp(value)
-    finest = max(schema, 0)
-    index = bisect_left(divisions(finest), fraction) + ((exponent - 1) << finest)
-    return index if schema >= 0 else -(-index >> -schema)
+    if schema >= 0:
+        return bisect_left(DIVISIONS[schema], fraction) + ((exponent - 1) << schema)
+    return -(-(bisect_left(DIVISIONS[0], fraction) + exponent - 1) >> -schema)
 
 
 def upper(schema: int, index: int) -> float:
@@ -46,7 +45,7 @@ def upper(schema: int, index: int) -> float:
     if schema < 0:
         return math.ldexp(1.0, index << -schema)
     power, part = divmod(index, 1 << schema)
-    return math.ldexp(divisions(schema)[part], power + 1)
+    return math.ldexp(DIVISIONS[schema][part], power + 1)
 
 
 def coarser(buckets: Mapping[int, int], steps: int = 1) -> dict[int, int]:

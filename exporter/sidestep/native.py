@@ -166,9 +166,10 @@ class NativeHistogram(Histogram):
             return
         if not count:
             return
-        index = index_of(self.schema, value)
-        self.buckets[index] = self.buckets.get(index, 0) + count
-        self._bound()
+        buckets, index = self.buckets, index_of(self.schema, value)
+        buckets[index] = buckets.get(index, 0) + count
+        if len(buckets) > MOST:
+            self._bound()
 
     def _walk(self, values: list[float]) -> None:
         """Count ``values``, which are sorted, a bucket at a time."""

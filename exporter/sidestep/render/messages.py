@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
+from operator import sub
 from struct import Struct
 
 from sidestep.buckets import Bounds
@@ -136,35 +137,30 @@ def timestamp(tag: bytes, stamp: float) -> bytes:
 
 def _native(native: NativeHistogram) -> bytes:
     """Schema, zero bucket, spans of buckets in a row, and each count less the one before."""
-    out = bytearray(b"\x28")
-    out += zigzag(native.schema)
-    out += _NATIVE_ZERO
-    out += b"\x38"
-    out += varint(native.zeros)
-    buckets = native.buckets
-    spans: list[list[int]] = []
-    deltas = bytearray()
-    before, following = 0, 0
-    for index in sorted(buckets):
+    spans: list[tuple[int, int]] = []
+    counts: list[int] = []
+    offset = following = start = 0
+    for index, count in sorted(native.buckets.items()):
         gap = index - following
-        if spans and gap <= GAP:
-            for _ in range(gap):
-                deltas += b"\x68"
-                deltas += zigzag(-before)
-                before = 0
-            spans[-1][1] += gap + 1
-        else:
-            spans.append([gap, 1])
-        count = buckets[index]
-        delta = count - before
-        rest = delta << 1 if delta >= 0 else (-delta << 1) - 1
-        deltas.append(0x68)
-        while rest > 127:  # noqa: PLR2004
-            deltas.append(rest & 127 | 128)
-            rest >>= 7
-        deltas.append(rest)
-        before, following = count, index + 1
+        if not counts:
+            offset = gap
+        elif gap > GAP:
+            spans.append((offset, len(counts) - start))
+            offset, start = gap, len(counts)
+        elif gap:
+            counts += (0,) * gap
+        counts.append(count)
+        following = index + 1
     # One without observations is known for native by a span that holds nothing.
-    for offset, length in spans or [[0, 0]]:
-        out += sized(b"\x62", b"\x08" + zigzag(offset) + b"\x10" + varint(length))
-    return bytes(out + deltas)
+    spans.append((offset, len(counts) - start))
+    parts = [b"\x28", zigzag(native.schema), _NATIVE_ZERO, b"\x38", varint(native.zeros)]
+    for after, length in spans:
+        parts.append(sized(b"\x62", b"\x08" + zigzag(after) + b"\x10" + varint(length)))
+    parts += map(_delta, map(sub, counts, (0, *counts)))
+    return b"".join(parts)
+
+
+@functools.lru_cache(maxsize=4096)
+def _delta(number: int) -> bytes:
+    """Most are small, and come again."""
+    return b"\x68" + zigzag(number)
