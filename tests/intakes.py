@@ -11,6 +11,7 @@ from conftest import DATA
 from sidestep.catalogue import DIALECTS
 from sidestep.intake import Intake
 from sidestep.lifecycle.rules import Rules
+from sidestep.native import Native
 from sidestep.plan import compile_layout
 from sidestep.registry import Registry, Sampling
 from sidestep.render.text import render
@@ -40,9 +41,9 @@ def steps(run: str) -> Iterator[Step]:
 class Fed:
     """An intake and the streams that feed it; ``reborn`` is the next process with its snapshot."""
 
-    def __init__(self, *, rate: float = 0.0, boot: int = 1) -> None:
+    def __init__(self, *, rate: float = 0.0, boot: int = 1, native: Native | None = None) -> None:
         registry = Registry(
-            {name: compile_layout(name) for name in DIALECTS}, {}, Rules(), Sampling(rate)
+            {name: compile_layout(name) for name in DIALECTS}, {}, Rules(), Sampling(rate), native
         )
         self.intake = Intake(
             registry, SelfMetrics(), boot=boot, clock=lambda: 0.0, wall=lambda: 1.0
@@ -113,7 +114,7 @@ class Fed:
 
     def reborn(self, pieces: Iterable[bytes], *, rate: float = 0.0) -> Fed:
         """Another process that goes on where a snapshot ends, and whom the streams greet."""
-        other = Fed(rate=rate, boot=2)
+        other = Fed(rate=rate, boot=2, native=self.intake.registry.native)
         restore(other.intake, pieces, 0.0)
         other.seqs, other.processes = dict(self.seqs), dict(self.processes)
         for stream, engines in self.engines.items():

@@ -235,6 +235,11 @@ CONFIGS = {
     "no address": ("[web]\nlisten-address = []", "give at least one"),
     "unknown buckets": ("[buckets]\nx = [1]", "buckets.x is unknown"),
     "falling buckets": ("[buckets]\nrequest_latency = [2, 1]", "must increase strictly"),
+    "unknown schema": ("[schemas]\nx = 3", "schemas.x is unknown"),
+    "too fine": ("[schemas]\nrequest_latency = 9", "give a whole number from -4 to 8"),
+    "no number": ("[schemas]\nrequest_latency = true", "give a whole number"),
+    "no table": ("schemas = 3", "schemas must be a table"),
+    "unknown histograms": ('histograms = "new"', "histograms"),
     "no buckets": ("[buckets]\nrequest_latency = []", "give one or more finite numbers"),
 }
 

@@ -20,7 +20,7 @@ from conftest import MAIN_RUN, SPEC_RUN, Start
 from pages import get, parse
 from sidestep.app import Exporter
 from sidestep.config import read
-from sidestep.http import OPENMETRICS, TEXT, wants_openmetrics
+from sidestep.formats import CONTENT_TYPES, Format, chosen
 from sidestep_adapters.replay import Replay
 
 
@@ -44,6 +44,9 @@ def base(exporter: Exporter) -> str:
     return exporter.url.removesuffix("/metrics")
 
 
+PROTOBUF = (
+    "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited"
+)
 PROMETHEUS = (
     "application/openmetrics-text;version=1.0.0;q=0.8,"
     "application/openmetrics-text;version=0.0.1;q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
@@ -53,26 +56,49 @@ PROMETHEUS = (
 @pytest.mark.parametrize(
     ("accept", "expected"),
     [
-        ("", False),
-        ("*/*", False),
-        ("text/plain", False),
-        ("application/openmetrics-text", True),
-        ("application/openmetrics-text;version=1.0.0", True),
-        ("application/openmetrics-text;version=2.0.0", False),
-        (PROMETHEUS, True),
-        ("application/openmetrics-text;q=0.3,text/plain;q=0.5", False),
-        ("application/openmetrics-text;q=nonsense", False),
+        ("", "text"),
+        ("*/*", "text"),
+        ("text/plain", "text"),
+        ("application/openmetrics-text", "openmetrics"),
+        ("application/openmetrics-text;version=1.0.0", "openmetrics"),
+        ("application/openmetrics-text;version=2.0.0", "text"),
+        (PROMETHEUS, "openmetrics"),
+        ("application/openmetrics-text;q=0.3,text/plain;q=0.5", "text"),
+        ("application/openmetrics-text;q=nonsense", "text"),
+        (f"{PROTOBUF},{PROMETHEUS}", "openmetrics"),
     ],
 )
-def test_openmetrics_only_where_it_is_preferred(accept: str, expected: bool) -> None:
+def test_openmetrics_only_where_it_is_preferred(accept: str, expected: Format) -> None:
     """By the weights of the Accept header; whoever asks for nothing gets text."""
-    assert wants_openmetrics(accept) == expected
+    assert chosen(accept) == expected
+
+
+@pytest.mark.parametrize(
+    ("accept", "expected"),
+    [
+        ("", "text"),
+        ("*/*", "text"),
+        (PROMETHEUS, "openmetrics"),
+        (PROTOBUF, "protobuf"),
+        (f"{PROTOBUF},{PROMETHEUS}", "protobuf"),
+        (f"{PROTOBUF};q=0.5,text/plain;q=0.5", "protobuf"),
+        (f"{PROTOBUF};q=0.4,text/plain;q=0.5", "text"),
+        (f"{PROTOBUF};q=0", "text"),
+        (f"{PROTOBUF};q=nonsense", "text"),
+        ("application/vnd.google.protobuf", "text"),
+        (PROTOBUF.replace("delimited", "text"), "text"),
+        (PROTOBUF.replace(";", " ; ").replace("=delimited", '="delimited"'), "protobuf"),
+    ],
+)
+def test_protobuf_only_where_it_is_preferred(accept: str, expected: Format) -> None:
+    """By its weight, the first of equals; only in the one form that is offered."""
+    assert chosen(accept, protobuf=True) == expected
 
 
 async def test_text_is_the_default(exporter: Exporter) -> None:
     """With its content type, and readable."""
     async with aiohttp.ClientSession() as session, session.get(exporter.url) as answer:
-        assert answer.headers["Content-Type"] == TEXT
+        assert answer.headers["Content-Type"] == CONTENT_TYPES["text"]
         families = parse(await answer.text())
 
     assert "vllm:generation_tokens" in families
@@ -89,7 +115,7 @@ async def test_openmetrics_passes_the_strict_parser(exporter: Exporter) -> None:
         aiohttp.ClientSession() as session,
         session.get(exporter.url, headers={"Accept": accept}) as answer,
     ):
-        assert answer.headers["Content-Type"] == OPENMETRICS
+        assert answer.headers["Content-Type"] == CONTENT_TYPES["openmetrics"]
         page = await answer.text()
     families = {family.name: family for family in text_string_to_metric_families(page)}  # type: ignore[no-untyped-call]
 

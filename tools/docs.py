@@ -14,7 +14,7 @@ from typing import get_args, get_origin, get_type_hints
 
 import msgspec
 
-from sidestep.buckets import DEFAULTS
+from sidestep.buckets import DEFAULTS, SCHEMA, SCHEMAS
 from sidestep.catalogue import COMMON, DIALECTS, triton
 from sidestep.catalogue.engine_core import ROWS as TAPPED
 from sidestep.catalogue.model import (
@@ -95,10 +95,12 @@ def metrics() -> str:
     text += (
         "Bounds of the classic histograms. An engine's own override comes with its hello; the\n"
         "exporter's configuration file (`[buckets]`) wins over both. `request_tokens` ends at the\n"
-        "model's length.\n\n| Family | Upper bounds |\n|---|---|\n"
+        "model's length. *Schema* is the resolution of [native histograms](native-histograms.md).\n\n"
+        "| Family | Schema | Upper bounds |\n|---|---|---|\n"
     )
     for name, bounds in DEFAULTS.items():
-        text += f"| `{name}` | {' '.join(f'{bound:g}' for bound in bounds)} |\n"
+        schema = SCHEMAS.get(name, SCHEMA)
+        text += f"| `{name}` | {schema} | {' '.join(f'{bound:g}' for bound in bounds)} |\n"
     return text
 
 
@@ -278,6 +280,8 @@ def configuration() -> str:
         "\n## Buckets\n\nOnly in the file: bounds of a bucket family (see"
         " [metrics.md](metrics.md#bucket-families)), for all engines.\n\n"
         "```toml\n[buckets]\ntime_to_first_token = [0.05, 0.1, 0.25, 0.5, 1.0, 2.5]\n```\n\n"
+        "Likewise the resolution of its [native histograms](native-histograms.md), from -4 to 8:\n\n"
+        "```toml\n[schemas]\ntime_to_first_token = 5\n```\n\n"
         "## In the engine's environment\n\n"
         "| Variable | Meaning |\n|---|---|\n"
         "| `SIDESTEP_ENDPOINT` | The exporter's ingest endpoint; unset, the plugin does nothing. |\n"

@@ -26,6 +26,7 @@ from sidestep.http import Pages, application
 from sidestep.ingest import Ingest
 from sidestep.intake import Intake
 from sidestep.lifecycle.rules import Rules
+from sidestep.native import Native
 from sidestep.plan import compile_layout
 from sidestep.registry import Registry, Sampling
 from sidestep.selfmetrics import SelfMetrics, names, own_registry
@@ -77,7 +78,7 @@ class Exporter:
             max_age=config.requests_max_age,
         )
         sampling = Sampling(config.kv_sample_rate, config.kv_scale_samples, config.kv_max_tracked)
-        self.registry = Registry(layouts, config.buckets, rules, sampling)
+        self.registry = Registry(layouts, config.buckets, rules, sampling, _native(config))
         self.metrics = SelfMetrics()
         allowed = access(config)
         watchdog = Watchdog(
@@ -177,6 +178,12 @@ def _background(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
     return task
 
 
+def _native(config: Config) -> Native | None:
+    if config.histograms == "classic":
+        return None
+    return Native(config.schemas, time.time, both=config.histograms == "both")
+
+
 def _settings(config: Config) -> Settings:
     return Settings(
         {family: list(bounds) for family, bounds in config.buckets.items()},
@@ -186,6 +193,7 @@ def _settings(config: Config) -> Settings:
         config.requests_max_age,
         config.kv_scale_samples,
         config.kv_max_tracked,
+        None if config.histograms == "classic" else dict(config.schemas),
     )
 
 

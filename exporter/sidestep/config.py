@@ -20,10 +20,13 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+TABLES = ("buckets", "schemas")
+"""Of the file: what each bucket family has."""
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
 SCHEDULED = ("first", "last")
 INTER_TOKEN = ("output", "token")
+HISTOGRAMS = ("classic", "native", "both")
 
 
 def default_endpoint() -> str:
@@ -192,6 +195,15 @@ SETTINGS: tuple[Setting, ...] = (
         switch=True,
     ),
     Setting(
+        "histograms",
+        "Which buckets histograms have in the protobuf format, which is served to those who ask for"
+        " it unless this is classic; text always has the classic ones. Of both, Prometheus 2.42"
+        " keeps the native ones only. See native-histograms.md.",
+        parsing.one_of(HISTOGRAMS),
+        "classic",
+        metavar="KIND",
+    ),
+    Setting(
         "kv.sample-rate",
         "Share of KV blocks whose life is followed; 0 is off.",
         parsing.share,
@@ -290,6 +302,7 @@ class Config:
     state_dir: str
     metrics_legacy: bool
     metrics_common: bool
+    histograms: Literal["classic", "native", "both"]
     kv_sample_rate: float
     kv_scale_samples: bool
     kv_max_tracked: int
@@ -301,6 +314,7 @@ class Config:
     log_format: str
     log_stats_interval: float
     buckets: Mapping[str, buckets.Bounds]
+    schemas: Mapping[str, int]
 
     def adjusted(self, new: Config) -> tuple[Config, list[str], list[str]]:
         """What ``new`` changes.
@@ -313,8 +327,7 @@ class Config:
         values = {s.key: getattr(new, s.key) for s in differing if s.adjustable}
         taken = [f"{s.flag} {values[s.key]}" for s in differing if s.adjustable]
         left = [s.flag for s in differing if not s.adjustable]
-        if self.buckets != new.buckets:
-            left.append("buckets")
+        left += [key for key in TABLES if getattr(self, key) != getattr(new, key)]
         return dataclasses.replace(self, **values), taken, left
 
 
@@ -325,7 +338,7 @@ def read(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
         ConfigError: One line that names the setting, where it came from and what is wrong.
     """
     file_name = flags.get("config_file") or environ.get(CONFIG_FILE.variable, "")
-    file, bounds = _read_file(file_name) if file_name else ({}, {})
+    file, tables = _read_file(file_name) if file_name else ({}, {key: {} for key in TABLES})
     values: dict[str, Any] = {}
     for setting in SETTINGS:
         given, source = _find(setting, flags, environ, file, file_name)
@@ -349,7 +362,7 @@ def read(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
         except ValueError as error:
             raise ConfigError(f"{key}: {error}") from None
     values["ingest_endpoint"] = values["ingest_endpoint"] or (default_endpoint(),)
-    return Config(**values, buckets=bounds)
+    return Config(**values, buckets=tables["buckets"], schemas=tables["schemas"])
 
 
 def _find(
@@ -380,27 +393,36 @@ def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _read_file(name: str) -> tuple[dict[str, Any], dict[str, buckets.Bounds]]:
+def _read_file(name: str) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """The settings of a file, and its tables by bucket family."""
     try:
         tree = tomllib.loads(Path(name).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read {name}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:  # also what tomllib lets through
         raise ConfigError(f"{name} is not TOML: {error}") from None
-    own = tree.pop("buckets", {})
-    if not isinstance(own, dict):
-        raise ConfigError(f"{name}: buckets must be a table")
-    bounds: dict[str, buckets.Bounds] = {}
-    for family, values in own.items():
-        if family not in buckets.DEFAULTS:
-            known = ", ".join(sorted(buckets.DEFAULTS))
-            raise ConfigError(f"{name}: buckets.{family} is unknown; known are {known}")
-        if not isinstance(values, list):
-            raise ConfigError(f"{name}: buckets.{family} must be a list of numbers")
-        bounds[family] = buckets.checked(family, values)
+    tables = {key: _table(name, key, tree.pop(key, {})) for key in TABLES}
     found = _flat(_flat(tree))
     known_flags = {setting.flag for setting in SETTINGS}
     for key in found:
         if key not in known_flags:
             raise ConfigError(f"{name}: {key.rstrip('.')} is no setting; see sidestep serve --help")
-    return found, bounds
+    return found, tables
+
+
+def _table(name: str, key: str, own: object) -> dict[str, Any]:
+    """What a file says of each bucket family, under ``key``."""
+    if not isinstance(own, dict):
+        raise ConfigError(f"{name}: {key} must be a table")
+    found: dict[str, Any] = {}
+    for family, value in own.items():
+        if family not in buckets.DEFAULTS:
+            known = ", ".join(sorted(buckets.DEFAULTS))
+            raise ConfigError(f"{name}: {key}.{family} is unknown; known are {known}")
+        if key == "schemas":
+            found[family] = buckets.checked_schema(family, value)
+        elif isinstance(value, list):
+            found[family] = buckets.checked(family, value)
+        else:
+            raise ConfigError(f"{name}: {key}.{family} must be a list of numbers")
+    return found

@@ -12,6 +12,7 @@ from sidestep.catalogue.model import OBSERVED, Kind, Row
 from sidestep.histogram import Histogram
 from sidestep.hit_window import HitWindow
 from sidestep.lifecycle.machine import Lifecycle
+from sidestep.native import Native
 from sidestep.plan import Layout, Placed
 from sidestep.residency.follower import Residency
 from sidestep.wire.limits import MAX_OPEN_VALUES
@@ -81,6 +82,9 @@ class Engine:
         looked: What was last read of statistics that its server keeps.
         looked_first: What was first, where only the exporter knows what was before.
         absent: Whether its server does not have it now: nothing of it is shown.
+        native: How native histograms are kept beside the classic ones; None where they are not.
+        created: Unix time since when its counters count, where native histograms are kept.
+        marks: The protobuf renderer's own: labels of a child, by family and key.
     """
 
     __slots__ = (
@@ -89,6 +93,7 @@ class Engine:
         "bounds",
         "closed",
         "core_info",
+        "created",
         "excess",
         "external_hits",
         "features",
@@ -109,7 +114,9 @@ class Engine:
         "live",
         "looked",
         "looked_first",
+        "marks",
         "mm_hits",
+        "native",
         "open",
         "open_bytes",
         "overrides",
@@ -127,8 +134,17 @@ class Engine:
 
     )  # fmt: skip
 
-    def __init__(self, layout: Layout, info: EngineInfo, overrides: Mapping[str, Bounds]) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        info: EngineInfo,
+        overrides: Mapping[str, Bounds],
+        native: Native | None = None,
+    ) -> None:
         self.id = info.id
+        self.native = native
+        self.created = 0.0 if native is None else native.wall()
+        self.marks: dict[tuple[str, Key], bytes] = {}
         self.layout = layout
         self.labels: dict[str, str] = dict(info.labels)
         self.core_info: Mapping[str, dict[str, str]] = {}
@@ -166,7 +182,8 @@ class Engine:
     def update(self, info: EngineInfo) -> None:
         """Take over what a new hello says; counters that are shown go on.
 
-        A histogram whose bounds changed starts anew: its counts cannot be moved.
+        A histogram whose bounds changed starts anew, since its counts cannot be moved; with native
+        buckets they can.
         """
         features = frozenset(info.features)
         if ENGINE_CORE in self.features - features:
@@ -186,12 +203,16 @@ class Engine:
         self.bounds = {**DEFAULTS, **sent, **self.overrides}
         for slot, known in enumerate(self.histograms):
             if known is not None and known.bounds != self.bounds_of(slot):
-                self.histograms[slot] = Histogram(self.bounds_of(slot))
+                self.histograms[slot] = known.rebounded(self.bounds_of(slot))
         for name, family in self.open.items():
             row = self.layout.sampled.get(name)
             if row is not None and row.buckets and family.bounds != self.bounds[row.buckets]:
                 family.bounds = self.bounds[row.buckets]
-                family.children = {key: Histogram(family.bounds) for key in family.children}
+                family.children = {
+                    key: child.rebounded(family.bounds)
+                    for key, child in family.children.items()
+                    if isinstance(child, Histogram)
+                }
         for placed in self.layout.placed:
             # What describes itself is shown at 0 for an option only: most of it nobody ever has.
             # So is what only some kinds of the dialect's engines can have.
@@ -206,6 +227,7 @@ class Engine:
         """Its labels are others now."""
         self.text.clear()
         self.frames.clear()
+        self.marks.clear()
         histograms = [*self.histograms]
         for family in self.open.values():
             if family.kind in OBSERVED:
@@ -271,14 +293,26 @@ class Engine:
         if row.kind != "gauge" and (row.closed or not row.own_labels):
             keys: list[Key] = [(value,) for value in row.closed] or [()]
             for key in keys:
-                made.children[key] = Histogram(bounds) if row.kind in OBSERVED else 0
+                made.children[key] = self.child(made) if row.kind in OBSERVED else 0
         return made
+
+    def child(self, family: OpenFamily) -> Histogram:
+        """An empty histogram of a family that Samples items feed."""
+        row = self.layout.sampled.get(family.name)
+        return self._made(family.bounds, "" if row is None else row.buckets)
+
+    def _made(self, bounds: Bounds, family: str) -> Histogram:
+        """An empty histogram of a bucket family; a summary's has no buckets of any kind."""
+        if self.native is None or not bounds:
+            return Histogram(bounds)
+        return self.native.histogram(bounds, family)
 
     def histogram(self, slot: int) -> Histogram:
         """The histogram in ``slot``, shown from now on."""
         found = self.histograms[slot]
         if found is None:
-            found = self.histograms[slot] = Histogram(self.bounds_of(slot))
+            family = self.layout.histograms[slot].buckets
+            found = self.histograms[slot] = self._made(self.bounds_of(slot), family)
         return found
 
     def bounds_of(self, slot: int) -> Bounds:

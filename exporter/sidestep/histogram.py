@@ -8,8 +8,10 @@ from itertools import accumulate
 
 from sidestep.buckets import Bounds
 from sidestep.wire.limits import VALUE_LIMIT
+from sidestep.wire.native import NativeBuckets
+from sidestep.wire.totals import Buckets
 
-_FEW = 12
+FEW = 12
 """Below this many values a bisection each is cheaper than sorting (measured)."""
 
 
@@ -56,7 +58,7 @@ class Histogram:
         interval is left out rather than guessed.
         """
         refused = 0
-        if len(values) < _FEW:
+        if len(values) < FEW:
             for value in values:
                 refused += self.observe(value)
             return refused
@@ -100,11 +102,30 @@ class Histogram:
         self.cache = None
         return refused
 
-    def add(self, counts: list[int], total: float) -> None:
-        """Merge counts per bucket of equal bounds, and the sum they stand for."""
+    def add(self, counts: list[int], total: float, native: NativeBuckets | None = None) -> None:  # noqa: ARG002
+        """Merge counts per bucket of equal bounds, and the sum they stand for.
+
+        ``native``: the same in buckets that only a native histogram has.
+        """
         self.counts = [a + b for a, b in zip(self.counts, counts, strict=True)]
         self.sum += total
         self.cache = None
+
+    def merge(self, other: Histogram) -> None:
+        """Add what ``other``, of equal bounds, has counted."""
+        self.add(other.counts, other.sum)
+
+    def empty(self) -> Histogram:
+        """Another of its form, without observations."""
+        return Histogram(self.bounds)
+
+    def rebounded(self, bounds: Bounds) -> Histogram:
+        """What becomes of it under other bounds: it starts anew, its counts cannot be moved."""
+        return Histogram(bounds)
+
+    def kept(self) -> Buckets:
+        """Its state, as it travels."""
+        return Buckets(self.sum, [*self.counts])
 
     @property
     def cumulative(self) -> list[int]:

@@ -8,7 +8,7 @@ import html
 import math
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
@@ -19,16 +19,15 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 
 from sidestep import __version__
 from sidestep.engine import Engine
+from sidestep.formats import CONTENT_TYPES, Format, chosen
 from sidestep.histogram import Histogram
 from sidestep.registry import Registry
-from sidestep.render import passed
+from sidestep.render import passed, protobuf, protobuf_samples
 from sidestep.render.text import pieces
 from sidestep.selfmetrics import SelfMetrics
 from sidestep.snapshots import Snapshots
 from sidestep.view import children, combined, families, is_shared, labels_of
 
-TEXT = "text/plain; version=0.0.4; charset=utf-8"
-OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 CHEAP = 0.005
 """Seconds that a page may take to be made anew for each who asks."""
 SLICE = 0.002
@@ -36,6 +35,13 @@ SLICE = 0.002
 REUSED = 0.1
 """Seconds for which a page may answer more than those who asked for it."""
 _GZIP_BITS = 16 + zlib.MAX_WBITS
+
+WRITERS: Mapping[Format, Callable[[Any], bytes]] = {
+    "text": generate_latest,
+    "openmetrics": generate_openmetrics,
+    "protobuf": protobuf_samples.generate,
+}
+"""Of the exporter's own families."""
 
 State = tuple[int, int]
 """Another one when the page is another."""
@@ -62,41 +68,36 @@ class Pages:
         self.metrics = metrics
         self.endpoints = endpoints
         self._snapshots = snapshots
-        self._cache: dict[bool, tuple[State, bytes]] = {}
-        self._answers: dict[bool, tuple[float, asyncio.Task[bytes]]] = {}
+        self._cache: dict[Format, tuple[State, bytes]] = {}
+        self._answers: dict[Format, tuple[float, asyncio.Task[bytes]]] = {}
 
-    async def page(self, *, openmetrics: bool, names: frozenset[str]) -> bytes:
+    async def page(self, form: Format, names: frozenset[str]) -> bytes:
         """The whole page: the engines' families, those passed on, then the exporter's own.
 
         One page is in the making at a time and answers all who ask meanwhile, and for
         a little longer where it was dear: however many ask, there is time for engines.
         """
         if names:
-            return await self._made(openmetrics=openmetrics, names=names)
-        until, task = self._answers.get(openmetrics, (0.0, None))
+            return await self._made(form, names)
+        until, task = self._answers.get(form, (0.0, None))
         if task is None or time.monotonic() >= until:
-            making = self._made(openmetrics=openmetrics, names=names)
-            task = asyncio.create_task(making)
-            self._answers[openmetrics] = math.inf, task
-            task.add_done_callback(functools.partial(self._expire, openmetrics, time.monotonic()))
+            task = asyncio.create_task(self._made(form, names))
+            self._answers[form] = math.inf, task
+            task.add_done_callback(functools.partial(self._expire, form, time.monotonic()))
         # One who hangs up must not take the others' page along.
         return await asyncio.shield(task)
 
-    def _expire(self, openmetrics: bool, started: float, task: asyncio.Task[bytes]) -> None:
+    def _expire(self, form: Format, started: float, task: asyncio.Task[bytes]) -> None:
         now = time.monotonic()
         took = now - started
         kept = min(9 * took, REUSED) if took > CHEAP else 0.0
-        self._answers[openmetrics] = now + kept, task
+        self._answers[form] = now + kept, task
 
-    async def _made(self, *, openmetrics: bool, names: frozenset[str]) -> bytes:
+    async def _made(self, form: Format, names: frozenset[str]) -> bytes:
         started = time.perf_counter()
-        if names:
-            body = await self._rendered(openmetrics=openmetrics, names=names)
-        else:
-            body = await self._engines(openmetrics=openmetrics)
+        body = await (self._rendered(form, names) if names else self._engines(form))
         own = self.own.restricted_registry(names) if names else self.own
-        write: Callable[[Any], bytes] = generate_openmetrics if openmetrics else generate_latest
-        page = body + write(own)
+        page = body + WRITERS[form](own)
         await self.settled()
         self.metrics.set("sidestep_scrape_duration_seconds", time.perf_counter() - started)
         return page
@@ -106,19 +107,19 @@ class Pages:
         if self._snapshots is not None:
             await self._snapshots.settled()
 
-    async def _engines(self, *, openmetrics: bool) -> bytes:
-        state, body = self._cache.get(openmetrics, ((-1, -1), b""))
+    async def _engines(self, form: Format) -> bytes:
+        state, body = self._cache.get(form, ((-1, -1), b""))
         if state != self._state:
             state = self._state
-            body = await self._rendered(openmetrics=openmetrics)
-            self._cache[openmetrics] = (state, body)
+            body = await self._rendered(form)
+            self._cache[form] = (state, body)
         return body
 
     @property
     def _state(self) -> State:
         return self.registry.version, self.registry.passed.version
 
-    async def _rendered(self, *, openmetrics: bool, names: Collection[str] = ()) -> bytes:
+    async def _rendered(self, form: Format, names: Collection[str] = ()) -> bytes:
         """The engines' families and those passed on; between two of them the loop gets its turn when it is due.
 
         Each family is of one moment. What comes meanwhile is in the later ones, and the
@@ -126,25 +127,31 @@ class Pages:
         """
         lines: list[bytes] = []
         since = time.perf_counter()
-        found = pieces(self.registry, openmetrics=openmetrics, names=names)
-        others = passed.pieces(self.registry.passed, openmetrics=openmetrics, names=names)
-        for family in chain(found, others):
+        for family in self._pieces(form, names):
             lines += family
             if time.perf_counter() - since > SLICE:
                 await asyncio.sleep(0)
                 since = time.perf_counter()
         return b"".join(lines)
 
+    def _pieces(self, form: Format, names: Collection[str]) -> Iterator[list[bytes]]:
+        if form == "protobuf":
+            others = protobuf_samples.passed_pieces(self.registry.passed, names)
+            return chain(protobuf.pieces(self.registry, names), others)
+        openmetrics = form == "openmetrics"
+        others = passed.pieces(self.registry.passed, openmetrics=openmetrics, names=names)
+        return chain(pieces(self.registry, openmetrics=openmetrics, names=names), others)
+
 
 def application(pages: Pages, path: str, ready: Callable[[], bool]) -> web.Application:
     """The routes; ``path`` is where the metrics page is."""
 
     async def metrics(request: web.Request) -> web.StreamResponse:
-        openmetrics = wants_openmetrics(request.headers.get("Accept", ""))
+        has_native = pages.registry.native is not None
+        form = chosen(request.headers.get("Accept", ""), protobuf=has_native)
         names = frozenset(request.query.getall("name[]", []))
-        body = await pages.page(openmetrics=openmetrics, names=names)
-        response = web.Response(body=body)
-        response.headers["Content-Type"] = OPENMETRICS if openmetrics else TEXT
+        response = web.Response(body=await pages.page(form, names))
+        response.headers["Content-Type"] = CONTENT_TYPES[form]
         return await _compressed(request, response)
 
     async def healthy(_: web.Request) -> web.StreamResponse:
@@ -186,24 +193,6 @@ def application(pages: Pages, path: str, ready: Callable[[], bool]) -> web.Appli
         ]
     )
     return app
-
-
-def wants_openmetrics(accept: str) -> bool:
-    """Whether OpenMetrics is preferred to text in an Accept header; text where equal or unasked.
-
-    Routers ask for nothing or for ``*/*`` and read text only.
-    """
-    weights = {"application/openmetrics-text": 0.0, "text/plain": 0.0}
-    for part in accept.split(","):
-        media, *parameters = (piece.strip() for piece in part.split(";"))
-        options = dict(option.partition("=")[::2] for option in parameters)
-        if media not in weights or options.get("version", "1.0.0") not in ("1.0.0", "0.0.4"):
-            continue
-        try:
-            weights[media] = max(weights[media], float(options.get("q", "1")))
-        except ValueError:
-            continue
-    return weights["application/openmetrics-text"] > weights["text/plain"]
 
 
 async def _compressed(request: web.Request, response: web.Response) -> web.StreamResponse:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from sidestep.buckets import Bounds
 from sidestep.engine import Engine, Key, Number
 from sidestep.errors import WireError
+from sidestep.exponential import as_classic
 from sidestep.histogram import Histogram, rebucket
 from sidestep.records import WINDOWS, check_buckets, number_of
 from sidestep.registry import Registry
@@ -83,7 +84,9 @@ def restored(registry: Registry, record: Record) -> Engine:
     layout = registry.layouts.get(head.engine.dialect)
     if layout is None:
         raise WireError("unknown_dialect", head.engine.dialect)
-    engine = Engine(layout, head.engine, registry.overrides)
+    engine = Engine(layout, head.engine, registry.overrides, registry.native)
+    if record.totals.created:
+        engine.created = min(engine.created, record.totals.created)
     for children in engine.keyed:
         # What the last Hello knew beforehand would take places from what the record has.
         children.clear()
@@ -101,10 +104,13 @@ def restored(registry: Registry, record: Record) -> Engine:
 
 
 def _drop_foreign(engine: Engine, record: Record) -> None:
-    """A histogram whose bounds are others now starts anew: its counts cannot be moved."""
+    """A histogram whose bounds are others now starts anew: only native counts can be moved."""
     slots = {name: slot for slot, name in enumerate(engine.layout.histogram_names)}
     head, histograms = record.head, record.totals.histograms
     for place, (name, bounds) in enumerate(zip(head.histograms, head.bounds, strict=True)):
+        buckets = histograms[place]
+        if buckets is None or (engine.native is not None and buckets.native is not None):
+            continue
         if name in slots and tuple(bounds) != engine.bounds_of(slots[name]):
             histograms[place] = None
 
@@ -193,11 +199,18 @@ def _add_families(
 def _add(histogram: Histogram, bounds: Bounds, buckets: Buckets) -> int:
     """Add counts; those of other bounds land by their upper bound, and are returned."""
     if bounds == histogram.bounds:
-        histogram.add(_counts(buckets), buckets.total)
+        histogram.add(_counts(buckets), buckets.total, buckets.native)
         return 0
-    counts = rebucket(bounds, _counts(buckets), histogram.bounds)
-    histogram.add(counts, buckets.total)
+    counts = _rebucketed(bounds, buckets, histogram.bounds)
+    histogram.add(counts, buckets.total, buckets.native)
     return sum(counts)
+
+
+def _rebucketed(bounds: Bounds, buckets: Buckets, wanted: Bounds) -> list[int]:
+    """Counts by other bounds: of native buckets, where there are any, for these are finer."""
+    if buckets.native is not None:
+        return rebucket(*as_classic(buckets.native), wanted)
+    return rebucket(bounds, _counts(buckets), wanted)
 
 
 def _add_open(registry: Registry, engine: Engine, totals: OpenTotals) -> int:
@@ -209,8 +222,9 @@ def _add_open(registry: Registry, engine: Engine, totals: OpenTotals) -> int:
         if child.buckets is not None:
             check_buckets(child.buckets, totals.bounds)
             sample.counts, sample.total = _counts(child.buckets), child.buckets.total
+            sample.native = child.buckets.native
             if tuple(totals.bounds) != wanted:
-                sample.counts = rebucket(tuple(totals.bounds), sample.counts, wanted)
+                sample.counts = _rebucketed(tuple(totals.bounds), child.buckets, wanted)
                 moved += sum(sample.counts)
         family.samples.append(sample)
     add_samples(registry, engine, Samples(0, 0.0, [family]), kept=True)

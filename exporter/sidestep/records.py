@@ -10,6 +10,7 @@ import msgspec
 
 from sidestep.engine import ORIGIN, Engine, Number, OpenFamily
 from sidestep.errors import WireError
+from sidestep.exponential import check as check_native
 from sidestep.histogram import Histogram
 from sidestep.hit_window import HitWindow
 from sidestep.wire.messages import DECODE_ERRORS, EngineInfo
@@ -72,7 +73,7 @@ def totals_of(engine: Engine) -> Totals:
     """All that ``engine`` has counted, and its gauges."""
     return Totals(
         list(engine.values),
-        [None if h is None else Buckets(h.sum, [*h.counts]) for h in engine.histograms],
+        [None if h is None else h.kept() for h in engine.histograms],
         [[Child(list(key), value) for key, value in c.items()] for c in engine.keyed],
         [_open(family) for family in engine.open.values()],
         engine.gauge_stamp,
@@ -82,6 +83,7 @@ def totals_of(engine: Engine) -> Totals:
         engine.restarts,
         engine.last_seen,
         looked=[look for look in (engine.looked_first, engine.looked) if look is not None],
+        created=engine.created,
     )
 
 
@@ -112,7 +114,7 @@ def _head(engine: Engine) -> bytes:
 
 def _open(family: OpenFamily) -> OpenTotals:
     children = [
-        Child(list(key), 0, Buckets(value.sum, [*value.counts]))
+        Child(list(key), 0, value.kept())
         if isinstance(value, Histogram)
         else Child(list(key), value)
         for key, value in family.children.items()
@@ -133,6 +135,8 @@ def check_buckets(buckets: Buckets, bounds: Sequence[float]) -> None:
     if min(n if isinstance(n, int) else number_of(n) for n in buckets.counts) < 0:
         raise WireError("bad_item", "a histogram cannot have these counts")
     number_of(buckets.total)
+    if buckets.native is not None:
+        check_native(buckets.native, sum(map(int, buckets.counts)))
 
 
 def number_of(value: Amount, *, negative: bool = False) -> Number:
@@ -165,7 +169,15 @@ def _word(totals: Totals) -> None:
         child.value = _worded(child.value)
     for buckets in (*totals.histograms, *(child.buckets for child in children)):
         if buckets is not None:
-            buckets.counts = [str(n) if int(n) >= WORD else n for n in buckets.counts]
+            buckets.counts = _all_worded(buckets.counts)
+            native = buckets.native
+            if native is not None:
+                native.counts = _all_worded(native.counts)
+                (native.zeros,) = _all_worded([native.zeros])
+
+
+def _all_worded(counts: list[int | str]) -> list[int | str]:
+    return [str(n) if int(n) >= WORD else n for n in counts]
 
 
 def _worded(value: Amount) -> Amount:

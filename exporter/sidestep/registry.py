@@ -15,6 +15,7 @@ from sidestep.errors import WireError
 from sidestep.lifecycle.machine import Lifecycle
 from sidestep.lifecycle.rules import Rules
 from sidestep.lifecycle.siblings import Questions
+from sidestep.native import Native
 from sidestep.passed import Passed
 from sidestep.plan import Layout, Placed, taken
 from sidestep.residency.follower import Residency
@@ -73,6 +74,7 @@ class Registry:
     Attributes:
         rules: How request events are read.
         sampling: How KV blocks are followed; see ``sample_blocks``.
+        native: How native histograms are kept; None: they are not.
         questions: Parallel samples, which may be spread over engines.
         kept: Engines of which nothing was heard for long: not shown, but when one
             comes back its counters go on.
@@ -94,11 +96,13 @@ class Registry:
         overrides: Mapping[str, Bounds],
         rules: Rules | None = None,
         sampling: Sampling | None = None,
+        native: Native | None = None,
     ) -> None:
         self.layouts = layouts
         self.overrides = overrides
         self.rules = rules or Rules()
         self.sampling = sampling or Sampling()
+        self.native = native
         self.questions = Questions()
         self.engines: dict[str, Engine] = {}
         self.kept: dict[str, Engine] = {}
@@ -147,7 +151,7 @@ class Registry:
             self._forget(engine)
             engine = None
         if engine is None:
-            engine = Engine(layout, info, self.overrides)
+            engine = Engine(layout, info, self.overrides, self.native)
         else:
             engine.update(info)
         if info.id not in self.engines:

@@ -9,6 +9,7 @@ from sidestep.buckets import Bounds
 from sidestep.catalogue.model import OBSERVED
 from sidestep.engine import ORIGIN, Engine, Key, OpenFamily
 from sidestep.errors import WireError
+from sidestep.exponential import check as check_native
 from sidestep.histogram import Histogram, rebucket
 from sidestep.passed import EXPORTERS
 from sidestep.plan import Fed, taken
@@ -40,6 +41,7 @@ def add_samples(registry: Registry, engine: Engine, item: Samples, *, kept: bool
         if target is None or _is_another_form(engine, target, family):
             target = _family(engine, family, made)
         _check_samples(target, family)
+        _check_natives(family)
     limit = _limit(registry, engine, made, item.families)
     if limit:
         registry.limited[limit] += 1
@@ -106,7 +108,7 @@ def _add(
         key = registry.capped(target.children, tuple(sample.labels))
         if key not in target.children:
             registry.resize(engine, 1, target.size(key, engine))
-        refused = _add_sample(target, key, sample, bounds)
+        refused = _add_sample(engine, target, key, sample, bounds)
         if refused:
             slot = engine.layout.hooks["refused_observations"].slots[0]
             engine.values[slot] = (engine.values[slot] or 0) + refused
@@ -207,12 +209,20 @@ def _check_samples(target: OpenFamily, family: Family) -> None:
             raise WireError("bad_item", f"{family.name}: observations without their weights")
 
 
-def _add_sample(target: OpenFamily, key: Key, sample: Sample, bounds: Bounds) -> int:
+def _check_natives(family: Family) -> None:
+    for sample in family.samples:
+        if sample.native is not None:
+            check_native(sample.native, sum(sample.counts))
+
+
+def _add_sample(
+    engine: Engine, target: OpenFamily, key: Key, sample: Sample, bounds: Bounds
+) -> int:
     """Add to one child; how many observations were refused."""
     if target.kind in OBSERVED:
         child = target.children.get(key)
         if not isinstance(child, Histogram):
-            child = target.children[key] = Histogram(target.bounds)
+            child = target.children[key] = engine.child(target)
         return _observe(child, bounds, sample)
     if target.kind == "gauge":
         target.children[key] = sample.value
@@ -228,7 +238,7 @@ def _observe(histogram: Histogram, bounds: Bounds, sample: Sample) -> int:
         counts = sample.counts
         if histogram.bounds != bounds:
             counts = rebucket(bounds, counts, histogram.bounds)
-        histogram.add(counts, sample.total)
+        histogram.add(counts, sample.total, sample.native)
     if not sample.weights:
         return histogram.observe_many(sample.observations)
     return histogram.observe_weighted(list(zip(sample.observations, sample.weights, strict=True)))

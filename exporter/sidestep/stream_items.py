@@ -140,7 +140,7 @@ class StreamItems:
             row = engine.layout.sampled[CACHED.format(name)]
             family = engine.open.setdefault(row.name, engine.sampled(row))
             key = self.registry.capped(family.children, (medium,))
-            child = family.children.setdefault(key, Histogram(family.bounds))
+            child = family.children.setdefault(key, engine.child(family))
             if isinstance(child, Histogram):
                 _increase(engine, self._refused, child.observe_weighted(observations))
 

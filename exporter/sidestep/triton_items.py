@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Collection, Mapping
 from typing import ClassVar
 
@@ -103,15 +102,16 @@ class TritonItems:
 
     def _count(self, engine: Engine, batches: tuple[Batch, ...]) -> None:
         """Add executions by the size of their batch."""
-        histogram = engine.histogram(self._sizes)
-        counts = [0] * len(histogram.counts)
+        histogram, refused = engine.histogram(self._sizes), 0
         executions, duration = engine.keyed[self._executions], engine.keyed[self._duration]
         for batch in batches:
-            counts[bisect_left(histogram.bounds, batch.batch_size)] += batch.count
+            refused += histogram.observe_run(batch.batch_size, batch.count)
             key = self.registry.capped(executions, (str(batch.batch_size),))
             executions[key] = executions.get(key, 0) + batch.count
             duration[key] = duration.get(key, 0) + batch.ns
-        histogram.add(counts, float(sum(batch.batch_size * batch.count for batch in batches)))
+        if refused:
+            slot = engine.layout.hooks["refused_observations"].slots[0]
+            engine.values[slot] = (engine.values[slot] or 0) + refused
 
     def _rest(self, engine: Engine, item: TritonStats) -> None:
         """Nothing has ended since the look before."""

@@ -201,10 +201,10 @@ def _combine(values: list[Number | Histogram], rule: Combine) -> Number | Histog
     if len(values) == 1:
         return first
     if isinstance(first, Histogram):
-        total = Histogram(first.bounds)
+        total = first.empty()
         for other in values:
             if isinstance(other, Histogram) and other.bounds == first.bounds:
-                total.add(other.counts, other.sum)
+                total.merge(other)
         return total
     numbers = [value for value in values if not isinstance(value, Histogram)]
     if rule in ("min", "max"):

@@ -671,7 +671,7 @@ async def test_a_large_page_does_not_hold_the_loop() -> None:
     for number in range(300):
         registry.register(engine(str(number)))
     pages = Pages(registry, world.own, world.intake.metrics, [])
-    making = asyncio.create_task(pages.page(openmetrics=False, names=frozenset()))
+    making = asyncio.create_task(pages.page("text", frozenset()))
     turns = 0
     while not making.done():
         await asyncio.sleep(0)

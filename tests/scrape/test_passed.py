@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -10,10 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import page_of_engine
+from metric_families import families, labels_of, parsed
+from pages import Family, parse
 from scraped import Passing, samples
 from sidestep.catalogue.triton import FED
 from sidestep.exposition import Labels
 from sidestep.render.passed import typed
+from sidestep.render.protobuf_samples import passed_pieces
 
 REFERENCE = Path(__file__).parents[3] / "shared" / "reference" / "triton" / "metrics.json"
 A: Labels = (("pod", "a"),)
@@ -239,3 +244,52 @@ def family_text(name: str, kind: str, labels: list[str]) -> str:
         "summary": [f'{{{inner}quantile="0.5"}}', f"_count{outer}", f"_sum{outer}"],
     }.get(kind, [outer])
     return f"# TYPE {name} {kind}\n" + "".join(f"{name}{end} 7\n" for end in ends)
+
+
+def numbers(page: Mapping[str, Family]) -> dict[tuple[str, object], float]:
+    """Samples by name and labels, bounds and quantiles as Python writes them.
+
+    The reader of text calls every counter ``_total``, and leaves out what is called ``_created``.
+    """
+    return {
+        (name.removesuffix("_total"), _as_numbers(labels)): value
+        for family in page.values()
+        for (name, labels), value in family.samples.items()
+        if not name.endswith("_created")
+    }
+
+
+def _as_numbers(labels: Labels) -> Labels:
+    bounds = ("le", "quantile")
+    return tuple(
+        (n, repr(float(v)).replace("inf", "+Inf") if n in bounds else v) for n, v in labels
+    )
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["page_triton", "page_triton_custom", "page_triton_responses", "page_sglang", "page_main"],
+)
+def test_protobuf_says_the_same(name: str) -> None:
+    """Of every kind that real exporters have; a histogram that was classic is so there, too."""
+    passing = Passing(A)
+    passing.take(page_of_engine(name))
+    made = b"".join(part for piece in passed_pieces(passing.passed) for part in piece)
+    found, text = parsed(made), parse(passing.show())
+
+    assert numbers(found) == pytest.approx(numbers(text), nan_ok=True, rel=0)
+    kinds = {name: family.kind for name, family in found.items() if not name.endswith("_created")}
+    assert kinds == {name: family.kind for name, family in text.items()}
+
+
+def test_protobuf_has_times_and_plain_labels() -> None:
+    """Milliseconds as the page has them, and label values without their escapes."""
+    passing = Passing()
+    passing.take('# TYPE a gauge\na{x="1\\n\\"\\\\"} NaN 1234\na 2\n')
+    (family,) = families(b"".join(p for piece in passed_pieces(passing.passed) for p in piece))
+    (first, second) = family.metric
+
+    assert labels_of(first) == (("x", '1\n"\\'),)
+    assert (math.isnan(first.gauge.value), first.timestamp_ms) == (True, 1234)
+    assert (second.gauge.value, second.HasField("timestamp_ms")) == (2.0, False)
+    assert list(passed_pieces(passing.passed, ["b"])) == []

@@ -390,8 +390,8 @@ async def test_the_exporters_own_page_is_rendered_once_for_many(start: Start) ->
     """A flood of scrapes between two items shares one rendering."""
     async with start() as exporter:
         pages = Pages(exporter.registry, exporter.collectors, exporter.metrics, [])
-        first = await pages._engines(openmetrics=False)
-        assert await pages._engines(openmetrics=False) is first
+        first = await pages._engines("text")
+        assert await pages._engines("text") is first
         found = await asyncio.gather(*(get(exporter.url) for _ in range(30)))
 
     assert all("sidestep_http_connections" in page for page in found)

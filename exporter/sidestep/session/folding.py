@@ -14,6 +14,7 @@ from sidestep.apply import Applier
 from sidestep.catalogue import DIALECTS
 from sidestep.engine import Engine
 from sidestep.lifecycle.rules import Rules
+from sidestep.native import Native
 from sidestep.plan import compile_layout
 from sidestep.records import encode_record, totals_of
 from sidestep.registry import Registry, Sampling
@@ -90,6 +91,8 @@ class Folder:
     def _begin(self) -> None:
         registry, said = self._registry, self.settings
         registry.overrides = {name: tuple(bounds) for name, bounds in said.buckets.items()}
+        # When they were begun here is nobody's concern: the exporter's count since before.
+        registry.native = None if said.schemas is None else Native(said.schemas, lambda: 0.0)
         registry.rules = Rules(said.scheduled, said.latency, said.max_tracked, said.max_age)
         rate = registry.sampling.rate if self.kv_sample_rate is None else self.kv_sample_rate
         registry.sampling = Sampling(rate, said.kv_scale, max(said.kv_max_tracked, 1))

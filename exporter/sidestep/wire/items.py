@@ -29,6 +29,7 @@ from sidestep.wire.limits import (
     Text,
 )
 from sidestep.wire.messages import DECODE_ERRORS
+from sidestep.wire.native import NativeBuckets
 from sidestep.wire.requests import RequestEvents
 from sidestep.wire.streams import ForwardPass, LoadStat
 from sidestep.wire.triton import TritonStats
@@ -96,6 +97,7 @@ class Sample(msgspec.Struct, array_like=True, gc=False):
             those above the last bound at the end.
         total: The sum of the values that ``counts`` stands for.
         weights: How often each of ``observations`` was seen; empty: once.
+        native: What ``counts`` stands for, in native buckets as well.
     """
 
     labels: Annotated[list[Text], Meta(max_length=16)] = []
@@ -104,6 +106,7 @@ class Sample(msgspec.Struct, array_like=True, gc=False):
     counts: Annotated[list[Count], Meta(max_length=MAX_BOUNDS + 1)] = []
     total: Number = 0.0
     weights: Counts = []
+    native: NativeBuckets | None = None
 
 
 class Family(msgspec.Struct, array_like=True, gc=False):

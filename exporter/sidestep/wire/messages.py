@@ -27,6 +27,7 @@ from sidestep.wire.limits import (
     Text,
     is_printable,
 )
+from sidestep.wire.native import Schema
 
 Bounds = Annotated[list[Number], Meta(min_length=1, max_length=MAX_BOUNDS)]
 
@@ -129,6 +130,8 @@ class Settings(msgspec.Struct, array_like=True, gc=False, frozen=True):
         scheduled: See ``lifecycle.rules``, like ``latency``, ``max_tracked``, ``max_age``.
         kv_scale: Whether a sampled block counts for all that it stands for.
         kv_max_tracked: Sampled blocks followed at once, per engine.
+        schemas: Of native histograms by bucket family, where the operator has set them; None:
+            no native histograms are kept.
     """
 
     buckets: Annotated[dict[Text, Bounds], Meta(max_length=64)] = {}
@@ -138,6 +141,7 @@ class Settings(msgspec.Struct, array_like=True, gc=False, frozen=True):
     max_age: Seconds = 86_400.0
     kv_scale: bool = False
     kv_max_tracked: Count = 100_000
+    schemas: Annotated[dict[Text, Schema], Meta(max_length=64)] | None = None
 
 
 class Ack(msgspec.Struct, array_like=True, gc=False, tag="A"):

@@ -23,6 +23,7 @@ from sidestep.wire.limits import (
     Text,
 )
 from sidestep.wire.messages import Bounds, EngineInfo
+from sidestep.wire.native import NativeBuckets
 from sidestep.wire.triton import TritonStats
 
 MAX_PLACES = 4096
@@ -48,6 +49,7 @@ class Buckets(msgspec.Struct, array_like=True, gc=False):
 
     total: float = 0.0
     counts: Annotated[list[int | str], Meta(max_length=MAX_BOUNDS + 1)] = []
+    native: NativeBuckets | None = None
 
 
 class Child(msgspec.Struct, array_like=True, gc=False):
@@ -117,6 +119,7 @@ class Totals(msgspec.Struct, array_like=True, gc=False):
         blocks: Whether block events were folded.
         looked: The first and the last look at statistics that the engine's server keeps: the counts
             are those from the one to the other. In a snapshot the last alone.
+        created: Unix time since when it counts; 0.0 where that is not told.
     """
 
     scalars: Annotated[list[Amount | None], Meta(max_length=MAX_PLACES)] = []
@@ -133,6 +136,7 @@ class Totals(msgspec.Struct, array_like=True, gc=False):
     cut_off: Count | None = None
     blocks: bool = False
     looked: Annotated[list[TritonStats], Meta(max_length=2)] = []
+    created: Seconds = 0.0
 
 
 class Record(msgspec.Struct, array_like=True, gc=False):

@@ -1,0 +1,250 @@
+"""Native histograms against the definition of their buckets, and beside the classic ones."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sidestep.buckets import DEFAULTS
+from sidestep.errors import WireError
+from sidestep.exponential import MOST, ZERO, check, coarser, index_of, upper
+from sidestep.histogram import Histogram
+from sidestep.native import Native, NativeHistogram
+from sidestep.wire.limits import VALUE_LIMIT
+from sidestep.wire.native import COARSEST, FINEST, NativeBuckets
+
+BOUNDS = DEFAULTS["inter_token_latency"]
+SCHEMAS = st.integers(COARSEST, FINEST)
+latencies = st.floats(1e-4, 100.0)
+counted = st.one_of(
+    latencies,
+    st.floats(0.0, VALUE_LIMIT),
+    st.sampled_from([0.0, ZERO, math.nextafter(ZERO, 1.0), *BOUNDS]),
+    st.integers(-60, 60).map(lambda part: 2.0 ** (part / 8)),
+)
+anything = st.one_of(counted, st.floats(allow_nan=True, allow_infinity=True))
+
+
+def state(histogram: NativeHistogram) -> tuple[int, int, dict[int, int]]:
+    """All of its native part."""
+    return histogram.schema, histogram.zeros, histogram.buckets
+
+
+def observed(values: list[float], schema: int = 3) -> NativeHistogram:
+    """One that has seen ``values``, one by one."""
+    found = NativeHistogram(BOUNDS, schema)
+    for value in values:
+        found.observe(value)
+    return found
+
+
+def quantile(histogram: NativeHistogram, share: float) -> float:
+    """As Prometheus reads it: linear within the bucket that has the rank."""
+    rank = share * sum(histogram.counts)
+    before = histogram.zeros
+    for index in sorted(histogram.buckets):
+        count = histogram.buckets[index]
+        if before + count >= rank:
+            low, high = upper(histogram.schema, index - 1), upper(histogram.schema, index)
+            return low + (high - low) * max(rank - before, 0.0) / count
+        before += count
+    return 0.0
+
+
+@given(SCHEMAS, st.floats(math.nextafter(ZERO, 1.0), VALUE_LIMIT))
+def test_a_value_is_in_the_bucket_that_has_it_between_its_bounds(schema: int, value: float) -> None:
+    """Over the lower bound, and at most the upper one."""
+    index = index_of(schema, value)
+
+    assert upper(schema, index - 1) < value <= upper(schema, index)
+
+
+@given(SCHEMAS, st.integers(-100, 49))
+def test_a_bound_belongs_to_the_bucket_below(schema: int, power: int) -> None:
+    """Exactly: the next float over it is the next bucket's, of each bound in a power of two."""
+    first = index_of(schema, 2.0**power)
+    for index in range(first, first + (1 << max(schema, 0)) + 1):
+        bound = upper(schema, index)
+
+        assert index_of(schema, bound) == index
+        assert index_of(schema, math.nextafter(bound, math.inf)) == index + 1
+    if schema >= 0:
+        assert first == power << schema
+
+
+@given(st.integers(COARSEST + 1, FINEST), st.floats(1e-30, VALUE_LIMIT), st.integers(1, 4))
+def test_two_buckets_of_a_schema_are_one_of_the_next(schema: int, value: float, steps: int) -> None:
+    """However many steps at once."""
+    steps = min(steps, schema - COARSEST)
+    found = coarser({index_of(schema, value): 3}, steps)
+
+    assert found == {index_of(schema - steps, value): 3}
+
+
+@given(st.lists(anything, max_size=200), SCHEMAS)
+def test_a_batch_counts_as_one_by_one(values: list[float], schema: int) -> None:
+    """Sorted or not, with what is refused in it; the classic part is what it is without."""
+    batch, each, classic = (
+        NativeHistogram(BOUNDS, schema),
+        observed(values, schema),
+        Histogram(BOUNDS),
+    )
+
+    refused = batch.observe_many(list(values))
+
+    assert state(batch) == state(each)
+    assert refused == classic.observe_many(list(values))
+    assert (batch.counts, batch.sum) == (classic.counts, classic.sum)
+
+
+@given(st.lists(st.tuples(anything, st.integers(0, 9)), max_size=40))
+def test_weights_and_runs_count_as_often_as_they_say(values: list[tuple[float, int]]) -> None:
+    """As if each had come so many times."""
+    weighted, runs = NativeHistogram(BOUNDS), NativeHistogram(BOUNDS)
+    each = observed([value for value, count in values for _ in range(count)])
+
+    weighted.observe_weighted(list(values))
+    for value, count in values:
+        runs.observe_run(value, count)
+
+    assert state(weighted) == state(runs) == state(each)
+    assert weighted.counts == runs.counts == each.counts
+
+
+@given(st.lists(counted, max_size=400), SCHEMAS)
+def test_the_native_count_is_the_classic_one(values: list[float], schema: int) -> None:
+    """And the number of buckets is bounded, whatever is observed."""
+    histogram = NativeHistogram(BOUNDS, schema)
+    histogram.observe_many(list(values))
+
+    assert histogram.zeros + sum(histogram.buckets.values()) == len(values)
+    assert sum(histogram.counts) == len(values)
+    assert len(histogram.buckets) <= MOST
+
+
+def test_resolution_halves_where_there_would_be_too_many_buckets() -> None:
+    """And no count is lost: each is where it would be, had it been so coarse before."""
+    values = [2.0 ** (part / 8) for part in range(-300, 300)]
+    histogram = observed(values)
+
+    assert histogram.schema == 1
+    assert len(histogram.buckets) <= MOST
+    assert state(histogram) == state(observed(values, 1))
+
+
+@given(st.lists(counted, max_size=60), st.lists(counted, max_size=60), SCHEMAS, SCHEMAS)
+def test_merged_is_as_if_one_had_seen_all(
+    some: list[float], others: list[float], schema: int, other: int
+) -> None:
+    """At the lower of both resolutions."""
+    merged, added = observed(some, schema), observed(others, other)
+
+    merged.merge(added)
+    merged.merge(Histogram(BOUNDS))
+    together = observed([*some, *others], min(schema, other, merged.schema))
+
+    assert state(merged) == state(together)
+    assert merged.counts == together.counts
+    assert math.isclose(merged.sum, sum(some) + sum(others), rel_tol=1e-12, abs_tol=1e-30)
+
+
+@given(st.lists(latencies, min_size=1, max_size=300), st.floats(0.0, 1.0), st.integers(0, 5))
+def test_a_quantile_is_within_the_bucket_of_the_exact_one(
+    values: list[float], share: float, schema: int
+) -> None:
+    """So that it is wrong by a bucket's width at most, at the resolution it has come to."""
+    histogram = observed(values, schema)
+    values.sort()
+    exact = values[max(math.ceil(share * len(values)) - 1, 0)]
+    width = 2.0 ** (1 / (1 << histogram.schema)) - 1 if histogram.schema >= 0 else math.inf
+
+    assert abs(quantile(histogram, share) - exact) <= width * exact * (1 + 1e-9)
+
+
+@given(st.lists(counted, max_size=100), st.sampled_from(sorted(DEFAULTS)))
+def test_other_bounds_take_all_observations_over(values: list[float], family: str) -> None:
+    """None lower than it was, and none higher than the next bound over its native bucket."""
+    values = [value if value > ZERO else 0.0 for value in values]
+    before, bounds = observed(values), DEFAULTS[family]
+    after = before.rebounded(bounds)
+
+    exact = Histogram(bounds)
+    exact.observe_many(list(values))
+    least = Histogram(bounds)
+    least.observe_many([2 * value for value in values])
+    assert state(after) == state(before)
+    assert (sum(after.counts), after.sum) == (len(values), before.sum)
+    for low, found, high in zip(least.cumulative, after.cumulative, exact.cumulative, strict=True):
+        assert found <= high
+        assert found >= low or not values
+
+
+def test_what_is_known_by_classic_buckets_only_lands_by_their_bounds() -> None:
+    """What is over all of them, just above the last."""
+    histogram = NativeHistogram((0.0, 1.0, 2.0))
+
+    histogram.add([5, 4, 3, 2], 10.0)
+
+    assert histogram.zeros == 5
+    assert histogram.buckets == {0: 4, 8: 3, 9: 2}
+
+
+def test_the_earlier_of_two_begins_is_kept() -> None:
+    """Where one is told at all."""
+    one, other = NativeHistogram(BOUNDS, created=5.0), NativeHistogram(BOUNDS, created=3.0)
+    one.merge(NativeHistogram(BOUNDS))
+    assert one.created == 5.0
+
+    one.merge(other)
+
+    assert one.created == 3.0
+
+
+@pytest.mark.parametrize(
+    "native",
+    [
+        NativeBuckets(3, 0, [1], [2]),
+        NativeBuckets(3, 0, [1, 1], [2, 1]),
+        NativeBuckets(3, 0, [2, 1], [2, 1]),
+        NativeBuckets(3, 0, [1], [2, 1]),
+        NativeBuckets(3, 0, [1], [-3]),
+        NativeBuckets(3, -1, [1], [4]),
+        NativeBuckets(3, 0, [1], ["3.0"]),
+        NativeBuckets(3, 0, [5000], [3]),
+        NativeBuckets(8, 0, [-40_000], [3]),
+        NativeBuckets(-4, 0, [6], [3]),
+    ],
+)
+def test_what_cannot_be_is_refused(native: NativeBuckets) -> None:
+    """Another count, buckets out of order or that no value has, what is no count."""
+    with pytest.raises(WireError):
+        check(native, 3)
+
+
+@given(st.lists(counted, max_size=100), SCHEMAS)
+def test_what_is_kept_can_be_read(values: list[float], schema: int) -> None:
+    """And added to an empty one is the same again."""
+    histogram = observed(values, schema)
+    kept = histogram.kept()
+    assert kept.native is not None
+    check(kept.native, len(values))
+    assert all(a < b for a, b in pairwise(kept.native.indices))
+
+    again = NativeHistogram(BOUNDS, schema)
+    again.add(histogram.counts, histogram.sum, kept.native)
+
+    assert state(again) == state(histogram)
+
+
+def test_a_family_has_the_resolution_that_is_wanted() -> None:
+    """The operator's, else the catalogue's, else that of all."""
+    native = Native({"request_tokens": 5}, lambda: 7.0)
+
+    assert native.histogram(BOUNDS, "request_tokens").schema == 5
+    assert native.histogram(BOUNDS, "inter_token_latency").schema == 4
+    assert native.histogram(BOUNDS, "reuses").schema == 3
+    assert native.histogram(BOUNDS, "").created == 7.0

@@ -1,0 +1,177 @@
+"""A real Prometheus that scrapes native histograms: what it reads out of them, and out of classic ones."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+import json
+import math
+import shutil
+import socket
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from conftest import LORA_RUN, MAIN_RUN, PARALLEL_RUN, SPEC_RUN, Start
+from sidestep.app import Exporter
+from sidestep_adapters.replay import Replay
+
+PROMETHEUS = shutil.which("prometheus")
+RUNS = {"main": MAIN_RUN, "spec": SPEC_RUN, "dp": PARALLEL_RUN, "lora": LORA_RUN}
+FAMILIES = {
+    "vllm:inter_token_latency_seconds": "inter_token_latencies_iter",
+    "vllm:time_to_first_token_seconds": "time_to_first_tokens_iter",
+    "vllm:e2e_request_latency_seconds": "",
+}
+"""And where a recording has the single observations."""
+QUANTILES = (0.5, 0.9, 0.95, 0.99)
+ERROR = 0.044
+
+pytestmark = pytest.mark.skipif(
+    PROMETHEUS is None, reason="prometheus is not installed (apt: prometheus)"
+)
+
+
+def latencies(run: Path, family: str) -> list[float]:
+    """All observations of a recorded run, sorted."""
+    found: list[float] = []
+    for line in gzip.decompress(run.read_bytes()).splitlines():
+        stats = json.loads(line).get("iteration_stats")
+        if stats and FAMILIES[family]:
+            found += stats[FAMILIES[family]]
+        elif stats:
+            finished = stats["finished_requests"]
+            found += [
+                f["e2e_latency"] for f in finished if "abort" not in str(f["finish_reason"]).lower()
+            ]
+    return sorted(found)
+
+
+def exact(values: Sequence[float], share: float) -> float:
+    """The least value that has so many at or below it."""
+    return values[max(math.ceil(share * len(values)) - 1, 0)]
+
+
+class Prometheus:
+    """One that runs, and scrapes some exporters."""
+
+    def __init__(self, port: int, session: aiohttp.ClientSession) -> None:
+        self._url = f"http://127.0.0.1:{port}/api/v1/query"
+        self._session = session
+
+    async def query(self, text: str) -> dict[str, Any]:
+        """Values by job; a histogram is what the API has for it."""
+        async with self._session.get(self._url, params={"query": text}) as answer:
+            found = await answer.json()
+        return {
+            one["metric"].get("job", ""): one["histogram"][1]
+            if "histogram" in one
+            else float(one["value"][1])
+            for one in found["data"]["result"]
+        }
+
+    async def scraped(self, jobs: set[str]) -> None:
+        """Return when it has scraped all of ``jobs`` at least once."""
+        async with asyncio.timeout(60):
+            while True:
+                with contextlib.suppress(aiohttp.ClientError):
+                    up = await self.query("up")
+                    if {job for job, value in up.items() if value == 1.0} == jobs:
+                        return
+                await asyncio.sleep(0.1)
+
+
+@contextlib.asynccontextmanager
+async def prometheus(directory: Path, targets: dict[str, str]) -> AsyncIterator[Prometheus]:
+    """Scrapes ``targets``, by job, with native histograms on."""
+    jobs = [
+        {"job_name": job, "static_configs": [{"targets": [url.split("/")[2]]}]}
+        for job, url in targets.items()
+    ]
+    config = {
+        "global": {"scrape_interval": "300ms", "scrape_timeout": "300ms"},
+        "scrape_configs": jobs,
+    }
+    (directory / "prometheus.yml").write_text(json.dumps(config))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    process = await asyncio.create_subprocess_exec(
+        str(PROMETHEUS), f"--config.file={directory}/prometheus.yml",
+        f"--storage.tsdb.path={directory}/tsdb", f"--web.listen-address=127.0.0.1:{port}",
+        "--enable-feature=native-histograms", "--log.level=error",
+    )  # fmt: skip
+    try:
+        async with aiohttp.ClientSession() as session:
+            yield Prometheus(port, session)
+    finally:
+        process.kill()
+        await process.wait()
+
+
+async def replayed(exporter: Exporter, run: Path) -> str:
+    """Its URL, with a run in it."""
+    player = Replay(run, exporter.endpoints[0], realtime=False, namespace="test")
+    await asyncio.to_thread(player.run)
+    return exporter.url
+
+
+async def test_quantiles_of_recorded_latencies(start: Start, tmp_path: Path) -> None:
+    """Native ones are as good as the resolution says, and at least five times better than classic."""
+    async with contextlib.AsyncExitStack() as stack:
+        targets: dict[str, str] = {}
+        for name, run in RUNS.items():
+            for kind in ("classic", "native"):
+                endpoint = f"ipc://{tmp_path}/{name}-{kind}.ipc"
+                running = start(histograms=kind, ingest_endpoint=(endpoint,))
+                exporter = await stack.enter_async_context(running)
+                targets[f"{name}-{kind}"] = await replayed(exporter, run)
+        server = await stack.enter_async_context(prometheus(tmp_path, targets))
+        await server.scraped(set(targets))
+        found = {
+            (family, share): {
+                **await server.query(f"histogram_quantile({share}, sum by (job) ({family}))"),
+                **await server.query(
+                    f"histogram_quantile({share}, sum by (job, le) ({family}_bucket))"
+                ),
+            }
+            for family in FAMILIES
+            for share in QUANTILES
+        }
+
+    for family in FAMILIES:
+        for name, run in RUNS.items():
+            values = latencies(run, family)
+            errors: dict[str, list[float]] = {"native": [], "classic": []}
+            for share in QUANTILES:
+                truth = exact(values, share)
+                for kind, all_errors in errors.items():
+                    read = found[family, share][f"{name}-{kind}"]
+                    all_errors.append(abs(read - truth) / truth)
+            assert max(errors["native"]) <= ERROR, (family, name, errors)
+            if len(values) >= 50:
+                assert 5 * sum(errors["native"]) <= sum(errors["classic"]), (family, name, errors)
+
+
+@pytest.mark.parametrize("histograms", ["native", "both"])
+async def test_what_prometheus_keeps(start: Start, tmp_path: Path, histograms: str) -> None:
+    """Of both kinds 2.42 keeps the native one; counts and sums are the series' own."""
+    async with start(histograms=histograms) as exporter:
+        url = await replayed(exporter, MAIN_RUN)
+        async with prometheus(tmp_path, {"one": url}) as server:
+            await server.scraped({"one"})
+            name = "vllm:inter_token_latency_seconds"
+            (engine,) = exporter.registry.engines.values()
+            ours = engine.histogram(engine.layout.find(name).slots[0])
+            count = await server.query(f"histogram_count({name})")
+            total = await server.query(f"histogram_sum({name})")
+            classic = await server.query(f"{name}_bucket")
+            tokens = await server.query("vllm:generation_tokens_total")
+
+    assert count == {"one": float(sum(ours.counts))}
+    assert total == {"one": pytest.approx(ours.sum, rel=1e-12)}
+    assert tokens == {"one": 6348.0}
+    assert classic == {}
