@@ -158,10 +158,9 @@ def checked_schema(family: str, schema: object) -> int:
     Raises:
         ConfigError: It is no whole number from -4 to 8.
     """
-    known = isinstance(schema, int) and not isinstance(schema, bool)
-    if not known or not COARSEST <= schema <= FINEST:
-        raise ConfigError(f"schema of {family}: give a whole number from {COARSEST} to {FINEST}")
-    return int(schema)
+    if isinstance(schema, int) and not isinstance(schema, bool) and COARSEST <= schema <= FINEST:
+        return schema
+    raise ConfigError(f"schema of {family}: give a whole number from {COARSEST} to {FINEST}")
 
 
 def checked(family: str, bounds: Iterable[object]) -> Bounds:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 
 from sidestep.buckets import Bounds
 from sidestep.errors import WireError
@@ -59,8 +58,9 @@ def coarser(buckets: Mapping[int, int], steps: int = 1) -> dict[int, int]:
 
 def as_classic(native: NativeBuckets) -> tuple[Bounds, list[int]]:
     """The same as bounds and counts, not cumulative, with one more that is empty for +Inf."""
-    bounds = (0.0, *(upper(native.schema, index) for index in native.indices))
-    return bounds, [int(native.zeros), *map(int, native.counts), 0]
+    found = sorted(zip(native.indices, map(int, native.counts), strict=True))
+    bounds = (0.0, *(upper(native.schema, index) for index, _ in found))
+    return bounds, [int(native.zeros), *(count for _, count in found), 0]
 
 
 def check(native: NativeBuckets, count: int) -> None:
@@ -70,13 +70,18 @@ def check(native: NativeBuckets, count: int) -> None:
         WireError: They are not.
     """
     indices, schema = native.indices, native.schema
-    if len(indices) != len(native.counts) or any(a >= b for a, b in pairwise(indices)):
+    if not len(indices) == len(native.counts) == len(set(indices)):
         raise WireError("bad_bounds", "native buckets and their counts do not fit")
     lowest, highest = index_of(schema, math.nextafter(ZERO, 1.0)), index_of(schema, 2 * VALUE_LIMIT)
-    if indices and not lowest <= indices[0] <= indices[-1] <= highest:
+    if indices and not lowest <= min(indices) <= max(indices) <= highest:
         raise WireError("bad_bounds", "a native bucket that no value has")
-    texts = [str(amount) for amount in (native.zeros, *native.counts)]
-    if not all(text.isascii() and text.isdecimal() for text in texts):
+    told = [n if isinstance(n, int) else _number(n) for n in (native.zeros, *native.counts)]
+    if min(told) < 0:
         raise WireError("bad_item", "a native bucket cannot have this count")
-    if sum(map(int, texts)) != count:
+    if sum(told) != count:
         raise WireError("bad_item", "native buckets hold another number of observations")
+
+
+def _number(text: str) -> int:
+    """A count that 64 bits do not hold; a negative one where it is none."""
+    return int(text) if text.isascii() and text.isdecimal() else -1

@@ -155,9 +155,8 @@ class NativeHistogram(Histogram):
         return found
 
     def _native(self) -> NativeBuckets:
-        indices = sorted(self.buckets)
-        counts: list[int | str] = [self.buckets[index] for index in indices]
-        return NativeBuckets(self.schema, self.zeros, indices, counts, self.created)
+        counts: list[int | str] = [*self.buckets.values()]
+        return NativeBuckets(self.schema, self.zeros, [*self.buckets], counts, self.created)
 
     def _place(self, value: float, count: int) -> None:
         self.encoded = None

@@ -16,8 +16,8 @@ from sidestep.registry import Registry
 from sidestep.render import messages
 from sidestep.view import Family, children, combined, families, is_shared, labels_of
 
-AT_ONCE = 64
-"""Histograms that are encoded between two turns of the loop: some ten microseconds each."""
+AT_ONCE = 40
+"""Histograms that are encoded between two turns of the loop: some 25 microseconds each."""
 
 
 def pieces(registry: Registry, names: Collection[str] = ()) -> Iterator[list[bytes]]:

@@ -25,7 +25,7 @@ class NativeBuckets(msgspec.Struct, array_like=True, gc=False):
 
     Attributes:
         zeros: Observations of nothing, or of next to nothing.
-        indices: Of the buckets, ascending.
+        indices: Of the buckets, in any order.
         counts: Of each, not cumulative.
         created: Unix time since when they count; 0.0 where that is not told.
     """
