@@ -16,8 +16,13 @@ from sidestep.registry import Registry
 from sidestep.render import messages
 from sidestep.view import Family, children, combined, families, is_shared, labels_of
 
-AT_ONCE = 40
-"""Histograms that are encoded between two turns of the loop: some 25 microseconds each."""
+AT_ONCE = 1000
+"""Children that are encoded between two turns of the loop: a microsecond each."""
+DEAR = 25
+"""What a histogram that has changed costs of them."""
+
+State = bytes | Number | NativeHistogram
+"""Of a child: as bytes, as a number, or a copy of its own."""
 
 
 def pieces(registry: Registry, names: Collection[str] = ()) -> Iterator[list[bytes]]:
@@ -38,8 +43,8 @@ def pieces(registry: Registry, names: Collection[str] = ()) -> Iterator[list[byt
                     made.add(_labels(engine, family, key), value, engine.created)
         for _ in made.encode():
             yield []
-        if made.metrics:
-            yield messages.family(family.name, family.kind, family.help, made.metrics)
+        metrics = made.metrics
+        yield messages.family(family.name, family.kind, family.help, metrics) if metrics else []
 
 
 def _labels(engine: Engine, family: Family, key: Key) -> bytes:
@@ -61,36 +66,44 @@ class _Family:
         self.metrics: list[bytes] = []
         self._kind = family.kind
         self._both = both
-        self._later: list[tuple[int, bytes, NativeHistogram, NativeHistogram]] = []
-        """Place, labels, histogram, and its state of that moment."""
+        self._found: list[tuple[bytes, float, Number | Histogram, State]] = []
+        """Labels, since when it counts, what an engine keeps, and its state of that moment."""
 
     def add(self, own: bytes, value: Number | Histogram, created: float) -> None:
         """One child."""
+        state: State
         if isinstance(value, NativeHistogram):
             if isinstance(value.encoded, bytes):
-                self.metrics.append(messages.metric(own, value.encoded))
-                return
-            # Whatever comes meanwhile says that this is not its state any more.
-            value.encoded = state = value.copy()
-            self._later.append((len(self.metrics), own, value, state))
-            self.metrics.append(b"")
+                state = value.encoded
+            else:
+                # Whatever comes meanwhile says that this is not its state any more.
+                value.encoded = state = value.copy()
         elif isinstance(value, Histogram):
-            self.metrics.append(messages.metric(own, self._plain(value, created)))
+            state = self._plain(value, created)
         else:
-            text = messages.single(self._kind, value, created)
-            self.metrics.append(messages.metric(own, text))
+            state = value
+        self._found.append((own, created, value, state))
 
     def encode(self) -> Iterator[None]:
-        """Encode what is not kept, some at a time."""
-        for number, (place, own, histogram, state) in enumerate(self._later, 1):
-            encoded = self._encoded(state)
-            if histogram.encoded is state:
-                histogram.encoded = encoded
-            self.metrics[place] = messages.metric(own, encoded)
-            if not number % AT_ONCE:
+        """Encode all, some at a time."""
+        spent = 0
+        for own, created, value, state in self._found:
+            if isinstance(state, bytes):
+                encoded = state
+            elif isinstance(state, NativeHistogram):
+                encoded = self._native(state)
+                spent += DEAR
+                if isinstance(value, NativeHistogram) and value.encoded is state:
+                    value.encoded = encoded
+            else:
+                encoded = messages.single(self._kind, state, created)
+            self.metrics.append(messages.metric(own, encoded))
+            spent += 1
+            if spent >= AT_ONCE:
                 yield
+                spent = 0
 
-    def _encoded(self, state: NativeHistogram) -> bytes:
+    def _native(self, state: NativeHistogram) -> bytes:
         bounds = (*state.bounds, math.inf) if self._both else ()
         return messages.histogram(state.sum, bounds, state.cumulative, state)
 
