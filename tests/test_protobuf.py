@@ -316,7 +316,7 @@ def test_who_keeps_none_understands_those_who_do() -> None:
 
 
 def test_other_bounds_do_not_cost_what_native_buckets_know() -> None:
-    """After a restart with other bounds, and when an engine comes back with others."""
+    """After a restart of the exporter with others, and of the engine."""
     fed = Fed(native=NATIVE)
     fed.feed(steps("core"))
     other = Fed(boot=2, native=NATIVE)
@@ -326,17 +326,22 @@ def test_other_bounds_do_not_cost_what_native_buckets_know() -> None:
     slot = next(iter(fed.intake.registry.engines.values())).layout.find(
         "vllm:inter_token_latency_seconds"
     ).slots[0]  # fmt: skip
-    (before,), (after,) = (
-        [engine.histogram(slot) for engine in one.intake.registry.engines.values()]
-        for one in (fed, other)
-    )
+    (engine,) = fed.intake.registry.engines.values()
+    before = engine.histogram(slot)
+    ((stream, (info, *_)),) = [(s, e) for s, e in fed.engines.items() if e[0].id == engine.id][:1]
+    changed = {"inter_token_latency": [0.001, 0.003, 1.0]}
+    fed.greet(stream, [msgspec.structs.replace(info, bounds={**info.bounds, **changed})])
 
-    assert isinstance(before, NativeHistogram)
-    assert isinstance(after, NativeHistogram)
-    assert after.bounds == (0.001, 0.003, 1.0)
-    assert (after.buckets, after.sum) == (before.buckets, before.sum)
-    assert sum(after.counts) == sum(before.counts) > 1000
-    assert sum(count > 0 for count in after.counts) > 1
+    for one in (fed, other):
+        (engine,) = one.intake.registry.engines.values()
+        after = engine.histogram(slot)
+        assert isinstance(before, NativeHistogram)
+        assert isinstance(after, NativeHistogram)
+        assert after is not before
+        assert after.bounds == (0.001, 0.003, 1.0)
+        assert (after.buckets, after.sum) == (before.buckets, before.sum)
+        assert sum(after.counts) == sum(before.counts) > 1000
+        assert sum(count > 0 for count in after.counts) > 1
 
 
 def test_a_family_that_describes_itself_has_them_too() -> None:
