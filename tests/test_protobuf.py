@@ -429,13 +429,15 @@ def test_the_exporters_own_families() -> None:
         ("waited_bucket", (("le", "2.0"),)): 1,
         ("waited_bucket", (("le", "+Inf"),)): 1,
         ("odd", ()): 2.5,
+        ("sizes_gcount", ()): 5.0,
+        ("sizes_gsum", ()): 7.0,
         ("sizes_count", ()): 5,
         ("sizes_sum", ()): 7.0,
         ("sizes_bucket", (("le", "1.0"),)): 2,
         ("sizes_bucket", (("le", "+Inf"),)): 5,
     }
     sizes = found["sizes"].metric[0].histogram
-    assert (found["sizes"].type, sizes.sample_count, sizes.sample_sum) == (5, 5, 7.0)
+    assert (found["sizes"].type, sizes.sample_count, sizes.sample_sum) == (4, 5, 7.0)
     assert found["jobs_total"].metric[0].counter.created_timestamp.seconds > 1_000_000_000
 
 
