@@ -500,3 +500,16 @@ async def test_classic_histograms_have_no_protobuf_page(start: Start) -> None:
         kind, _ = await fetched(exporter, f"{PROTOBUF},application/openmetrics-text;q=0.5")
 
     assert kind == CONTENT_TYPES["openmetrics"]
+
+
+def test_labels_that_come_and_go_are_not_kept() -> None:
+    """An engine may have another combination of adapters in every step."""
+    fed = Fed(native=NATIVE)
+    recorded = list(steps("core_lora"))
+    fed.feed(recorded[: len(recorded) // 2])
+    assert b"vllm:lora_requests_info" in page(fed)
+    (engine,) = fed.intake.registry.engines.values()
+    kept = {name for name, _ in engine.marks}
+
+    assert "vllm:lora_requests_info" not in kept
+    assert "vllm:generation_tokens_total" in kept

@@ -7,7 +7,7 @@ says which request an observation is of.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from sidestep.engine import Engine, Key, Number
 from sidestep.histogram import Histogram
@@ -21,6 +21,7 @@ AT_ONCE = 1000
 DEAR = 25
 """What a histogram that has changed costs of them."""
 
+Pair = tuple[str, str]
 State = bytes | Number | NativeHistogram
 """Of a child: as bytes, as a number, or a copy of its own."""
 
@@ -30,42 +31,47 @@ def pieces(registry: Registry, names: Collection[str] = ()) -> Iterator[list[byt
 
     A piece is a family, or nothing where the next one takes a while.
     """
-    both = registry.native is None or registry.native.both
-    first = min((engine.created for engine in registry.engines.values()), default=0.0)
     for family in list(families(registry, names)):
-        made = _Family(family, both=both)
         if is_shared(family):
-            for own, value in combined(registry, family):
-                made.add(messages.labels(sorted(own.items())), value, first)
-        else:
-            for engine in registry.engines.values():
-                for key, value in children(engine, family):
-                    made.add(_labels(engine, family, key), value, engine.created)
-        for _ in made.encode():
-            yield []
-        metrics = made.metrics
-        yield messages.family(family.name, family.kind, family.help, metrics) if metrics else []
+            told = ((sorted(own.items()), value) for own, value in combined(registry, family))
+            yield from combined_pieces(registry, family, told)
+            continue
+        made = _Family(registry, family)
+        for engine in registry.engines.values():
+            for key, value in children(engine, family):
+                made.add(_labels(engine, family, key), value, engine.created)
+        yield from made.pieces()
+
+
+def combined_pieces(
+    registry: Registry, family: Family, told: Iterable[tuple[Iterable[Pair], Number | Histogram]]
+) -> Iterator[list[bytes]]:
+    """A family of which several engines have a series: with its labels in their order."""
+    made = _Family(registry, family)
+    first = min((engine.created for engine in registry.engines.values()), default=0.0)
+    for own, value in told:
+        made.add(messages.labels(own), value, first)
+    yield from made.pieces()
 
 
 def _labels(engine: Engine, family: Family, key: Key) -> bytes:
     found = engine.marks.get((family.name, key))
     if found is None:
         found = messages.labels(sorted(labels_of(engine, family, key).items()))
-        engine.marks[family.name, key] = found
+        placed = family.places.get(engine.layout.dialect)
+        # Others come and go: adapters and the like.
+        if placed is not None and placed.where in ("scalars", "histogram"):
+            engine.marks[family.name, key] = found
     return found
 
 
 class _Family:
-    """The children of one family, as of the moment when they are added.
+    """The children of one family, as of the moment when they are added."""
 
-    Attributes:
-        metrics: As bytes, once ``encode`` is through.
-    """
-
-    def __init__(self, family: Family, *, both: bool) -> None:
-        self.metrics: list[bytes] = []
+    def __init__(self, registry: Registry, family: Family) -> None:
+        self._family = family
         self._kind = family.kind
-        self._both = both
+        self._both = registry.native is None or registry.native.both
         self._found: list[tuple[bytes, float, Number | Histogram, State]] = []
         """Labels, since when it counts, what an engine keeps, and its state of that moment."""
 
@@ -84,8 +90,9 @@ class _Family:
             state = value
         self._found.append((own, created, value, state))
 
-    def encode(self) -> Iterator[None]:
-        """Encode all, some at a time."""
+    def pieces(self) -> Iterator[list[bytes]]:
+        """The family, after as many empty pieces as it takes turns."""
+        metrics: list[bytes] = []
         spent = 0
         for own, created, value, state in self._found:
             if isinstance(state, bytes):
@@ -97,11 +104,13 @@ class _Family:
                     value.encoded = encoded
             else:
                 encoded = messages.single(self._kind, state, created)
-            self.metrics.append(messages.metric(own, encoded))
+            metrics.append(messages.metric(own, encoded))
             spent += 1
             if spent >= AT_ONCE:
-                yield
+                yield []
                 spent = 0
+        name, text = self._family.name, self._family.help
+        yield messages.family(name, self._kind, text, metrics) if metrics else []
 
     def _native(self, state: NativeHistogram) -> bytes:
         bounds = (*state.bounds, math.inf) if self._both else ()
