@@ -18,7 +18,7 @@ from sidestep.view import Family, children, combined, families, is_shared, label
 
 AT_ONCE = 1000
 """Children that are encoded between two turns of the loop: a microsecond each."""
-DEAR = 25
+DEAR = 40
 """What a histogram that has changed costs of them."""
 
 Pair = tuple[str, str]
