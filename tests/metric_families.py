@@ -56,7 +56,7 @@ TABLE: Mapping[str, Mapping[int, tuple[str, str]]] = {
     },
 }
 """Numbers are those of client_model's metrics.proto, which is proto2; exemplars are left out."""
-KINDS = ("counter", "gauge", "summary", "untyped", "histogram", "gaugehistogram")
+KINDS = ("counter", "gauge", "summary", "untyped", "histogram")
 _Field = descriptor_pb2.FieldDescriptorProto
 
 
@@ -113,7 +113,7 @@ def parsed(page: bytes) -> dict[str, Family]:
         samples: dict[tuple[str, Labels], float] = {}
         for metric in family.metric:
             own = labels_of(metric)
-            if kind in ("histogram", "gaugehistogram"):
+            if kind == "histogram":
                 samples.update(_classic(family.name, own, metric.histogram))
             elif kind == "summary":
                 samples[f"{family.name}_count", own] = metric.summary.sample_count

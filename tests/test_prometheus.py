@@ -9,15 +9,26 @@ import json
 import math
 import shutil
 import socket
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+from prometheus_client.core import (
+    GaugeHistogramMetricFamily,
+    GaugeMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+    UnknownMetricFamily,
+)
+from prometheus_client.registry import Collector
 
-from conftest import LORA_RUN, MAIN_RUN, PARALLEL_RUN, SPEC_RUN, Start
+from conftest import LORA_RUN, MAIN_RUN, PARALLEL_RUN, SPEC_RUN, Start, page_of_engine, until
+from polled import page, polled
 from sidestep.app import Exporter
+from sidestep.config import read
 from sidestep_adapters.replay import Replay
 
 PROMETHEUS = shutil.which("prometheus")
@@ -175,3 +186,50 @@ async def test_what_prometheus_keeps(start: Start, tmp_path: Path, histograms: s
     assert total == {"one": pytest.approx(ours.sum, rel=1e-12)}
     assert tokens == {"one": 6348.0}
     assert classic == {}
+
+
+class Odd(Collector):
+    """Kinds that engines do not have."""
+
+    def collect(self) -> Iterator[Metric]:
+        """With values that are no numbers, and a time."""
+        yield UnknownMetricFamily("odd", "Odd.", value=math.inf)
+        yield SummaryMetricFamily("took", "Took.", count_value=3, sum_value=math.nan)
+        sizes = GaugeHistogramMetricFamily("sizes", "Sizes.")
+        sizes.add_metric([], [("1.0", 2), ("+Inf", 5)], 7.0)
+        yield sizes
+        timed = GaugeMetricFamily("timed", "Timed.")
+        timed.add_metric([], 4.0, timestamp=time.time())
+        yield timed
+
+
+async def test_the_whole_page_is_taken(tmp_path: Path) -> None:
+    """Other exporters' families and a user's collectors as well: as many samples as the page has."""
+    theirs = page_of_engine("page_triton") + page_of_engine("page_triton_custom")
+    async with polled(page(theirs)) as other:
+        flags = {
+            "web_listen_address": ("127.0.0.1:0",),
+            "ingest_endpoint": (f"ipc://{tmp_path}/i.ipc",),
+            "histograms": "both",
+            "scrape": (f"{other.url},label.pod=a",),
+        }
+        async with Exporter(read(flags, {}), [Odd()]).running() as exporter:
+            url = await replayed(exporter, MAIN_RUN)
+            await until(lambda: bool(exporter.registry.passed.families()))
+            async with prometheus(tmp_path, {"one": url}) as server:
+                await server.scraped({"one"})
+                found = [
+                    await server.query(text)
+                    for text in (
+                        "odd",
+                        "took_count",
+                        "sizes_gcount",
+                        "timed",
+                        'sum by (job) (nv_inference_count{pod="a"})',
+                        'sum by (job) (my_lat_seconds_count{pod="a"})',
+                        "count by (job) (vllm:request_success_total)",
+                    )
+                ]
+
+    assert all(value.keys() == {"one"} for value in found), found
+    assert found[:4] == [{"one": math.inf}, {"one": 3.0}, {"one": 5.0}, {"one": 4.0}]

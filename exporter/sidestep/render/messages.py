@@ -21,7 +21,6 @@ KINDS: Mapping[str, int] = {
     "summary": 2,
     "untyped": 3,
     "histogram": 4,
-    "gaugehistogram": 5,
 }
 VALUES: Mapping[str, bytes] = {"gauge": b"\x12", "counter": b"\x1a", "untyped": b"\x2a"}
 """Tag of the field of ``Metric`` that holds a single value, by kind."""

@@ -7,7 +7,7 @@ says which request an observation is of.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from sidestep.engine import Engine, Key, Number
 from sidestep.histogram import Histogram
@@ -16,8 +16,14 @@ from sidestep.registry import Registry
 from sidestep.render import messages
 from sidestep.view import Family, children, combined, families, is_shared, labels_of
 
-AT_ONCE = 40
-"""Histograms that are encoded between two turns of the loop: some 25 microseconds each."""
+AT_ONCE = 1000
+"""Children that are encoded between two turns of the loop: a microsecond each."""
+DEAR = 40
+"""What a histogram that has changed costs of them."""
+
+Pair = tuple[str, str]
+State = bytes | Number | NativeHistogram
+"""Of a child: as bytes, as a number, or a copy of its own."""
 
 
 def pieces(registry: Registry, names: Collection[str] = ()) -> Iterator[list[bytes]]:
@@ -25,72 +31,88 @@ def pieces(registry: Registry, names: Collection[str] = ()) -> Iterator[list[byt
 
     A piece is a family, or nothing where the next one takes a while.
     """
-    both = registry.native is None or registry.native.both
-    first = min((engine.created for engine in registry.engines.values()), default=0.0)
     for family in list(families(registry, names)):
-        made = _Family(family, both=both)
         if is_shared(family):
-            for own, value in combined(registry, family):
-                made.add(messages.labels(sorted(own.items())), value, first)
-        else:
-            for engine in registry.engines.values():
-                for key, value in children(engine, family):
-                    made.add(_labels(engine, family, key), value, engine.created)
-        for _ in made.encode():
-            yield []
-        if made.metrics:
-            yield messages.family(family.name, family.kind, family.help, made.metrics)
+            told = ((sorted(own.items()), value) for own, value in combined(registry, family))
+            yield from combined_pieces(registry, family, told)
+            continue
+        made = _Family(registry, family)
+        for engine in registry.engines.values():
+            for key, value in children(engine, family):
+                made.add(_labels(engine, family, key), value, engine.created)
+        yield from made.pieces()
+
+
+def combined_pieces(
+    registry: Registry, family: Family, told: Iterable[tuple[Iterable[Pair], Number | Histogram]]
+) -> Iterator[list[bytes]]:
+    """A family of which several engines have a series: with its labels in their order."""
+    made = _Family(registry, family)
+    first = min((engine.created for engine in registry.engines.values()), default=0.0)
+    for own, value in told:
+        made.add(messages.labels(own), value, first)
+    yield from made.pieces()
 
 
 def _labels(engine: Engine, family: Family, key: Key) -> bytes:
     found = engine.marks.get((family.name, key))
     if found is None:
         found = messages.labels(sorted(labels_of(engine, family, key).items()))
-        engine.marks[family.name, key] = found
+        placed = family.places.get(engine.layout.dialect)
+        # Others come and go: adapters and the like.
+        if placed is not None and placed.where in ("scalars", "histogram"):
+            engine.marks[family.name, key] = found
     return found
 
 
 class _Family:
-    """The children of one family, as of the moment when they are added.
+    """The children of one family, as of the moment when they are added."""
 
-    Attributes:
-        metrics: As bytes, once ``encode`` is through.
-    """
-
-    def __init__(self, family: Family, *, both: bool) -> None:
-        self.metrics: list[bytes] = []
+    def __init__(self, registry: Registry, family: Family) -> None:
+        self._family = family
         self._kind = family.kind
-        self._both = both
-        self._later: list[tuple[int, bytes, NativeHistogram, NativeHistogram]] = []
-        """Place, labels, histogram, and its state of that moment."""
+        self._both = registry.native is None or registry.native.both
+        self._found: list[tuple[bytes, float, Number | Histogram, State]] = []
+        """Labels, since when it counts, what an engine keeps, and its state of that moment."""
 
     def add(self, own: bytes, value: Number | Histogram, created: float) -> None:
         """One child."""
+        state: State
         if isinstance(value, NativeHistogram):
             if isinstance(value.encoded, bytes):
-                self.metrics.append(messages.metric(own, value.encoded))
-                return
-            # Whatever comes meanwhile says that this is not its state any more.
-            value.encoded = state = value.copy()
-            self._later.append((len(self.metrics), own, value, state))
-            self.metrics.append(b"")
+                state = value.encoded
+            else:
+                # Whatever comes meanwhile says that this is not its state any more.
+                value.encoded = state = value.copy()
         elif isinstance(value, Histogram):
-            self.metrics.append(messages.metric(own, self._plain(value, created)))
+            state = self._plain(value, created)
         else:
-            text = messages.single(self._kind, value, created)
-            self.metrics.append(messages.metric(own, text))
+            state = value
+        self._found.append((own, created, value, state))
 
-    def encode(self) -> Iterator[None]:
-        """Encode what is not kept, some at a time."""
-        for number, (place, own, histogram, state) in enumerate(self._later, 1):
-            encoded = self._encoded(state)
-            if histogram.encoded is state:
-                histogram.encoded = encoded
-            self.metrics[place] = messages.metric(own, encoded)
-            if not number % AT_ONCE:
-                yield
+    def pieces(self) -> Iterator[list[bytes]]:
+        """The family, after as many empty pieces as it takes turns."""
+        metrics: list[bytes] = []
+        spent = 0
+        for own, created, value, state in self._found:
+            if isinstance(state, bytes):
+                encoded = state
+            elif isinstance(state, NativeHistogram):
+                encoded = self._native(state)
+                spent += DEAR
+                if isinstance(value, NativeHistogram) and value.encoded is state:
+                    value.encoded = encoded
+            else:
+                encoded = messages.single(self._kind, state, created)
+            metrics.append(messages.metric(own, encoded))
+            spent += 1
+            if spent >= AT_ONCE:
+                yield []
+                spent = 0
+        name, text = self._family.name, self._family.help
+        yield messages.family(name, self._kind, text, metrics) if metrics else []
 
-    def _encoded(self, state: NativeHistogram) -> bytes:
+    def _native(self, state: NativeHistogram) -> bytes:
         bounds = (*state.bounds, math.inf) if self._both else ()
         return messages.histogram(state.sum, bounds, state.cumulative, state)
 

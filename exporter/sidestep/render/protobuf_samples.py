@@ -14,16 +14,19 @@ from sidestep.exposition import plain
 from sidestep.passed import Passed
 from sidestep.render import messages
 
-GROUPED = frozenset({"histogram", "gaugehistogram", "summary"})
+GROUPED = frozenset({"histogram", "summary"})
 """Kinds of which several samples are one child."""
 AT_ONCE = 500
 """Samples that are encoded between two turns of the loop."""
 KINDS = {
-    **{kind: kind for kind in ("counter", "gauge", "histogram", "gaugehistogram", "summary")},
+    **{kind: kind for kind in ("counter", "gauge", "histogram", "summary")},
+    "gaugehistogram": "histogram",
     "info": "gauge",
     "stateset": "gauge",
 }
 """What prometheus_client has, as what this format has; the rest has no type."""
+
+_OF_NOW = ("_gcount", "_gsum")
 
 Pairs = tuple[tuple[str, str], ...]
 
@@ -61,7 +64,7 @@ def generate(registry: Collector) -> bytes:
 
 def _own(found: Metric) -> Iterator[list[bytes]]:
     kind = KINDS.get(found.type, "untyped")
-    by_name: dict[str, list[Read]] = {}
+    families: dict[tuple[str, str], list[Read]] = {}
     for sample in found.samples:
         stamp = None if sample.timestamp is None else int(float(sample.timestamp) * 1000)
         end = sample.name.removeprefix(found.name)
@@ -73,9 +76,12 @@ def _own(found: Metric) -> Iterator[list[bytes]]:
         elif kind not in GROUPED:
             # A family without a type may have samples of several names.
             name = sample.name
-        by_name.setdefault(name, []).append(read)
-    for name, samples in by_name.items():
-        yield from _pieces(name, kind, found.documentation, samples)
+        elif end in _OF_NOW:
+            # As in text: Prometheus takes a histogram of this type for none at all.
+            families.setdefault((sample.name, "gauge"), []).append(read)
+        families.setdefault((name, kind), []).append(read)
+    for (name, shown), samples in families.items():
+        yield from _pieces(name, shown, found.documentation, samples)
 
 
 def _pieces(name: str, kind: str, text: str, samples: list[Read]) -> Iterator[list[bytes]]:
