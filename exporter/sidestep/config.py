@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sidestep import buckets, parsing, polls, subscriptions, triton_servers
+from sidestep.buckets import Bounds
 from sidestep.errors import ConfigError
 from sidestep.polls import Target
 from sidestep.subscriptions import Subscription
@@ -22,6 +23,10 @@ else:
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
+VIEWS = ("engine", "pod")
+
+Tables = dict[str, Bounds]
+"""Bounds by what they are for, of the file."""
 SCHEDULED = ("first", "last")
 INTER_TOKEN = ("output", "token")
 
@@ -77,6 +82,14 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "web.telemetry-path", "Path of the metrics page.", parsing.path, "/metrics", metavar="PATH"
+    ),
+    Setting(
+        "web.default-view",
+        "What the page shows where the request names no view: each engine by itself, or all"
+        " engines as one, as request routers want it. See views.md.",
+        parsing.one_of(VIEWS),
+        "engine",
+        metavar="VIEW",
     ),
     Setting(
         "web.config.file",
@@ -192,6 +205,38 @@ SETTINGS: tuple[Setting, ...] = (
         switch=True,
     ),
     Setting(
+        "metrics.drop-label",
+        "Label that no engine's series has; those that it alone told apart are combined."
+        " Repeatable. See views.md.",
+        parsing.label,
+        (),
+        repeatable=True,
+        metavar="NAME",
+    ),
+    Setting(
+        "metrics.allow",
+        "Show only engines' families of such names, * and ? standing for others; repeatable.",
+        parsing.families,
+        (),
+        repeatable=True,
+        metavar="PATTERN",
+    ),
+    Setting(
+        "metrics.deny",
+        "Show no engines' families of such names, whatever is allowed; repeatable.",
+        parsing.families,
+        (),
+        repeatable=True,
+        metavar="PATTERN",
+    ),
+    Setting(
+        "metrics.bucket-thinning",
+        "Show every such bound of a histogram only, the highest and +Inf among them.",
+        parsing.positive,
+        1,
+        metavar="NUMBER",
+    ),
+    Setting(
         "kv.sample-rate",
         "Share of KV blocks whose life is followed; 0 is off.",
         parsing.share,
@@ -276,6 +321,7 @@ class Config:
 
     web_listen_address: tuple[tuple[str, int], ...]
     web_telemetry_path: str
+    web_default_view: Literal["engine", "pod"]
     web_config_file: str
     ingest_endpoint: tuple[str, ...]
     ingest_curve_key: str
@@ -290,6 +336,10 @@ class Config:
     state_dir: str
     metrics_legacy: bool
     metrics_common: bool
+    metrics_drop_label: tuple[str, ...]
+    metrics_allow: tuple[str, ...]
+    metrics_deny: tuple[str, ...]
+    metrics_bucket_thinning: int
     kv_sample_rate: float
     kv_scale_samples: bool
     kv_max_tracked: int
@@ -300,7 +350,8 @@ class Config:
     log_level: str
     log_format: str
     log_stats_interval: float
-    buckets: Mapping[str, buckets.Bounds]
+    buckets: Mapping[str, Bounds]
+    shown_buckets: Mapping[str, Bounds]
 
     def adjusted(self, new: Config) -> tuple[Config, list[str], list[str]]:
         """What ``new`` changes.
@@ -313,8 +364,8 @@ class Config:
         values = {s.key: getattr(new, s.key) for s in differing if s.adjustable}
         taken = [f"{s.flag} {values[s.key]}" for s in differing if s.adjustable]
         left = [s.flag for s in differing if not s.adjustable]
-        if self.buckets != new.buckets:
-            left.append("buckets")
+        tables = ("buckets", "shown_buckets")
+        left += [name for name in tables if getattr(self, name) != getattr(new, name)]
         return dataclasses.replace(self, **values), taken, left
 
 
@@ -325,7 +376,7 @@ def read(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
         ConfigError: One line that names the setting, where it came from and what is wrong.
     """
     file_name = flags.get("config_file") or environ.get(CONFIG_FILE.variable, "")
-    file, bounds = _read_file(file_name) if file_name else ({}, {})
+    file, bounds, shown = _read_file(file_name) if file_name else ({}, {}, {})
     values: dict[str, Any] = {}
     for setting in SETTINGS:
         given, source = _find(setting, flags, environ, file, file_name)
@@ -335,8 +386,8 @@ def read(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
         try:
             parsed = tuple(setting.parse(one) for one in many)
         except ValueError as error:
-            shown = ", ".join(map(setting.shown, many))
-            raise ConfigError(f"{source} {shown!r}: {error}") from None
+            said = ", ".join(map(setting.shown, many))
+            raise ConfigError(f"{source} {said!r}: {error}") from None
         values[setting.key] = parsed if setting.repeatable else parsed[0]
     checks: dict[str, Callable[[Any], Any]] = {
         "subscribe": subscriptions.checked,
@@ -349,7 +400,7 @@ def read(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
         except ValueError as error:
             raise ConfigError(f"{key}: {error}") from None
     values["ingest_endpoint"] = values["ingest_endpoint"] or (default_endpoint(),)
-    return Config(**values, buckets=bounds)
+    return Config(**values, buckets=bounds, shown_buckets=shown)
 
 
 def _find(
@@ -380,27 +431,40 @@ def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _read_file(name: str) -> tuple[dict[str, Any], dict[str, buckets.Bounds]]:
+def _read_file(name: str) -> tuple[dict[str, Any], Tables, Tables]:
     try:
         tree = tomllib.loads(Path(name).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read {name}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:  # also what tomllib lets through
         raise ConfigError(f"{name} is not TOML: {error}") from None
-    own = tree.pop("buckets", {})
-    if not isinstance(own, dict):
-        raise ConfigError(f"{name}: buckets must be a table")
-    bounds: dict[str, buckets.Bounds] = {}
-    for family, values in own.items():
+    bounds = _bounds(name, "buckets", tree)
+    for family in bounds:
         if family not in buckets.DEFAULTS:
             known = ", ".join(sorted(buckets.DEFAULTS))
             raise ConfigError(f"{name}: buckets.{family} is unknown; known are {known}")
-        if not isinstance(values, list):
-            raise ConfigError(f"{name}: buckets.{family} must be a list of numbers")
-        bounds[family] = buckets.checked(family, values)
+    shown = _bounds(name, "shown_buckets", tree)
+    for pattern in shown:
+        try:
+            parsing.families(pattern)
+        except ValueError as error:
+            raise ConfigError(f"{name}: shown_buckets {pattern!r}: {error}") from None
     found = _flat(_flat(tree))
     known_flags = {setting.flag for setting in SETTINGS}
     for key in found:
         if key not in known_flags:
             raise ConfigError(f"{name}: {key.rstrip('.')} is no setting; see sidestep serve --help")
-    return found, bounds
+    return found, bounds, shown
+
+
+def _bounds(name: str, table: str, tree: dict[str, Any]) -> Tables:
+    """What the table of that name, taken out of ``tree``, says of bounds."""
+    own = tree.pop(table, {})
+    if not isinstance(own, dict):
+        raise ConfigError(f"{name}: {table} must be a table")
+    found: Tables = {}
+    for family, values in own.items():
+        if not isinstance(values, list):
+            raise ConfigError(f"{name}: {table}.{family} must be a list of numbers")
+        found[family] = buckets.checked(family, values)
+    return found

@@ -8,7 +8,7 @@ import html
 import math
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
@@ -18,13 +18,18 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
 from sidestep import __version__
+from sidestep.cardinality import counted
+from sidestep.choice import Choice
 from sidestep.engine import Engine
 from sidestep.histogram import Histogram
+from sidestep.pod_pages import PodPages
 from sidestep.registry import Registry
 from sidestep.render import passed
+from sidestep.render.merged import Merged
 from sidestep.render.text import pieces
 from sidestep.selfmetrics import SelfMetrics
 from sidestep.snapshots import Snapshots
+from sidestep.turns import collected
 from sidestep.view import children, combined, families, is_shared, labels_of
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
@@ -35,10 +40,13 @@ SLICE = 0.002
 """Seconds of rendering after which the loop gets a turn."""
 REUSED = 0.1
 """Seconds for which a page may answer more than those who asked for it."""
+POD_PATH = "/pod"
+"""Behind the metrics page's path: the page on which all engines are one."""
 _GZIP_BITS = 16 + zlib.MAX_WBITS
 
 State = tuple[int, int]
 """Another one when the page is another."""
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Pages:
@@ -47,6 +55,7 @@ class Pages:
     Args:
         snapshots: Where given, nobody sees a page before what it shows is safe: a counter
             that was seen never goes back when this process dies.
+        choice: What of the engines' series pages show.
     """
 
     def __init__(
@@ -56,12 +65,20 @@ class Pages:
         metrics: SelfMetrics,
         endpoints: list[str],
         snapshots: Snapshots | None = None,
+        *,
+        choice: Choice | None = None,
     ) -> None:
+        chosen = choice or Choice()
         self.registry = registry
         self.own = own
         self.metrics = metrics
         self.endpoints = endpoints
         self._snapshots = snapshots
+        self.views = {"engine": Merged(registry, chosen), "pod": Merged(registry, chosen.of_pod)}
+        self._pieces: Callable[..., Iterator[list[bytes]]] = self.views["engine"].pieces
+        if chosen.is_plain:
+            self._pieces = functools.partial(pieces, registry)
+        self.pod = PodPages(registry, self.views["pod"], self._own, self.settled)
         self._cache: dict[bool, tuple[State, bytes]] = {}
         self._answers: dict[bool, tuple[float, asyncio.Task[bytes]]] = {}
 
@@ -94,12 +111,16 @@ class Pages:
             body = await self._rendered(openmetrics=openmetrics, names=names)
         else:
             body = await self._engines(openmetrics=openmetrics)
-        own = self.own.restricted_registry(names) if names else self.own
-        write: Callable[[Any], bytes] = generate_openmetrics if openmetrics else generate_latest
-        page = body + write(own)
+        page = body + self._own(openmetrics, names)
         await self.settled()
         self.metrics.set("sidestep_scrape_duration_seconds", time.perf_counter() - started)
         return page
+
+    def _own(self, openmetrics: bool, names: frozenset[str]) -> bytes:
+        """The exporter's own families."""
+        own = self.own.restricted_registry(names) if names else self.own
+        write: Callable[[Any], bytes] = generate_openmetrics if openmetrics else generate_latest
+        return write(own)
 
     async def settled(self) -> None:
         """Return when what was rendered before the call may be seen."""
@@ -126,7 +147,7 @@ class Pages:
         """
         lines: list[bytes] = []
         since = time.perf_counter()
-        found = pieces(self.registry, openmetrics=openmetrics, names=names)
+        found = self._pieces(openmetrics=openmetrics, names=names)
         others = passed.pieces(self.registry.passed, openmetrics=openmetrics, names=names)
         for family in chain(found, others):
             lines += family
@@ -136,8 +157,10 @@ class Pages:
         return b"".join(lines)
 
 
-def application(pages: Pages, path: str, ready: Callable[[], bool]) -> web.Application:
-    """The routes; ``path`` is where the metrics page is."""
+def application(
+    pages: Pages, path: str, ready: Callable[[], bool], view: str = "engine"
+) -> web.Application:
+    """The routes; ``path`` is where the metrics page is, in ``view`` unless asked otherwise."""
 
     async def metrics(request: web.Request) -> web.StreamResponse:
         openmetrics = wants_openmetrics(request.headers.get("Accept", ""))
@@ -174,15 +197,19 @@ def application(pages: Pages, path: str, ready: Callable[[], bool]) -> web.Appli
         await pages.settled()
         return await _compressed(request, response)
 
+    pod = _of_pod(pages)
     app = web.Application()
     app.add_routes(
         [
             web.get("/", landing),
-            web.get(path, metrics),
+            web.get(path, _by_view({"engine": metrics, "pod": pod}, view)),
+            # Of those who poll, some can be told a path, and no query.
+            web.get(f"{path.rstrip('/')}{POD_PATH}", pod),
             web.get("/-/healthy", healthy),
             web.get("/-/ready", is_ready),
             web.get("/api/v1/engines", engines),
             web.get("/api/v1/metrics", typed),
+            web.get("/api/v1/cardinality", _cardinality(pages)),
         ]
     )
     return app
@@ -209,12 +236,56 @@ def wants_openmetrics(accept: str) -> bool:
 async def _compressed(request: web.Request, response: web.Response) -> web.StreamResponse:
     """``response``, compressed off the event loop where the client takes gzip."""
     body = response.body
-    accepted = request.headers.get("Accept-Encoding", "").replace(" ", "").split(",")
-    if {"gzip", "gzip;q=1", "gzip;q=1.0"} & set(accepted) and isinstance(body, bytes):
+    if _takes_gzip(request) and isinstance(body, bytes):
         loop = asyncio.get_running_loop()
         response.body = await loop.run_in_executor(None, _gzip, body)
         response.headers["Content-Encoding"] = "gzip"
     return response
+
+
+def _takes_gzip(request: web.Request) -> bool:
+    accepted = request.headers.get("Accept-Encoding", "").replace(" ", "").split(",")
+    return not {"gzip", "gzip;q=1", "gzip;q=1.0"}.isdisjoint(accepted)
+
+
+def _by_view(handlers: Mapping[str, Handler], default: str) -> Handler:
+    """The page of the view that a request names."""
+
+    async def metrics(request: web.Request) -> web.StreamResponse:
+        view = request.query.get("view", default)
+        if view not in handlers:
+            known = " and ".join(handlers)
+            return web.Response(text=f"no such view; known are {known}\n", status=400)
+        return await handlers[view](request)
+
+    return metrics
+
+
+def _of_pod(pages: Pages) -> Handler:
+    """The page on which all engines are one; in text unless OpenMetrics is preferred."""
+
+    async def pod(request: web.Request) -> web.StreamResponse:
+        openmetrics = wants_openmetrics(request.headers.get("Accept", ""))
+        names = frozenset(request.query.getall("name[]", []))
+        packed = _takes_gzip(request)
+        body = await pages.pod.page(openmetrics=openmetrics, names=names, packed=packed)
+        response = web.Response(body=body)
+        response.headers["Content-Type"] = OPENMETRICS if openmetrics else TEXT
+        if packed:
+            response.headers["Content-Encoding"] = "gzip"
+        return response
+
+    return pod
+
+
+def _cardinality(pages: Pages) -> Handler:
+    """What makes pages long."""
+
+    async def cardinality(_: web.Request) -> web.StreamResponse:
+        *_rest, report = await collected(counted(pages.registry, pages.views))
+        return _json(report.json())
+
+    return cardinality
 
 
 def _gzip(body: bytes) -> bytes:
@@ -272,8 +343,10 @@ def _typed(value: float | Histogram) -> dict[str, Any]:
 def _landing(pages: Pages, path: str) -> str:
     links = [
         (path, "Metrics"),
+        (f"{path.rstrip('/')}{POD_PATH}", "Metrics of all engines as one"),
         ("/api/v1/engines", "Engines (JSON)"),
         ("/api/v1/metrics", "Metrics (JSON)"),
+        ("/api/v1/cardinality", "Number of series (JSON)"),
         ("/-/healthy", "Health"),
         ("/-/ready", "Readiness"),
     ]

@@ -20,6 +20,7 @@ from sidestep.catalogue.model import (
     Row,
     Same,
 )
+from sidestep.combining import combined_histograms, combined_numbers
 from sidestep.engine import Engine, Key, Number
 from sidestep.histogram import Histogram
 from sidestep.plan import Placed
@@ -59,7 +60,7 @@ def families(registry: Registry, names: Collection[str] = ()) -> Iterator[Family
             places.setdefault(placed.row.name, {})[layout.dialect] = placed
     for name, found_places in places.items():
         row = next(iter(found_places.values())).row
-        if not names or owns(name, row.kind, names):
+        if registry.shows(name) and (not names or owns(name, row.kind, names)):
             yield Family(
                 name, row.kind, row.exposed_help, row.own_labels, row.combine, found_places
             )
@@ -70,7 +71,7 @@ def families(registry: Registry, names: Collection[str] = ()) -> Iterator[Family
             if found.name in sampled or found.name in seen:
                 continue
             seen.add(found.name)
-            if not names or owns(found.name, found.kind, names):
+            if registry.shows(found.name) and (not names or owns(found.name, found.kind, names)):
                 yield Family(found.name, found.kind, found.help, found.labels)
 
 
@@ -103,10 +104,15 @@ def showing(registry: Registry, dialect: str, placed: Placed) -> list[Engine]:
     return found
 
 
-def children(engine: Engine, family: Family) -> Iterable[Child]:  # noqa: PLR0911
+def children(engine: Engine, family: Family) -> Iterable[Child]:
     """The series of ``engine`` in ``family``; none where it has no sample yet."""
     if engine.absent or (family.kind == "gauge" and not engine.live):
         return ()
+    return stored_children(engine, family)
+
+
+def stored_children(engine: Engine, family: Family) -> Iterable[Child]:  # noqa: PLR0911
+    """Likewise, also of one that is not shown now."""
     if not family.places:
         found = engine.open.get(family.name)
         # Two engines may describe one name differently; the first one's form stands.
@@ -157,16 +163,23 @@ def stored(placed: Placed) -> str:
     return source.name if isinstance(source, Same) else placed.row.name
 
 
+def own_names(engine: Engine, family: Family) -> Key:
+    """Label names that tell ``engine``'s children apart."""
+    placed = family.places.get(engine.layout.dialect)
+    if placed is None:
+        return family.labels
+    if placed.where == "sampled" and (found := engine.open.get(stored(placed))) is not None:
+        # Its sender may have labels beside the row's.
+        return found.labels
+    return placed.row.own_labels
+
+
 def labels_of(engine: Engine, family: Family, key: Key) -> dict[str, str]:
     """All labels of one child."""
     placed = family.places.get(engine.layout.dialect)
+    labels = dict(zip(own_names(engine, family), key, strict=True))
     if placed is None:
-        return {**dict(zip(family.labels, key, strict=True)), **engine.labels}
-    names = placed.row.own_labels
-    if placed.where == "sampled":
-        # Its sender may have labels beside the row's.
-        names = engine.open[stored(placed)].labels
-    labels = dict(zip(names, key, strict=True))
+        return {**labels, **engine.labels}
     if placed.row.unless_empty:
         labels = {name: value for name, value in labels.items() if value}
     shown = {n: v for n, v in engine.labels.items() if _is_shown(placed, n)}
@@ -197,16 +210,8 @@ def combined(registry: Registry, family: Family) -> list[tuple[dict[str, str], N
 
 
 def _combine(values: list[Number | Histogram], rule: Combine) -> Number | Histogram:
-    first = values[0]
-    if len(values) == 1:
-        return first
-    if isinstance(first, Histogram):
-        total = Histogram(first.bounds)
-        for other in values:
-            if isinstance(other, Histogram) and other.bounds == first.bounds:
-                total.add(other.counts, other.sum)
-        return total
+    histograms = [value for value in values if isinstance(value, Histogram)]
+    if histograms:
+        return combined_histograms(histograms)
     numbers = [value for value in values if not isinstance(value, Histogram)]
-    if rule in ("min", "max"):
-        return min(numbers) if rule == "min" else max(numbers)
-    return sum(numbers) / len(numbers) if rule == "mean" else sum(numbers)
+    return combined_numbers(numbers, rule)
