@@ -40,10 +40,9 @@ def steps(run: str) -> Iterator[Step]:
 class Fed:
     """An intake and the streams that feed it; ``reborn`` is the next process with its snapshot."""
 
-    def __init__(self, *, rate: float = 0.0, boot: int = 1) -> None:
-        registry = Registry(
-            {name: compile_layout(name) for name in DIALECTS}, {}, Rules(), Sampling(rate)
-        )
+    def __init__(self, *, rate: float = 0.0, boot: int = 1, legacy: bool = False) -> None:
+        layouts = {name: compile_layout(name, legacy=legacy) for name in DIALECTS}
+        registry = Registry(layouts, {}, Rules(), Sampling(rate))
         self.intake = Intake(
             registry, SelfMetrics(), boot=boot, clock=lambda: 0.0, wall=lambda: 1.0
         )

@@ -111,6 +111,7 @@ def counted(registry: Registry, views: Mapping[str, Merged]) -> Iterator[Report]
         found.other[passed.name] = sum(len(part.series) for part in passed.shown)
         yield found
     for view, merged in views.items():
+        merged.refresh()
         count = found.pages.setdefault(view, Count())
         for family in list(families(registry)):
             for value in merged.series(family).values():

@@ -86,22 +86,37 @@ def owns(family: str, kind: Kind, names: Collection[str]) -> bool:
 
 def showing(registry: Registry, dialect: str, placed: Placed) -> list[Engine]:
     """The engines that may have samples of a dialect's row: asked once, not per engine."""
+    return having(present(registry, dialect, *asked(registry, dialect, placed)), placed)
+
+
+def asked(registry: Registry, dialect: str, placed: Placed) -> tuple[bool, str]:
+    """Whether engines must be alive to show a row, and the option that they must have."""
     row = placed.row
+    hidden = row.feature if row.name in registry.layouts[dialect].gated else ""
+    return row.kind == "gauge", hidden
+
+
+def present(registry: Registry, dialect: str, live: bool, feature: str) -> list[Engine]:
+    """The engines of a dialect that are there, alive where wanted, with this option where any."""
     layout = registry.layouts[dialect]
-    hidden = row.feature if row.name in layout.gated else ""
     found = [e for e in registry.engines.values() if e.layout is layout and not e.absent]
-    if row.kind == "gauge":
+    if live:
         found = [engine for engine in found if engine.live]
-    if hidden:
-        found = [engine for engine in found if hidden in engine.features]
+    if feature:
+        found = [engine for engine in found if feature in engine.features]
+    return found
+
+
+def having(engines: list[Engine], placed: Placed) -> list[Engine]:
+    """Those of ``engines`` that have children of a row."""
     match placed.where:
         case "sampled":
             name = stored(placed)
-            return [engine for engine in found if name in engine.open]
+            return [engine for engine in engines if name in engine.open]
         case "keyed":
             slot = placed.slots[0]
-            return [engine for engine in found if engine.keyed[slot]]
-    return found
+            return [engine for engine in engines if engine.keyed[slot]]
+    return engines
 
 
 def children(engine: Engine, family: Family) -> Iterable[Child]:

@@ -7,12 +7,13 @@ totals are kept and another has the same labels: Prometheus would take less for 
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import NamedTuple
 
 from sidestep.buckets import Bounds
-from sidestep.catalogue.model import ENGINE_LABELS, Hook, Info, Row
+from sidestep.catalogue.model import ENGINE_LABELS, Combine, Hook, Info, Row
 from sidestep.choice import RANKS, Choice
 from sidestep.combining import (
     combined_adapters,
@@ -25,7 +26,7 @@ from sidestep.histogram import Histogram
 from sidestep.plan import Layout, Placed
 from sidestep.registry import Registry
 from sidestep.render.text import header, histogram_frame, label_text, number
-from sidestep.view import Family, families, own_names, showing, stored_children
+from sidestep.view import Family, asked, families, having, own_names, present, stored_children
 
 Labels = tuple[tuple[str, str], ...]
 """Sorted by name."""
@@ -36,7 +37,8 @@ LORA = Hook("lora")
 INFO = "_info"
 
 
-class Group(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Group:
     """Engines whose series are told apart by dropped labels alone.
 
     Attributes:
@@ -47,7 +49,11 @@ class Group(NamedTuple):
 
     labels: Labels
     members: list[Engine]
-    speakers: list[Engine]
+
+    @functools.cached_property
+    def speakers(self) -> list[Engine]:
+        """See above."""
+        return _speakers(self.members)
 
 
 Asked = tuple[tuple[int, ...], Key, bool]
@@ -64,7 +70,8 @@ class Merged:
         self._frames: dict[tuple[str, Labels, Bounds], bytes] = {}
         self._places: dict[tuple[str, Bounds], tuple[int, ...] | None] = {}
         self._grouped: dict[Asked, list[Group]] = {}
-        """Of one page."""
+        self._present: dict[tuple[str, bool, str], list[Engine]] = {}
+        """Both of one page; an engine that goes or comes meanwhile does so with the next."""
 
     def pieces(
         self, *, openmetrics: bool = False, names: Collection[str] = ()
@@ -74,12 +81,17 @@ class Merged:
             self._prefixes.clear()
             self._frames.clear()
             self._places.clear()
-        self._grouped = {}
+        self.refresh()
         for family in list(families(self.registry, names)):
             samples = self._samples(family)
             if samples:
                 head = header(family.name, family.kind, family.help, openmetrics=openmetrics)
                 yield [head.encode(), *samples]
+
+    def refresh(self) -> None:
+        """See the engines that there are now."""
+        self._grouped = {}
+        self._present = {}
 
     def series(self, family: Family) -> dict[Labels, Number | Histogram]:
         """The series of ``family``, by their labels."""
@@ -87,24 +99,23 @@ class Merged:
         if not family.places:
             self._open(family, found)
         for dialect, placed in family.places.items():
-            shown = showing(self.registry, dialect, placed)
-            if not shown:
-                continue
-            hidden = tuple(name for name in ENGINE_LABELS if name not in placed.row.labels)
-            for group in self._groups(shown, hidden, counts=placed.row.kind != "gauge"):
-                self._add(family, placed, group, found)
-        made: dict[Labels, Number | Histogram] = {}
-        if any(placed.row.unless_empty for placed in family.places.values()):
-            # Who reads the first sample alone is to read the sum of the others.
-            found = dict(sorted(found.items(), key=lambda item: len(item[0])))
-        for labels, values in found.items():
-            histograms = [value for value in values if isinstance(value, Histogram)]
-            if histograms:
-                made[labels] = combined_histograms(histograms)
-            else:
-                numbers = [value for value in values if not isinstance(value, Histogram)]
-                made[labels] = combined_numbers(numbers, family.combine)
-        return made
+            shown = self._showing(dialect, placed)
+            if shown:
+                row = placed.row
+                hidden = _hidden(row.labels)
+                for group in self._groups(shown, hidden, counts=row.kind != "gauge"):
+                    self._add(family, placed, group, found)
+                if row.unless_empty:
+                    # Who reads the first sample alone is to read the sum of the others.
+                    found = dict(sorted(found.items(), key=lambda item: len(item[0])))
+        return {labels: _one(values, family.combine) for labels, values in found.items()}
+
+    def _showing(self, dialect: str, placed: Placed) -> list[Engine]:
+        wanted = dialect, *asked(self.registry, dialect, placed)
+        engines = self._present.get(wanted)
+        if engines is None:
+            engines = self._present[wanted] = present(self.registry, *wanted)
+        return having(engines, placed)
 
     def _add(
         self, family: Family, placed: Placed, group: Group, found: dict[Labels, Values]
@@ -220,8 +231,9 @@ class Merged:
             for labels, members in by_labels.items():
                 everyone = members
                 if counts and self.choice.dropped:
-                    everyone = self._gone(labels, members[0].layout, hidden) + members
-                groups.append(Group(labels, everyone, _speakers(everyone)))
+                    gone = self._gone(labels, members[0].layout, hidden)
+                    everyone = [engine for engine in gone if engine not in members] + members
+                groups.append(Group(labels, everyone))
         return groups
 
     def _gone(self, labels: Labels, layout: Layout, hidden: Key) -> list[Engine]:
@@ -292,6 +304,18 @@ class Merged:
         elif places is not None:
             buckets = [*(counts[place] for place in places), counts[-1]]
         return frame % (*buckets, counts[-1], repr(histogram.sum).encode())
+
+
+@functools.cache
+def _hidden(shown: Key) -> Key:
+    """Of the labels that nearly all families have, those that one of ``shown`` labels has not."""
+    return tuple(name for name in ENGINE_LABELS if name not in shown)
+
+
+def _one(values: Values, rule: Combine) -> Number | Histogram:
+    if isinstance(values[0], Histogram):
+        return combined_histograms([value for value in values if isinstance(value, Histogram)])
+    return combined_numbers([v for v in values if not isinstance(v, Histogram)], rule)
 
 
 def _joined(outer: Labels, own: Labels) -> Labels:
