@@ -195,11 +195,11 @@ def test_ranks_of_one_replica_count_once() -> None:
 
     found = page(registry, Choice().of_pod)
 
-    labels = (("model_name", "m"),)
-    assert found["sglang:num_used_tokens"].samples == {("sglang:num_used_tokens", labels): 30}
+    left = (("model_name", "m"),)
+    assert found["sglang:num_used_tokens"].samples == {("sglang:num_used_tokens", left): 30}
     retracted = "sglang:num_retracted_requests"
-    assert found[retracted].samples == {(retracted + "_total", labels): 2 * 3}
-    assert found[CPU.removesuffix("_total")].samples == {(CPU, labels): 8 * 3}
+    assert found[retracted].samples == {(retracted + "_total", left): 2 * 3}
+    assert found[CPU.removesuffix("_total")].samples == {(CPU, left): 8 * 3}
 
 
 CPU = "sglang:scheduler_process_cpu_seconds_total"

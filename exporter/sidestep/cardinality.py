@@ -113,7 +113,7 @@ def counted(registry: Registry, views: Mapping[str, Merged]) -> Iterator[Report]
     for view, merged in views.items():
         merged.refresh()
         count = found.pages.setdefault(view, Count())
-        for family in list(families(registry)):
+        for family in merged.families():
             for value in merged.series(family).values():
                 count.series += 1
                 count.samples += merged.samples_of(family, value)

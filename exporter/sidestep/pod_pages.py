@@ -42,8 +42,15 @@ class Page:
     def __init__(self, state: State, made: Awaitable[bytes]) -> None:
         self.state = state
         self.until = math.inf
+        self._at = self._spent = 0.0
         self._plain = asyncio.ensure_future(made)
         self._packed: asyncio.Future[bytes] | None = None
+
+    def spend(self, seconds: float) -> None:
+        """It is there, and took so much CPU time more: it is kept the longer."""
+        self._at = self._at or time.monotonic()
+        self._spent += seconds
+        self.until = self._at + min(SHARE * self._spent, LONGEST)
 
     @property
     def failed(self) -> bool:
@@ -61,7 +68,9 @@ class Page:
 
     async def _pack(self) -> bytes:
         plain = await asyncio.shield(self._plain)
-        return await asyncio.get_running_loop().run_in_executor(None, gzipped, plain)
+        packed, took = await asyncio.get_running_loop().run_in_executor(None, _gzipped, plain)
+        self.spend(took)
+        return packed
 
 
 class PodPages:
@@ -111,8 +120,7 @@ class PodPages:
     async def _timed(self, *, openmetrics: bool) -> bytes:
         spent = [0.0]
         body = await self._made(openmetrics=openmetrics, names=frozenset(), spent=spent)
-        kept = min(SHARE * spent[0], LONGEST)
-        self._pages[openmetrics].until = time.monotonic() + kept
+        self._pages[openmetrics].spend(spent[0])
         return body
 
     async def _made(
@@ -145,7 +153,9 @@ def _clocked(items: Iterable[Item], spent: list[float]) -> Iterator[Item]:
         started = time.thread_time()
 
 
-def gzipped(body: bytes) -> bytes:
-    """``body``, compressed a little: a router's page is read at once."""
+def _gzipped(body: bytes) -> tuple[bytes, float]:
+    """``body``, compressed a little, for it is read at once; and the CPU time that took."""
+    started = time.thread_time()
     compressor = zlib.compressobj(1, zlib.DEFLATED, _GZIP_BITS)
-    return compressor.compress(body) + compressor.flush()
+    packed = compressor.compress(body) + compressor.flush()
+    return packed, time.thread_time() - started

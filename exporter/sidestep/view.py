@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import chain
 
 from sidestep.catalogue.model import (
     ENGINE_LABELS,
@@ -53,17 +54,32 @@ def families(registry: Registry, names: Collection[str] = ()) -> Iterator[Family
 
     Those of dialects that no engine speaks are left out: they can have no sample.
     """
+    for family in chain(catalogued(registry, spoken(registry)), described(registry)):
+        if not names or owns(family.name, family.kind, names):
+            yield family
+
+
+def spoken(registry: Registry) -> frozenset[str]:
+    """Dialects of the engines that are there."""
+    return frozenset(engine.layout.dialect for engine in registry.engines.values())
+
+
+def catalogued(registry: Registry, dialects: Collection[str]) -> Iterator[Family]:
+    """The families of the catalogue that engines of ``dialects`` can have."""
     places: dict[str, dict[str, Placed]] = {}
-    spoken = {engine.layout.dialect for engine in registry.engines.values()}
-    for layout in (layout for name, layout in registry.layouts.items() if name in spoken):
+    for layout in (layout for name, layout in registry.layouts.items() if name in dialects):
         for placed in layout.placed:
             places.setdefault(placed.row.name, {})[layout.dialect] = placed
     for name, found_places in places.items():
-        row = next(iter(found_places.values())).row
-        if registry.shows(name) and (not names or owns(name, row.kind, names)):
+        if registry.shows(name):
+            row = next(iter(found_places.values())).row
             yield Family(
                 name, row.kind, row.exposed_help, row.own_labels, row.combine, found_places
             )
+
+
+def described(registry: Registry) -> Iterator[Family]:
+    """Those that engines described themselves."""
     sampled = {name for layout in registry.layouts.values() for name in layout.sampled}
     seen: set[str] = set()
     for engine in registry.engines.values():
@@ -71,7 +87,7 @@ def families(registry: Registry, names: Collection[str] = ()) -> Iterator[Family
             if found.name in sampled or found.name in seen:
                 continue
             seen.add(found.name)
-            if registry.shows(found.name) and (not names or owns(found.name, found.kind, names)):
+            if registry.shows(found.name):
                 yield Family(found.name, found.kind, found.help, found.labels)
 
 

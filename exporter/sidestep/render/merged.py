@@ -26,7 +26,18 @@ from sidestep.histogram import Histogram
 from sidestep.plan import Layout, Placed
 from sidestep.registry import Registry
 from sidestep.render.text import header, histogram_frame, label_text, number
-from sidestep.view import Family, asked, families, having, own_names, present, stored_children
+from sidestep.view import (
+    Family,
+    asked,
+    catalogued,
+    described,
+    having,
+    own_names,
+    owns,
+    present,
+    spoken,
+    stored_children,
+)
 
 Labels = tuple[tuple[str, str], ...]
 """Sorted by name."""
@@ -69,6 +80,8 @@ class Merged:
         self._prefixes: dict[tuple[str, Labels], str] = {}
         self._frames: dict[tuple[str, Labels, Bounds], bytes] = {}
         self._places: dict[tuple[str, Bounds], tuple[int, ...] | None] = {}
+        self._families: dict[frozenset[str], list[Family]] = {}
+        """Of the catalogue, by the dialects that were spoken last."""
         self._grouped: dict[Asked, list[Group]] = {}
         self._present: dict[tuple[str, bool, str], list[Engine]] = {}
         """Both of one page; an engine that goes or comes meanwhile does so with the next."""
@@ -82,11 +95,21 @@ class Merged:
             self._frames.clear()
             self._places.clear()
         self.refresh()
-        for family in list(families(self.registry, names)):
+        for family in self.families(names):
             samples = self._samples(family)
             if samples:
                 head = header(family.name, family.kind, family.help, openmetrics=openmetrics)
                 yield [head.encode(), *samples]
+
+    def families(self, names: Collection[str] = ()) -> list[Family]:
+        """Those that engines can have now, all or those that own one of the sample ``names``."""
+        dialects = spoken(self.registry)
+        if dialects not in self._families:
+            self._families = {dialects: list(catalogued(self.registry, dialects))}
+        found = [*self._families[dialects], *described(self.registry)]
+        if not names:
+            return found
+        return [family for family in found if owns(family.name, family.kind, names)]
 
     def refresh(self) -> None:
         """See the engines that there are now."""
