@@ -63,6 +63,9 @@ def start(tmp_path: Path) -> Start:
             "web_listen_address": ("127.0.0.1:0",),
             "ingest_endpoint": (f"ipc://{tmp_path}/ingest.ipc",),
             "log_stats_interval": "0",
+            # It is this process's memory, with all that tests have left in it.
+            "limits_memory_soft": "0",
+            "limits_memory_hard": "0",
             **flags,
         }
         async with Exporter(read(given, {})).running() as exporter:

@@ -176,7 +176,7 @@ def _right(kind: inspect.Type, wild: bool) -> Values:  # noqa: C901, PLR0912 - a
             made = st.binary(max_size=9)
         case inspect.LiteralType(values=values):
             made = st.sampled_from(values)
-        case inspect.ListType(item_type=item):
+        case inspect.ListType(item_type=item) | inspect.VarTupleType(item_type=item):
             made = st.lists(of(item, wild=wild), max_size=4)
         case inspect.TupleType(item_types=items):
             made = st.tuples(*(of(item, wild=wild) for item in items)).map(list)

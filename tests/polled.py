@@ -45,8 +45,10 @@ class Polled:
                 if "connection: close" in head.lower():
                     break
         self._open.discard(writer)
-        self.busy -= 1
         writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+        self.busy -= 1
 
     def hang_up(self) -> None:
         """End all connections at once."""

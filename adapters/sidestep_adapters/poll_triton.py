@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 import time
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 
 from sidestep.ending import Ending
 from sidestep.errors import ConfigError, RunError
-from sidestep.sources import Sources
+from sidestep.sources import PATIENCE, Sources
 from sidestep.triton_servers import Server
 from sidestep.wire.limits import is_printable
 from sidestep.wire.messages import EngineInfo
@@ -92,6 +93,8 @@ class Polling:
         finally:
             stopped.cancel()
             self._sources.close()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._sources.wait_closed(), PATIENCE)
             await asyncio.gather(*(asyncio.to_thread(each.close) for each in self.publishers))
 
     def _come(self) -> None:

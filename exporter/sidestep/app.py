@@ -151,6 +151,7 @@ class Exporter:
             snapshots = self._recover()
             if snapshots is not None:
                 stack.push_async_callback(snapshots.close)
+            stack.push_async_callback(self.ingest.wait_closed)
             # Runs before what was pushed before it: the last snapshot holds what it applies.
             stack.callback(self.ingest.drain)
             sources = installed_sources(self.config, self.intake)

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 
 from sidestep.intake import Intake
 from sidestep.selfmetrics import LagMeter
-from sidestep.sources import Source, Sources
+from sidestep.sources import PATIENCE, Source, Sources
 from sidestep.transport.access import Access
 from sidestep.transport.listener import SKIPPING, Listener
 from sidestep.transport.process import resident
@@ -91,6 +91,13 @@ class Ingest:
         while self.intake.busy:
             self.intake.work()
         self._sources.close()
+
+    async def wait_closed(self) -> None:
+        """Once no source has a connection left."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._sources.wait_closed(), PATIENCE)
+        # A transport says goodbye in a turn of its own.
+        await asyncio.sleep(0)
 
     def leave(self) -> None:
         """Say a last time what is safe, and unbind."""

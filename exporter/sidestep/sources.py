@@ -6,6 +6,9 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Protocol
 
+PATIENCE = 1.0
+"""Seconds for all connections to end in, once nobody needs them any more."""
+
 
 class Source(Protocol):
     """One that runs inside the exporter; found by the entry points ``sidestep.sources``."""
@@ -28,6 +31,9 @@ class Source(Protocol):
 
     def close(self) -> None:
         """End."""
+
+    async def wait_closed(self) -> None:
+        """Once no connection is left."""
 
 
 class Sources:
@@ -78,3 +84,8 @@ class Sources:
         """End."""
         for source in self._all:
             source.close()
+
+    async def wait_closed(self) -> None:
+        """Once none of them has a connection left; all end at the same time."""
+        for source in self._all:
+            await source.wait_closed()

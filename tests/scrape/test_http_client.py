@@ -235,12 +235,16 @@ async def test_being_reached_late_is_not_slow(tmp_path: Path) -> None:
                 to.close()
 
             await asyncio.gather(copy(reader, back), copy(there, writer), return_exceptions=True)
+            await asyncio.gather(writer.wait_closed(), back.wait_closed(), return_exceptions=True)
+            left.set()
 
+        left = asyncio.Event()
         late = await asyncio.start_server(relay, "127.0.0.1", 0)
         async with late:
             url = f"https://127.0.0.1:{late.sockets[0].getsockname()[1]}"
             async with client(f"{url},ca={authority.file},timeout=0.3") as made:
                 assert (await ask(made)).body == BODY
+            await asyncio.wait_for(left.wait(), 5.0)
 
 
 async def test_tls_trusts_the_given_authority_alone(tmp_path: Path) -> None:

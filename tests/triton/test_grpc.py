@@ -278,17 +278,21 @@ async def test_questions_at_once_fail_one_by_one() -> None:
 async def test_a_peer_that_only_listens_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes the connection and says nothing of gRPC."""
     monkeypatch.setattr(triton_grpc, "CONNECT_SECONDS", 0.3)
-    stop = asyncio.Event()
+    stop, left = asyncio.Event(), asyncio.Semaphore(0)
 
     async def listen(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await stop.wait()
         writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+        left.release()
 
     mute = await asyncio.start_server(listen, "127.0.0.1", 0)
     port = mute.sockets[0].getsockname()[1]
     async with mute, asking(f"grpc://127.0.0.1:{port}") as server:
         found = await outcome(server)
         stop.set()
+        await asyncio.wait_for(left.acquire(), 5.0)
 
     assert found == "unreachable"
 

@@ -118,7 +118,11 @@ class Poller(Generic[Answer]):
         self._work = None
         if self._task is not None:
             self._task.cancel()
-            self._task = None
+
+    async def wait_closed(self) -> None:
+        """Once no connection is left."""
+        if self._task is not None:
+            await asyncio.wait((self._task,))
 
     async def _run(self) -> None:
         async with self._question.connect() as ask:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 
 from sidestep.catalogue.triton import FED
 from sidestep.config import Config
-from sidestep.errors import ConfigError
+from sidestep.errors import ConfigError, PollError
 from sidestep.intake import Intake
 from sidestep.pages import Page
+from sidestep.passed import Reader
 from sidestep.polls import Target
 from sidestep.selfmetrics import SelfMetrics
 from sidestep_adapters.sources.http_client import Answer, Client
@@ -30,14 +33,14 @@ def sources(config: Config, intake: Intake) -> Sequence[Poller[Answer]]:
     passed, metrics = intake.registry.passed, intake.metrics
     found: list[Poller[Answer]] = []
     pages: list[tuple[Target, Page]] = []
-    for flag, target, excluded in _targets(config):
+    for flag, target, excluded, other in _targets(config):
         try:
             Client(target).check()
         except ConfigError as error:
             raise ConfigError(f"{flag} {target.name}: {error}") from None
         page = passed.page(target.labels, excluded)
         pages.append((target, page))
-        found.append(page_poller(target, target.url, page, metrics, PREFIX))
+        found.append(page_poller(target, page, metrics, PREFIX, partial(passed.readers.get, other)))
     metrics.read(f"{PREFIX}state", states(found))
     metrics.read(
         f"{PREFIX}samples",
@@ -57,28 +60,50 @@ def sources(config: Config, intake: Intake) -> Sequence[Poller[Answer]]:
     return found
 
 
-def _targets(config: Config) -> Iterator[tuple[str, Target, Collection[str]]]:
-    """Who says so, the target, and the families that are not wanted from there."""
+def _targets(config: Config) -> Iterator[tuple[str, Target, Collection[str], str]]:
+    """Who says so, the target, the families that are not wanted from there, and for whom else."""
     for target in config.scrape:
-        yield "--scrape", target, ()
+        yield "--scrape", target, (), ""
     for server in config.triton:
         if server.metrics:
-            yield "--triton", dataclasses.replace(server.target, url=server.metrics), FED
+            target = dataclasses.replace(server.target, url=server.metrics)
+            yield "--triton", target, FED, server.target.name
 
 
 def page_poller(
-    target: Target, url: str, page: Page, metrics: SelfMetrics, prefix: str
+    target: Target,
+    page: Page,
+    metrics: SelfMetrics,
+    prefix: str,
+    reader: Callable[[], Reader | None],
 ) -> Poller[Answer]:
-    """Fetches ``url`` for ``page``, with what ``target`` says."""
+    """Fetches ``target`` for ``page``, and for ``reader`` if there is one by then."""
 
     @asynccontextmanager
     async def connect() -> AsyncIterator[Callable[[], Awaitable[Answer]]]:
         client = Client(target)
+
+        async def ask() -> Answer:
+            other = reader()
+            if other is None:
+                return await client.ask(target.url, ACCEPT, KINDS)
+            other.asked(time.monotonic())
+            try:
+                return await client.ask(target.url, ACCEPT, KINDS)
+            except PollError as error:
+                other.failed(error.cause)
+                raise
+
         client.open()
         try:
-            yield lambda: client.ask(url, ACCEPT, KINDS)
+            yield ask
         finally:
             await client.close()
 
-    question = Question(connect, lambda answer: page.take(answer.chunks), page.hide)
-    return Poller(target, question, metrics, prefix)
+    def take(answer: Answer) -> Iterator[None]:
+        yield from page.take(answer.chunks)
+        other = reader()
+        if other is not None and page.plan is not None:
+            yield from other.read(page.plan)
+
+    return Poller(target, Question(connect, take, page.hide), metrics, prefix)

@@ -144,6 +144,9 @@ class Subscriber:
         self._disconnect()
         self._released()
 
+    async def wait_closed(self) -> None:
+        """Its sockets end at once."""
+
     def _disconnect(self) -> None:
         self._drop_replay()
         self.connected = False

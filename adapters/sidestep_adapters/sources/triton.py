@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Protocol
 
@@ -15,14 +15,19 @@ from sidestep.feeds import Outlet
 from sidestep.logs import Limited
 from sidestep.triton_servers import Server
 from sidestep.wire.items import Item
-from sidestep_adapters.sources.triton_models import Look, Models
+from sidestep.wire.triton import ModelStats
+from sidestep_adapters.sources.triton_drain import Drain
+from sidestep_adapters.sources.triton_models import Look, Models, Moment
 from sidestep_adapters.sources.triton_poll import Poller
 from sidestep_adapters.sources.triton_questions import Questions
 from sidestep_adapters.sources.triton_server import Server as Answers
 from sidestep_adapters.sources.triton_state import State
+from sidestep_adapters.sources.triton_statistics import Head
 
 log = logging.getLogger("sidestep.triton")
 
+TOGETHER = 32
+"""Looks that are handed over at once: each turn costs as much as one of them."""
 TURN = 0.0005
 """Seconds that one turn may take: to look at all other sources after each version costs more
 than the version."""
@@ -97,6 +102,11 @@ class Triton:
         self._polling: asyncio.Task[None] | None = None
         self._wake: Callable[[], None] = lambda: None
 
+    def drain(self) -> Drain:
+        """What is to read the server's own page, which is polled by somebody else."""
+        found = self._models.drain = Drain(self._tell_last)
+        return found
+
     def open(self, wake: Callable[[], None]) -> None:
         """Begin to poll; the server may come later."""
         self._wake = wake
@@ -134,6 +144,11 @@ class Triton:
         """End."""
         if self._task is not None:
             self._task.cancel()
+
+    async def wait_closed(self) -> None:
+        """Once no connection is left."""
+        if self._task is not None:
+            await asyncio.wait((self._task,))
 
     async def _run(self) -> None:
         self._connection.open()
@@ -177,14 +192,19 @@ class Triton:
     def _fail(self, error: PollError) -> None:
         if error.cause == "unreachable":
             self._poller.questions.connect_anew()
+            if self._models.drain is not None:
+                self._models.drain.closed()
         self._turns.append(partial(self.state.failed, time.monotonic(), error))
 
     def _heard(self) -> None:
+        if self._models.drain is not None:
+            self._models.drain.heard(time.monotonic())
         self._turns.append(partial(self.state.heard, time.monotonic()))
 
     def _hand(self, look: Look) -> None:
         self._turns.append(partial(self._tell, look))
-        self._wake()
+        if len(self._turns) >= TOGETHER:
+            self._wake()
 
     def _tell(self, look: Look) -> None:
         identity = look.info.id
@@ -200,6 +220,17 @@ class Triton:
         if look.leaves:
             self._refused.pop(identity, None)
             self._outlet.leave(identity)
+
+    def _tell_last(self, left: Mapping[Head, ModelStats]) -> None:
+        """The server has ended, and had counted more than any poll has found."""
+        moment = Moment(time.monotonic(), time.time())
+        for head, stats in left.items():
+            look = self._models.last(head, stats, moment)
+            if look is not None:
+                self._turns.append(partial(self._tell, look))
+        # What is told of after so long may be shown, and fed, again.
+        self._turns.append(lambda: self._outlet.lost(moment.stamp))
+        self._wake()
 
     def _tell_server(self, item: Item) -> None:
         try:

@@ -32,9 +32,12 @@ def _source(server: Server, intake: Intake, *, has_failures: bool) -> Triton:
     try:
         intake.registry.check(engine_of(server))
         outlet = ServerFeed(intake, f"triton {server.name}")
-        return poller(server, outlet, intake.reject, has_failures=has_failures)
+        found = poller(server, outlet, intake.reject, has_failures=has_failures)
     except (ConfigError, WireError) as error:
         raise ConfigError(f"--triton {server.name}: {error}") from None
+    if server.metrics:
+        intake.registry.passed.readers[server.target.name] = found.drain()
+    return found
 
 
 def engine_of(server: Server) -> EngineInfo:
