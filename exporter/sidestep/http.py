@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import html
 import math
 import time
 import zlib
@@ -17,11 +16,11 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
-from sidestep import __version__
 from sidestep.cardinality import counted
 from sidestep.choice import Choice
 from sidestep.engine import Engine
 from sidestep.histogram import Histogram
+from sidestep.landing import landing_page
 from sidestep.pod_pages import PodPages
 from sidestep.registry import Registry
 from sidestep.render import passed
@@ -179,7 +178,8 @@ def application(
         return web.Response(text="sidestep is not ready\n", status=503)
 
     async def landing(_: web.Request) -> web.StreamResponse:
-        return web.Response(text=_landing(pages, path), content_type="text/html")
+        text = landing_page(path, pod_path, len(pages.registry.engines), pages.endpoints)
+        return web.Response(text=text, content_type="text/html")
 
     async def engines(_: web.Request) -> web.StreamResponse:
         return _json([_engine(engine) for engine in pages.registry.engines.values()])
@@ -197,14 +197,14 @@ def application(
         await pages.settled()
         return await _compressed(request, response)
 
-    pod = _of_pod(pages)
+    pod, pod_path = _of_pod(pages), path.rstrip("/") + POD_PATH
     app = web.Application()
     app.add_routes(
         [
             web.get("/", landing),
             web.get(path, _by_view({"engine": metrics, "pod": pod}, view)),
             # Of those who poll, some can be told a path, and no query.
-            web.get(f"{path.rstrip('/')}{POD_PATH}", pod),
+            web.get(pod_path, pod),
             web.get("/-/healthy", healthy),
             web.get("/-/ready", is_ready),
             web.get("/api/v1/engines", engines),
@@ -338,26 +338,3 @@ def _typed(value: float | Histogram) -> dict[str, Any]:
         buckets = [[bound, count] for bound, count in zip(value.bounds, counts, strict=False)]
         return {"buckets": buckets, "count": counts[-1], "sum": value.sum}
     return {"value": value}
-
-
-def _landing(pages: Pages, path: str) -> str:
-    links = [
-        (path, "Metrics"),
-        (f"{path.rstrip('/')}{POD_PATH}", "Metrics of all engines as one"),
-        ("/api/v1/engines", "Engines (JSON)"),
-        ("/api/v1/metrics", "Metrics (JSON)"),
-        ("/api/v1/cardinality", "Number of series (JSON)"),
-        ("/-/healthy", "Health"),
-        ("/-/ready", "Readiness"),
-    ]
-    items = "".join(f'<li><a href="{html.escape(to)}">{name}</a></li>' for to, name in links)
-    count = len(pages.registry.engines)
-    engines = f"{count} engine{'' if count == 1 else 's'}"
-    where = html.escape(", ".join(pages.endpoints))
-    return (
-        "<!doctype html><html lang=en><meta charset=utf-8><title>sidestep</title>"
-        "<style>body{font:16px/1.5 sans-serif;margin:2em;max-width:40em}</style>"
-        f"<h1>sidestep {__version__}</h1>"
-        f"<p>Metrics of LLM inference engines. {engines}; engines connect to {where}.</p>"
-        f"<ul>{items}</ul></html>"
-    )
