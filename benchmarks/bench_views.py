@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from types import SimpleNamespace
 
 import aiohttp
 
-from benchmarks.process import ExporterProcess
+from benchmarks.process import SERVE, ExporterProcess
 from benchmarks.steps import Steps, engine_info
 from benchmarks.table import percentile, show
 from sidestep.wire.items import VllmStep
@@ -43,37 +44,24 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, default=4)
     parser.add_argument("--rate", type=float, default=50.0, help="steps a second, of each engine")
     parser.add_argument("--batch", type=int, default=64, help="latencies a step")
-    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--seconds", type=float, default=8.0)
     args = parser.parse_args()
     rows: list[list[str]] = []
     with ExporterProcess(BARE) as bare:
         alone, spent = cost(bare, args.replicas, args.seconds)
         rows.append(["bare aiohttp, 12 KiB in gzip", "", f"{alone:.1f}", *_waited(spent)])
-    with ExporterProcess() as exporter:
-        with flowing(exporter.endpoint, args.engines, args.rate, args.batch):
-            time.sleep(SETTLE)
-            without, _ = cost(exporter, 0, args.seconds)
-            polled, spent = cost(exporter, args.replicas, args.seconds)
-            size = len(exporter.get(PAGE))
-            rows.append(
-                [
-                    "pod view, items flow",
-                    f"{without:.1f}",
-                    f"{polled - without:.1f}",
-                    *_waited(spent),
-                ]
-            )
-        time.sleep(SETTLE)
-        without, _ = cost(exporter, 0, args.seconds)
-        polled, spent = cost(exporter, args.replicas, args.seconds)
-        rows.append(
-            [
-                "pod view, nothing changes",
-                f"{without:.1f}",
-                f"{polled - without:.1f}",
-                *_waited(spent),
-            ]
-        )
+    size = 0
+    with tempfile.TemporaryDirectory() as state:
+        for kept, flags in (("", ()), (", --state.dir", ("--state.dir", state))):
+            with ExporterProcess((*SERVE, *flags)) as exporter:
+                with flowing(exporter.endpoint, args.engines, args.rate, args.batch):
+                    time.sleep(SETTLE)
+                    row = measured(exporter, args.replicas, args.seconds)
+                    rows.append([f"pod view, items flow{kept}", *row])
+                    size = len(exporter.get(PAGE))
+                time.sleep(SETTLE)
+                row = measured(exporter, args.replicas, args.seconds)
+                rows.append([f"pod view, nothing changes{kept}", *row])
     show(
         f"{args.replicas} replicas, each every {EVERY * 1e3:.0f} ms; {args.engines} engines at"
         f" {args.rate:.0f} steps/s x {args.batch} values; a page of {size >> 10} KiB",
@@ -125,6 +113,13 @@ def step_of(steps: Steps, engine: int, number: int, batch: int) -> VllmStep:
     )
     found, _ = to_wire(source, VllmStep)
     return found
+
+
+def measured(exporter: ExporterProcess, replicas: int, seconds: float) -> list[str]:
+    """A row: without polls, what they add, and how long answers took."""
+    without, _ = cost(exporter, 0, seconds)
+    polled, spent = cost(exporter, replicas, seconds)
+    return [f"{without:.1f}", f"{polled - without:.1f}", *_waited(spent)]
 
 
 def cost(exporter: ExporterProcess, replicas: int, seconds: float) -> tuple[float, list[float]]:

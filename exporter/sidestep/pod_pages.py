@@ -19,8 +19,8 @@ from sidestep.render import passed
 from sidestep.render.merged import Merged
 from sidestep.turns import collected
 
-SHARE = 40
-"""A page is kept for so many times as long as it took to make: 2.5 % of a core at most."""
+SHARE = 50
+"""A page is kept for so many times as long as it took to make: 2 % of a core at most."""
 LONGEST = 0.1
 """Seconds that a page is kept at most while it changes."""
 OWN = 1.0
