@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import math
 import shutil
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,15 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from conftest import DATA, Start
+from intakes import Fed, steps
 from pages import Family, get, parse
 from sidestep.app import Exporter
+from sidestep.choice import Choice
 from sidestep.config import read
 from sidestep.errors import ConfigError
 from sidestep.http import OPENMETRICS, TEXT
-from sidestep.pod_pages import LONGEST
+from sidestep.pod_pages import LONGEST, PodPages
+from sidestep.render.merged import Merged
 from sidestep_adapters.replay import Replay
 
 RUNS = ("core_dp", "sglang_dp")
@@ -139,6 +143,72 @@ async def test_one_page_answers_all_who_ask_at_once(exporter: Exporter) -> None:
         found = await asyncio.gather(*asks[1:])
 
     assert len(set(found)) == 1
+
+
+class Counting(Merged):
+    """Counts the pages that it makes."""
+
+    made = 0
+
+    def pieces(self, **asked: Any) -> Iterator[list[bytes]]:
+        """As ever."""
+        self.made += 1
+        return super().pieces(**asked)
+
+
+async def test_a_page_is_made_as_rarely_as_may_be() -> None:
+    """Once for all who ask together, not while nothing changes, and never for each change."""
+    fed = Fed()
+    found = list(steps("core_dp"))
+    fed.feed(found[:1000])
+    registry = fed.intake.registry
+    merged = Counting(registry, Choice().of_pod)
+
+    async def settled() -> None:
+        await asyncio.sleep(0)
+
+    pages = PodPages(registry, merged, lambda _, names: b"# own\n" * (not names), settled)
+
+    async def ask(*, packed: bool) -> bytes:
+        return await pages.page(openmetrics=False, names=frozenset(), packed=packed)
+
+    some = await asyncio.gather(*(ask(packed=number % 2 == 0) for number in range(20)))
+    assert merged.made == 1
+    assert {gzip.decompress(body) for body in some[::2]} == {*some[1::2]}
+    await asyncio.sleep(2 * LONGEST)
+    await ask(packed=False)
+    assert merged.made == 1
+
+    fed.feed(found[1000:1100])
+    after = await ask(packed=False)
+    assert merged.made == 2
+    assert after != some[1]
+    # As long as it is kept, which here is not left to the machine.
+    pages._pages[False].until = math.inf
+    fed.feed(found[1100:])
+    assert after == await ask(packed=False)
+    pages._pages[False].until = 0.0
+    assert after != await ask(packed=False)
+    assert merged.made == 3
+
+
+async def test_a_page_that_could_not_be_made_is_made_anew() -> None:
+    """Who asks next does not get the error of the one before."""
+    fed = Fed()
+    broken = [True]
+
+    async def settled() -> None:
+        if broken.pop():
+            raise OSError
+
+    broken.insert(0, False)
+    pages = PodPages(
+        fed.intake.registry, Merged(fed.intake.registry, Choice()), lambda *_: b"own", settled
+    )
+
+    with pytest.raises(OSError):
+        await pages.page(openmetrics=False, names=frozenset(), packed=False)
+    assert await pages.page(openmetrics=False, names=frozenset(), packed=False) == b"own"
 
 
 async def test_a_dropped_label(start: Start) -> None:
