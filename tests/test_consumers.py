@@ -133,6 +133,19 @@ def test_the_endpoint_picker_reads_the_adapters_of_all_ranks() -> None:
     assert picked.room == len(shares) * max(one.room for one in told)
 
 
+def test_the_slots_of_an_engine_without_adapters_count() -> None:
+    """It shows no combination, and has all its room."""
+    fed = ranks("core_lora", [0.0, 0.55])
+    info = [info for _, infos, _ in _renamed("core_lora", 1.0, "0") for info in infos]
+    fed.intake.registry.register(info[0])
+    alone = endpoint_picker(one_rank(0.55), "vllm")
+
+    picked = endpoint_picker(pod_page(fed.intake.registry), "vllm")
+
+    assert picked.active == alone.active != frozenset()
+    assert picked.room == 2 * alone.room > 0
+
+
 def test_the_time_of_the_adapters_is_that_of_the_newest() -> None:
     """The value is a Unix time, by which a router takes the latest."""
     shares = [0.35, 0.55]

@@ -202,6 +202,27 @@ def test_ranks_of_one_replica_count_once() -> None:
     assert found[CPU.removesuffix("_total")].samples == {(CPU, left): 8 * 3}
 
 
+def test_an_info_metric_that_described_itself() -> None:
+    """Engines tell it in labels of their own: it is one, by the same rule."""
+    registry = new_registry()
+    applier = Applier(registry)
+    for dp, pages in enumerate(("100", "50")):
+        labels = {**SCHEDULER, "tp_rank": "0", "dp_rank": str(dp)}
+        engine = registry.register(EngineInfo(str(dp), "sglang", labels))
+        told = SampledFamily(
+            "sglang:cache_config_info",
+            "gauge",
+            ["num_pages", "page_size"],
+            [Sample([pages, "16"], 1.0)],
+        )
+        applier.apply(engine, Samples(0, 1.0, [told]))
+
+    found = page(registry, Choice().of_pod)["sglang:cache_config_info"].samples
+
+    left = (("model_name", "m"), ("num_pages", "150"), ("page_size", "16"))
+    assert found == {("sglang:cache_config_info", left): 1}
+
+
 CPU = "sglang:scheduler_process_cpu_seconds_total"
 
 

@@ -112,7 +112,7 @@ def asked(registry: Registry, dialect: str, placed: Placed) -> tuple[bool, str]:
     return row.kind == "gauge", hidden
 
 
-def present(registry: Registry, dialect: str, live: bool, feature: str) -> list[Engine]:
+def present(registry: Registry, dialect: str, live: bool, feature: str = "") -> list[Engine]:
     """The engines of a dialect that are there, alive where wanted, with this option where any."""
     layout = registry.layouts[dialect]
     found = [e for e in registry.engines.values() if e.layout is layout and not e.absent]

@@ -212,10 +212,12 @@ class Merged:
         combinations = [item for e in group.members for item in e.keyed[slot].items()]
         if not combinations:
             return
-        everyone = (
-            e for e in self.registry.engines.values() if e.layout is group.members[0].layout
-        )
-        room = [e.info.get("lora", {}).get("max_lora", "") for e in everyone]
+        hidden = _hidden(placed.row.labels)
+        room = [
+            engine.info.get("lora", {}).get("max_lora", "")
+            for engine in present(self.registry, group.members[0].layout.dialect, live=True)
+            if self._outer(engine, hidden) == group.labels
+        ]
         key = (
             str(sum(int(one) for one in room if one.isascii() and one.isdigit())),
             combined_adapters(running for (_, running, _), _ in combinations),
