@@ -37,7 +37,7 @@ class ExporterProcess:
         self._folder = tempfile.mkdtemp(prefix="bench-")
         self.endpoint = f"ipc://{self._folder}/ingest.ipc"
         port = _free_port()
-        self._url = f"http://127.0.0.1:{port}"
+        self.url = f"http://127.0.0.1:{port}"
         flags = {
             "ingest.endpoint": self.endpoint,
             "web.listen-address": f"127.0.0.1:{port}",
@@ -75,7 +75,7 @@ class ExporterProcess:
 
     def get(self, path: str) -> bytes:
         """The body of a page."""
-        with urllib.request.urlopen(self._url + path, timeout=60.0) as response:
+        with urllib.request.urlopen(self.url + path, timeout=60.0) as response:
             body: bytes = response.read()
         return body
 

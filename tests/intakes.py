@@ -41,10 +41,16 @@ def steps(run: str) -> Iterator[Step]:
 class Fed:
     """An intake and the streams that feed it; ``reborn`` is the next process with its snapshot."""
 
-    def __init__(self, *, rate: float = 0.0, boot: int = 1, native: Native | None = None) -> None:
-        registry = Registry(
-            {name: compile_layout(name) for name in DIALECTS}, {}, Rules(), Sampling(rate), native
-        )
+    def __init__(
+        self,
+        *,
+        rate: float = 0.0,
+        boot: int = 1,
+        native: Native | None = None,
+        legacy: bool = False,
+    ) -> None:
+        layouts = {name: compile_layout(name, legacy=legacy) for name in DIALECTS}
+        registry = Registry(layouts, {}, Rules(), Sampling(rate), native)
         self.intake = Intake(
             registry, SelfMetrics(), boot=boot, clock=lambda: 0.0, wall=lambda: 1.0
         )

@@ -272,6 +272,14 @@ async def test_the_landing_page_in_a_browser(exporter: Exporter, tmp_path: Path)
     page = dom.decode()
 
     assert "1 engine;" in page
-    for link in ("/metrics", "/api/v1/engines", "/api/v1/metrics", "/-/healthy", "/-/ready"):
+    for link in (
+        "/metrics",
+        "/metrics/pod",
+        "/api/v1/cardinality",
+        "/api/v1/engines",
+        "/api/v1/metrics",
+        "/-/healthy",
+        "/-/ready",
+    ):
         assert f'href="{link}"' in page
         assert await get(base(exporter) + link)

@@ -74,7 +74,8 @@ def metrics() -> str:
     text += (
         "Every family sidestep can expose. Label names are sorted as on the page; `engine` and\n"
         "`model_name` say which engine. *Combined* is how the series of several engines become\n"
-        "one where a family has no `engine` label. Families with an option in *Shown* appear at\n"
+        "one: in the [pod view](views.md), where a label is dropped, and where a family has no\n"
+        "`engine` label; *of one rank* where the ranks of a replica tell the same. Families with an option in *Shown* appear at\n"
         "0 when the engine says that the option is on, otherwise with their first data.\n\n"
         "Not here, because they are not in the stream: the API server's own `http_*` families,\n"
         "which stay on the engine's port, and the `process_*` and `python_*` families, which on\n"
@@ -156,7 +157,7 @@ def table(rows: list[Row]) -> str:
         buckets = f" Buckets: `{row.buckets}`." if row.buckets else ""
         text += (
             f"| `{row.name}` | {row.kind} | {labels(row.labels)} | {row.exposed_help}{values}"
-            f"{buckets} | {source(row)} | {shown} | {row.since or '-'} | {row.combine} |\n"
+            f"{buckets} | {source(row)} | {shown} | {row.since or '-'} | {combined(row)} |\n"
         )
     return text + "\n"
 
@@ -172,6 +173,11 @@ def legacy(rows: list[Row]) -> str:
             f" `{row.successor}` | {row.help} |\n"
         )
     return text + "\n"
+
+
+def combined(row: Row) -> str:
+    """How several engines' series become one."""
+    return f"{row.combine}, of one rank" if row.mirrored else row.combine
 
 
 def labels(names: tuple[str, ...]) -> str:
@@ -282,6 +288,9 @@ def configuration() -> str:
         "```toml\n[buckets]\ntime_to_first_token = [0.05, 0.1, 0.25, 0.5, 1.0, 2.5]\n```\n\n"
         "Likewise the resolution of its [native histograms](native-histograms.md), from -4 to 8:\n\n"
         "```toml\n[schemas]\ntime_to_first_token = 5\n```\n\n"
+        "Likewise the bounds that are shown of families of such names, where an engine has them"
+        " (see [views.md](views.md)).\n\n"
+        '```toml\n[shown_buckets]\n"vllm:*_time_seconds" = [0.3, 1.0, 10.0, 60.0]\n```\n\n'
         "## In the engine's environment\n\n"
         "| Variable | Meaning |\n|---|---|\n"
         "| `SIDESTEP_ENDPOINT` | The exporter's ingest endpoint; unset, the plugin does nothing. |\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import secrets
 import signal
@@ -18,6 +19,7 @@ from prometheus_client.registry import Collector
 
 from sidestep import __version__, logs
 from sidestep.catalogue import DIALECTS
+from sidestep.choice import Choice
 from sidestep.config import Config
 from sidestep.durable import StateDirectory
 from sidestep.ending import Ending
@@ -61,6 +63,7 @@ class Exporter:
 
     Attributes:
         registry: Engines and their series.
+        choice: What of them pages show.
         metrics: The exporter's own numbers.
         addresses: Host and port of every listener, once running.
         endpoints: Where engines connect, once running.
@@ -79,6 +82,8 @@ class Exporter:
         )
         sampling = Sampling(config.kv_sample_rate, config.kv_scale_samples, config.kv_max_tracked)
         self.registry = Registry(layouts, config.buckets, rules, sampling, _native(config))
+        self.choice = chosen(config)
+        self.registry.shows = functools.lru_cache(4096)(self.choice.shows)
         self.metrics = SelfMetrics()
         allowed = access(config)
         watchdog = Watchdog(
@@ -152,8 +157,16 @@ class Exporter:
             stack.callback(self.ingest.drain)
             sources = installed_sources(self.config, self.intake)
             self.ingest.open(self.config.ingest_endpoint, sources)
-            pages = Pages(self.registry, self.collectors, self.metrics, self.endpoints, snapshots)
-            app = application(pages, self.config.web_telemetry_path, lambda: bool(self.endpoints))
+            pages = Pages(
+                self.registry,
+                self.collectors,
+                self.metrics,
+                self.endpoints,
+                snapshots,
+                choice=self.choice,
+            )
+            path, view = self.config.web_telemetry_path, self.config.web_default_view
+            app = application(pages, path, lambda: bool(self.endpoints), view)
             await stack.enter_async_context(self.front.serving(app, sockets))
             lines = StatsLog(self.registry).run(self.config.log_stats_interval)
             stack.callback(_background(lines).cancel)
@@ -194,6 +207,17 @@ def _settings(config: Config) -> Settings:
         config.kv_scale_samples,
         config.kv_max_tracked,
         None if config.histograms == "classic" else dict(config.schemas),
+    )
+
+
+def chosen(config: Config) -> Choice:
+    """What of the engines' series ``config`` wants on pages."""
+    return Choice(
+        dropped=frozenset(config.metrics_drop_label),
+        allow=config.metrics_allow,
+        deny=config.metrics_deny,
+        thinning=config.metrics_bucket_thinning,
+        kept=config.shown_buckets,
     )
 
 

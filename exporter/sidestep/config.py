@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sidestep import buckets, parsing, polls, subscriptions, triton_servers
+from sidestep.buckets import Bounds
 from sidestep.errors import ConfigError
 from sidestep.polls import Target
 from sidestep.subscriptions import Subscription
@@ -20,10 +21,12 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-TABLES = ("buckets", "schemas")
-"""Of the file: what each bucket family has."""
+TABLES = ("buckets", "schemas", "shown_buckets")
+"""Of the file: what each bucket family has, and what is shown of families."""
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
+VIEWS = ("engine", "pod")
+
 SCHEDULED = ("first", "last")
 INTER_TOKEN = ("output", "token")
 HISTOGRAMS = ("classic", "native", "both")
@@ -80,6 +83,14 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "web.telemetry-path", "Path of the metrics page.", parsing.path, "/metrics", metavar="PATH"
+    ),
+    Setting(
+        "web.default-view",
+        "What the page shows where the request names no view: each engine by itself, or all"
+        " engines as one, as request routers want it. See views.md.",
+        parsing.one_of(VIEWS),
+        "engine",
+        metavar="VIEW",
     ),
     Setting(
         "web.config.file",
@@ -204,6 +215,38 @@ SETTINGS: tuple[Setting, ...] = (
         metavar="KIND",
     ),
     Setting(
+        "metrics.drop-label",
+        "Label that no engine's series has; those that it alone told apart are combined."
+        " Repeatable. See views.md.",
+        parsing.label,
+        (),
+        repeatable=True,
+        metavar="NAME",
+    ),
+    Setting(
+        "metrics.allow",
+        "Show only engines' families of such names, * and ? standing for others; repeatable.",
+        parsing.families,
+        (),
+        repeatable=True,
+        metavar="PATTERN",
+    ),
+    Setting(
+        "metrics.deny",
+        "Show no engines' families of such names, whatever is allowed; repeatable.",
+        parsing.families,
+        (),
+        repeatable=True,
+        metavar="PATTERN",
+    ),
+    Setting(
+        "metrics.bucket-thinning",
+        "Show every such bound of a histogram only, the highest and +Inf among them.",
+        parsing.positive,
+        1,
+        metavar="NUMBER",
+    ),
+    Setting(
         "kv.sample-rate",
         "Share of KV blocks whose life is followed; 0 is off.",
         parsing.share,
@@ -288,6 +331,7 @@ class Config:
 
     web_listen_address: tuple[tuple[str, int], ...]
     web_telemetry_path: str
+    web_default_view: Literal["engine", "pod"]
     web_config_file: str
     ingest_endpoint: tuple[str, ...]
     ingest_curve_key: str
@@ -303,6 +347,10 @@ class Config:
     metrics_legacy: bool
     metrics_common: bool
     histograms: Literal["classic", "native", "both"]
+    metrics_drop_label: tuple[str, ...]
+    metrics_allow: tuple[str, ...]
+    metrics_deny: tuple[str, ...]
+    metrics_bucket_thinning: int
     kv_sample_rate: float
     kv_scale_samples: bool
     kv_max_tracked: int
@@ -313,8 +361,9 @@ class Config:
     log_level: str
     log_format: str
     log_stats_interval: float
-    buckets: Mapping[str, buckets.Bounds]
+    buckets: Mapping[str, Bounds]
     schemas: Mapping[str, int]
+    shown_buckets: Mapping[str, Bounds]
 
     def adjusted(self, new: Config) -> tuple[Config, list[str], list[str]]:
         """What ``new`` changes.
@@ -348,8 +397,8 @@ def read(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
         try:
             parsed = tuple(setting.parse(one) for one in many)
         except ValueError as error:
-            shown = ", ".join(map(setting.shown, many))
-            raise ConfigError(f"{source} {shown!r}: {error}") from None
+            said = ", ".join(map(setting.shown, many))
+            raise ConfigError(f"{source} {said!r}: {error}") from None
         values[setting.key] = parsed if setting.repeatable else parsed[0]
     checks: dict[str, Callable[[Any], Any]] = {
         "subscribe": subscriptions.checked,
@@ -362,7 +411,12 @@ def read(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
         except ValueError as error:
             raise ConfigError(f"{key}: {error}") from None
     values["ingest_endpoint"] = values["ingest_endpoint"] or (default_endpoint(),)
-    return Config(**values, buckets=tables["buckets"], schemas=tables["schemas"])
+    return Config(
+        **values,
+        buckets=tables["buckets"],
+        schemas=tables["schemas"],
+        shown_buckets=tables["shown_buckets"],
+    )
 
 
 def _find(
@@ -394,7 +448,7 @@ def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_file(name: str) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """The settings of a file, and its tables by bucket family."""
+    """The settings of a file, and its tables by what they are of."""
     try:
         tree = tomllib.loads(Path(name).read_text(encoding="utf-8"))
     except OSError as error:
@@ -411,12 +465,14 @@ def _read_file(name: str) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
 
 
 def _table(name: str, key: str, own: object) -> dict[str, Any]:
-    """What a file says of each bucket family, under ``key``."""
+    """What a file says under ``key``, of each bucket family or of families by their names."""
     if not isinstance(own, dict):
         raise ConfigError(f"{name}: {key} must be a table")
     found: dict[str, Any] = {}
     for family, value in own.items():
-        if family not in buckets.DEFAULTS:
+        if key == "shown_buckets":
+            _check_pattern(name, family)
+        elif family not in buckets.DEFAULTS:
             known = ", ".join(sorted(buckets.DEFAULTS))
             raise ConfigError(f"{name}: {key}.{family} is unknown; known are {known}")
         if key == "schemas":
@@ -426,3 +482,10 @@ def _table(name: str, key: str, own: object) -> dict[str, Any]:
         else:
             raise ConfigError(f"{name}: {key}.{family} must be a list of numbers")
     return found
+
+
+def _check_pattern(name: str, pattern: str) -> None:
+    try:
+        parsing.families(pattern)
+    except ValueError as error:
+        raise ConfigError(f"{name}: shown_buckets {pattern!r}: {error}") from None

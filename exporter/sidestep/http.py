@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import html
 import math
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
@@ -17,15 +16,20 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
-from sidestep import __version__
+from sidestep.cardinality import counted
+from sidestep.choice import Choice
 from sidestep.engine import Engine
 from sidestep.formats import CONTENT_TYPES, Format, chosen
 from sidestep.histogram import Histogram
+from sidestep.landing import landing_page
+from sidestep.pod_pages import PodPages
 from sidestep.registry import Registry
 from sidestep.render import passed, protobuf, protobuf_samples
+from sidestep.render.merged import Merged
 from sidestep.render.text import pieces
 from sidestep.selfmetrics import SelfMetrics
 from sidestep.snapshots import Snapshots
+from sidestep.turns import collected
 from sidestep.view import children, combined, families, is_shared, labels_of
 
 CHEAP = 0.005
@@ -34,6 +38,8 @@ SLICE = 0.002
 """Seconds of rendering after which the loop gets a turn."""
 REUSED = 0.1
 """Seconds for which a page may answer more than those who asked for it."""
+POD_PATH = "/pod"
+"""Behind the metrics page's path: the page on which all engines are one."""
 _GZIP_BITS = 16 + zlib.MAX_WBITS
 
 WRITERS: Mapping[Format, Callable[[Any], bytes]] = {
@@ -45,6 +51,7 @@ WRITERS: Mapping[Format, Callable[[Any], bytes]] = {
 
 State = tuple[int, int]
 """Another one when the page is another."""
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Pages:
@@ -53,6 +60,7 @@ class Pages:
     Args:
         snapshots: Where given, nobody sees a page before what it shows is safe: a counter
             that was seen never goes back when this process dies.
+        choice: What of the engines' series pages show.
     """
 
     def __init__(
@@ -62,12 +70,22 @@ class Pages:
         metrics: SelfMetrics,
         endpoints: list[str],
         snapshots: Snapshots | None = None,
+        *,
+        choice: Choice | None = None,
     ) -> None:
+        shown = choice or Choice()
         self.registry = registry
         self.own = own
         self.metrics = metrics
         self.endpoints = endpoints
         self._snapshots = snapshots
+        self.views = {"engine": Merged(registry, shown), "pod": Merged(registry, shown.of_pod)}
+        self._texts: Callable[..., Iterator[list[bytes]]] = self.views["engine"].pieces
+        # What labels and bounds are left away is text's alone.
+        self.has_protobuf = shown.is_plain and registry.native is not None
+        if shown.is_plain:
+            self._texts = functools.partial(pieces, registry)
+        self.pod = PodPages(registry, self.views["pod"], self._own_text, self.settled)
         self._cache: dict[Format, tuple[State, bytes]] = {}
         self._answers: dict[Format, tuple[float, asyncio.Task[bytes]]] = {}
 
@@ -96,11 +114,18 @@ class Pages:
     async def _made(self, form: Format, names: frozenset[str]) -> bytes:
         started = time.perf_counter()
         body = await (self._rendered(form, names) if names else self._engines(form))
-        own = self.own.restricted_registry(names) if names else self.own
-        page = body + WRITERS[form](own)
+        page = body + self._own(form, names)
         await self.settled()
         self.metrics.set("sidestep_scrape_duration_seconds", time.perf_counter() - started)
         return page
+
+    def _own(self, form: Format, names: frozenset[str]) -> bytes:
+        """The exporter's own families."""
+        own = self.own.restricted_registry(names) if names else self.own
+        return WRITERS[form](own)
+
+    def _own_text(self, openmetrics: bool, names: frozenset[str]) -> bytes:
+        return self._own("openmetrics" if openmetrics else "text", names)
 
     async def settled(self) -> None:
         """Return when what was rendered before the call may be seen."""
@@ -140,15 +165,16 @@ class Pages:
             return chain(protobuf.pieces(self.registry, names), others)
         openmetrics = form == "openmetrics"
         others = passed.pieces(self.registry.passed, openmetrics=openmetrics, names=names)
-        return chain(pieces(self.registry, openmetrics=openmetrics, names=names), others)
+        return chain(self._texts(openmetrics=openmetrics, names=names), others)
 
 
-def application(pages: Pages, path: str, ready: Callable[[], bool]) -> web.Application:
-    """The routes; ``path`` is where the metrics page is."""
+def application(
+    pages: Pages, path: str, ready: Callable[[], bool], view: str = "engine"
+) -> web.Application:
+    """The routes; ``path`` is where the metrics page is, in ``view`` unless asked otherwise."""
 
     async def metrics(request: web.Request) -> web.StreamResponse:
-        has_native = pages.registry.native is not None
-        form = chosen(request.headers.get("Accept", ""), protobuf=has_native)
+        form = chosen(request.headers.get("Accept", ""), protobuf=pages.has_protobuf)
         names = frozenset(request.query.getall("name[]", []))
         response = web.Response(body=await pages.page(form, names))
         response.headers["Content-Type"] = CONTENT_TYPES[form]
@@ -163,7 +189,8 @@ def application(pages: Pages, path: str, ready: Callable[[], bool]) -> web.Appli
         return web.Response(text="sidestep is not ready\n", status=503)
 
     async def landing(_: web.Request) -> web.StreamResponse:
-        return web.Response(text=_landing(pages, path), content_type="text/html")
+        text = landing_page(path, pod_path, len(pages.registry.engines), pages.endpoints)
+        return web.Response(text=text, content_type="text/html")
 
     async def engines(_: web.Request) -> web.StreamResponse:
         return _json([_engine(engine) for engine in pages.registry.engines.values()])
@@ -181,15 +208,19 @@ def application(pages: Pages, path: str, ready: Callable[[], bool]) -> web.Appli
         await pages.settled()
         return await _compressed(request, response)
 
+    pod, pod_path = _of_pod(pages), path.rstrip("/") + POD_PATH
     app = web.Application()
     app.add_routes(
         [
             web.get("/", landing),
-            web.get(path, metrics),
+            web.get(path, _by_view({"engine": metrics, "pod": pod}, view)),
+            # Of those who poll, some can be told a path, and no query.
+            web.get(pod_path, pod),
             web.get("/-/healthy", healthy),
             web.get("/-/ready", is_ready),
             web.get("/api/v1/engines", engines),
             web.get("/api/v1/metrics", typed),
+            web.get("/api/v1/cardinality", _cardinality(pages)),
         ]
     )
     return app
@@ -198,12 +229,57 @@ def application(pages: Pages, path: str, ready: Callable[[], bool]) -> web.Appli
 async def _compressed(request: web.Request, response: web.Response) -> web.StreamResponse:
     """``response``, compressed off the event loop where the client takes gzip."""
     body = response.body
-    accepted = request.headers.get("Accept-Encoding", "").replace(" ", "").split(",")
-    if {"gzip", "gzip;q=1", "gzip;q=1.0"} & set(accepted) and isinstance(body, bytes):
+    if _takes_gzip(request) and isinstance(body, bytes):
         loop = asyncio.get_running_loop()
         response.body = await loop.run_in_executor(None, _gzip, body)
         response.headers["Content-Encoding"] = "gzip"
     return response
+
+
+def _takes_gzip(request: web.Request) -> bool:
+    accepted = request.headers.get("Accept-Encoding", "").replace(" ", "").split(",")
+    return not {"gzip", "gzip;q=1", "gzip;q=1.0"}.isdisjoint(accepted)
+
+
+def _by_view(handlers: Mapping[str, Handler], default: str) -> Handler:
+    """The page of the view that a request names."""
+
+    async def metrics(request: web.Request) -> web.StreamResponse:
+        view = request.query.get("view", default)
+        if view not in handlers:
+            known = " and ".join(handlers)
+            return web.Response(text=f"no such view; known are {known}\n", status=400)
+        return await handlers[view](request)
+
+    return metrics
+
+
+def _of_pod(pages: Pages) -> Handler:
+    """The page on which all engines are one; in text unless OpenMetrics is preferred."""
+
+    async def pod(request: web.Request) -> web.StreamResponse:
+        form = chosen(request.headers.get("Accept", ""))
+        openmetrics = form == "openmetrics"
+        names = frozenset(request.query.getall("name[]", []))
+        packed = _takes_gzip(request)
+        body = await pages.pod.page(openmetrics=openmetrics, names=names, packed=packed)
+        response = web.Response(body=body)
+        response.headers["Content-Type"] = CONTENT_TYPES[form]
+        if packed:
+            response.headers["Content-Encoding"] = "gzip"
+        return response
+
+    return pod
+
+
+def _cardinality(pages: Pages) -> Handler:
+    """What makes pages long."""
+
+    async def cardinality(_: web.Request) -> web.StreamResponse:
+        *_rest, report = await collected(counted(pages.registry, pages.views))
+        return _json(report.json())
+
+    return cardinality
 
 
 def _gzip(body: bytes) -> bytes:
@@ -256,24 +332,3 @@ def _typed(value: float | Histogram) -> dict[str, Any]:
         buckets = [[bound, count] for bound, count in zip(value.bounds, counts, strict=False)]
         return {"buckets": buckets, "count": counts[-1], "sum": value.sum}
     return {"value": value}
-
-
-def _landing(pages: Pages, path: str) -> str:
-    links = [
-        (path, "Metrics"),
-        ("/api/v1/engines", "Engines (JSON)"),
-        ("/api/v1/metrics", "Metrics (JSON)"),
-        ("/-/healthy", "Health"),
-        ("/-/ready", "Readiness"),
-    ]
-    items = "".join(f'<li><a href="{html.escape(to)}">{name}</a></li>' for to, name in links)
-    count = len(pages.registry.engines)
-    engines = f"{count} engine{'' if count == 1 else 's'}"
-    where = html.escape(", ".join(pages.endpoints))
-    return (
-        "<!doctype html><html lang=en><meta charset=utf-8><title>sidestep</title>"
-        "<style>body{font:16px/1.5 sans-serif;margin:2em;max-width:40em}</style>"
-        f"<h1>sidestep {__version__}</h1>"
-        f"<p>Metrics of LLM inference engines. {engines}; engines connect to {where}.</p>"
-        f"<ul>{items}</ul></html>"
-    )

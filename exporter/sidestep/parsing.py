@@ -11,6 +11,8 @@ from collections.abc import Callable
 
 DAY = 86400.0
 _PATH = re.compile(r"[A-Za-z0-9._/-]+")
+_LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]{0,127}")
+_FAMILIES = re.compile(r"[a-zA-Z0-9_:*?!\[\]-]{1,256}")
 
 
 def text(value: object) -> str:
@@ -36,6 +38,22 @@ def address(value: object) -> tuple[str, int]:
     if not colon or not port.isdecimal() or not 0 <= int(port) <= 65535:  # noqa: PLR2004
         raise ValueError("must be host:port")
     return host.strip("[]"), int(port)
+
+
+def label(value: object) -> str:
+    """Name of a label that series can do without: a bucket is none without its bound."""
+    given = text(value)
+    if not _LABEL.fullmatch(given) or given in ("le", "quantile"):
+        raise ValueError("must be the name of a label, and neither le nor quantile")
+    return given
+
+
+def families(value: object) -> str:
+    """A pattern of families' names."""
+    given = text(value)
+    if not _FAMILIES.fullmatch(given):
+        raise ValueError("must be a family's name, in which * and ? stand for others")
+    return given
 
 
 def seconds(value: object) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 
 from sidestep.buckets import Bounds
@@ -88,6 +88,7 @@ class Registry:
         open_names: All names that those take on a page.
         reserved: Those that the exporter's own collectors take.
         passed: Other exporters' families.
+        shows: Whether a family is to be on pages.
     """
 
     def __init__(
@@ -114,6 +115,7 @@ class Registry:
         self.open_names: set[str] = set()
         self.reserved: frozenset[str] = frozenset()
         self.passed = Passed(self._names)
+        self.shows: Callable[[str], bool] = lambda _: True
         self._users: Counter[str] = Counter()
         """Engines that have a family, by its name."""
         self._looks: set[Look] = set()

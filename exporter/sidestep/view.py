@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import chain
 
 from sidestep.catalogue.model import (
     ENGINE_LABELS,
@@ -20,6 +21,7 @@ from sidestep.catalogue.model import (
     Row,
     Same,
 )
+from sidestep.combining import combined_histograms, combined_numbers
 from sidestep.engine import Engine, Key, Number
 from sidestep.histogram import Histogram
 from sidestep.plan import Placed
@@ -52,17 +54,32 @@ def families(registry: Registry, names: Collection[str] = ()) -> Iterator[Family
 
     Those of dialects that no engine speaks are left out: they can have no sample.
     """
+    for family in chain(catalogued(registry, spoken(registry)), described(registry)):
+        if not names or owns(family.name, family.kind, names):
+            yield family
+
+
+def spoken(registry: Registry) -> frozenset[str]:
+    """Dialects of the engines that are there."""
+    return frozenset(engine.layout.dialect for engine in registry.engines.values())
+
+
+def catalogued(registry: Registry, dialects: Collection[str]) -> Iterator[Family]:
+    """The families of the catalogue that engines of ``dialects`` can have."""
     places: dict[str, dict[str, Placed]] = {}
-    spoken = {engine.layout.dialect for engine in registry.engines.values()}
-    for layout in (layout for name, layout in registry.layouts.items() if name in spoken):
+    for layout in (layout for name, layout in registry.layouts.items() if name in dialects):
         for placed in layout.placed:
             places.setdefault(placed.row.name, {})[layout.dialect] = placed
     for name, found_places in places.items():
-        row = next(iter(found_places.values())).row
-        if not names or owns(name, row.kind, names):
+        if registry.shows(name):
+            row = next(iter(found_places.values())).row
             yield Family(
                 name, row.kind, row.exposed_help, row.own_labels, row.combine, found_places
             )
+
+
+def described(registry: Registry) -> Iterator[Family]:
+    """Those that engines described themselves."""
     sampled = {name for layout in registry.layouts.values() for name in layout.sampled}
     seen: set[str] = set()
     for engine in registry.engines.values():
@@ -70,7 +87,7 @@ def families(registry: Registry, names: Collection[str] = ()) -> Iterator[Family
             if found.name in sampled or found.name in seen:
                 continue
             seen.add(found.name)
-            if not names or owns(found.name, found.kind, names):
+            if registry.shows(found.name):
                 yield Family(found.name, found.kind, found.help, found.labels)
 
 
@@ -85,28 +102,48 @@ def owns(family: str, kind: Kind, names: Collection[str]) -> bool:
 
 def showing(registry: Registry, dialect: str, placed: Placed) -> list[Engine]:
     """The engines that may have samples of a dialect's row: asked once, not per engine."""
+    return having(present(registry, dialect, *asked(registry, dialect, placed)), placed)
+
+
+def asked(registry: Registry, dialect: str, placed: Placed) -> tuple[bool, str]:
+    """Whether engines must be alive to show a row, and the option that they must have."""
     row = placed.row
+    hidden = row.feature if row.name in registry.layouts[dialect].gated else ""
+    return row.kind == "gauge", hidden
+
+
+def present(registry: Registry, dialect: str, live: bool, feature: str = "") -> list[Engine]:
+    """The engines of a dialect that are there, alive where wanted, with this option where any."""
     layout = registry.layouts[dialect]
-    hidden = row.feature if row.name in layout.gated else ""
     found = [e for e in registry.engines.values() if e.layout is layout and not e.absent]
-    if row.kind == "gauge":
+    if live:
         found = [engine for engine in found if engine.live]
-    if hidden:
-        found = [engine for engine in found if hidden in engine.features]
-    match placed.where:
-        case "sampled":
-            name = stored(placed)
-            return [engine for engine in found if name in engine.open]
-        case "keyed":
-            slot = placed.slots[0]
-            return [engine for engine in found if engine.keyed[slot]]
+    if feature:
+        found = [engine for engine in found if feature in engine.features]
     return found
 
 
-def children(engine: Engine, family: Family) -> Iterable[Child]:  # noqa: PLR0911
+def having(engines: list[Engine], placed: Placed) -> list[Engine]:
+    """Those of ``engines`` that have children of a row."""
+    match placed.where:
+        case "sampled":
+            name = stored(placed)
+            return [engine for engine in engines if name in engine.open]
+        case "keyed":
+            slot = placed.slots[0]
+            return [engine for engine in engines if engine.keyed[slot]]
+    return engines
+
+
+def children(engine: Engine, family: Family) -> Iterable[Child]:
     """The series of ``engine`` in ``family``; none where it has no sample yet."""
     if engine.absent or (family.kind == "gauge" and not engine.live):
         return ()
+    return stored_children(engine, family)
+
+
+def stored_children(engine: Engine, family: Family) -> Iterable[Child]:  # noqa: PLR0911
+    """Likewise, also of one that is not shown now."""
     if not family.places:
         found = engine.open.get(family.name)
         # Two engines may describe one name differently; the first one's form stands.
@@ -157,16 +194,23 @@ def stored(placed: Placed) -> str:
     return source.name if isinstance(source, Same) else placed.row.name
 
 
+def own_names(engine: Engine, family: Family) -> Key:
+    """Label names that tell ``engine``'s children apart."""
+    placed = family.places.get(engine.layout.dialect)
+    if placed is None:
+        return family.labels
+    if placed.where == "sampled" and (found := engine.open.get(stored(placed))) is not None:
+        # Its sender may have labels beside the row's.
+        return found.labels
+    return placed.row.own_labels
+
+
 def labels_of(engine: Engine, family: Family, key: Key) -> dict[str, str]:
     """All labels of one child."""
     placed = family.places.get(engine.layout.dialect)
+    labels = dict(zip(own_names(engine, family), key, strict=True))
     if placed is None:
-        return {**dict(zip(family.labels, key, strict=True)), **engine.labels}
-    names = placed.row.own_labels
-    if placed.where == "sampled":
-        # Its sender may have labels beside the row's.
-        names = engine.open[stored(placed)].labels
-    labels = dict(zip(names, key, strict=True))
+        return {**labels, **engine.labels}
     if placed.row.unless_empty:
         labels = {name: value for name, value in labels.items() if value}
     shown = {n: v for n, v in engine.labels.items() if _is_shown(placed, n)}
@@ -197,16 +241,8 @@ def combined(registry: Registry, family: Family) -> list[tuple[dict[str, str], N
 
 
 def _combine(values: list[Number | Histogram], rule: Combine) -> Number | Histogram:
-    first = values[0]
-    if len(values) == 1:
-        return first
-    if isinstance(first, Histogram):
-        total = first.empty()
-        for other in values:
-            if isinstance(other, Histogram) and other.bounds == first.bounds:
-                total.merge(other)
-        return total
+    histograms = [value for value in values if isinstance(value, Histogram)]
+    if histograms:
+        return combined_histograms(histograms)
     numbers = [value for value in values if not isinstance(value, Histogram)]
-    if rule in ("min", "max"):
-        return min(numbers) if rule == "min" else max(numbers)
-    return sum(numbers) / len(numbers) if rule == "mean" else sum(numbers)
+    return combined_numbers(numbers, rule)

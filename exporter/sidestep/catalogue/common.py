@@ -140,7 +140,7 @@ FAMILIES: tuple[Common, ...] = (
 )
 
 
-def _row(family: Common, source: Source, shared: tuple[str, ...]) -> Row:
+def _row(family: Common, source: Source, shared: tuple[str, ...], *, mirrored: bool = False) -> Row:
     own = (TOKEN_TYPE,) if family.closed else ()
     return Row(
         name=family.name,
@@ -152,10 +152,13 @@ def _row(family: Common, source: Source, shared: tuple[str, ...]) -> Row:
         closed=family.closed,
         buckets=family.buckets,
         combine=family.combine,
+        mirrored=mirrored,
     )
 
 
 VLLM: tuple[Row, ...] = tuple(_row(f, f.vllm, ENGINE_LABELS) for f in FAMILIES)
 SGLANG: tuple[Row, ...] = tuple(
-    _row(f, f.sglang, (TOKENIZER if f.tokenizer else SCHEDULER).shared) for f in FAMILIES
+    _row(f, f.sglang, kind.shared, mirrored=kind.mirrored)
+    for f in FAMILIES
+    for kind in (TOKENIZER if f.tokenizer else SCHEDULER,)
 )

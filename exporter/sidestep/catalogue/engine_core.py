@@ -54,13 +54,14 @@ def _histogram(name: str, source: Source, buckets: str, text: str, *, label: str
     return _row(name, "histogram", source, text, buckets=buckets, label=label)
 
 
-def _process(name: str, kind: Kind, text: str, *labels: str) -> Row:
+def _process(name: str, kind: Kind, text: str, *labels: str, combine: Combine = "sum") -> Row:
     return Row(
         name=f"sidestep_engine_process_{name}",
         kind=kind,
         source=Sampled(),
         help=text,
         labels=tuple(sorted((*ENGINE_LABELS, "process", *labels))),
+        combine=combine,
     )
 
 
@@ -243,7 +244,12 @@ ROWS: tuple[Row, ...] = (
     _process("open_fds", "gauge", "Open file descriptors of a process of the engine."),
     _process("max_fds", "gauge", "File descriptors that a process of the engine may open."),
     _process("threads", "gauge", "Threads of a process of the engine."),
-    _process("start_time_seconds", "gauge", "Unix time when a process of the engine started."),
+    _process(
+        "start_time_seconds",
+        "gauge",
+        "Unix time when a process of the engine started.",
+        combine="max",
+    ),
     _process(
         "gc_collections_total",
         "counter",

@@ -109,6 +109,7 @@ class Row:
         buckets: Bucket family of a histogram.
         bounds: Bounds of a histogram that belongs to no family.
         combine: How the engines of a pod make one number.
+        mirrored: Whether all ranks of one replica tell the same, so that one speaks for it.
         per: How many of what is kept make one of what is shown: nanoseconds of microseconds.
         feature: Shown from the start only where the hello names this option;
             otherwise from its first data on.
@@ -129,6 +130,7 @@ class Row:
     buckets: str = ""
     bounds: tuple[float, ...] = ()
     combine: Combine = "sum"
+    mirrored: bool = False
     per: int = 1
     feature: str = ""
     since: str = ""

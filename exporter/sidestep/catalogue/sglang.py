@@ -47,6 +47,7 @@ def _gauge(name: str, text: str, *, combine: Combine = "sum", feature: str = "")
         labels=SCHEDULER.shared,
         shared=SCHEDULER.shared,
         combine=combine,
+        mirrored=True,
         feature=feature,
     )
 
@@ -60,6 +61,7 @@ def _queue(name: str, text: str) -> Row:
         help=text,
         labels=tuple(sorted((*SCHEDULER.shared, "priority"))),
         shared=SCHEDULER.shared,
+        mirrored=True,
         unless_empty=True,
     )
 
@@ -72,6 +74,7 @@ def _routing_keys(name: str, text: str) -> Row:
         help=text,
         labels=tuple(sorted((*SCHEDULER.shared, "gt", "le"))),
         shared=SCHEDULER.shared,
+        mirrored=True,
     )
 
 

@@ -19,10 +19,17 @@ class Collector:
     Attributes:
         shared: See ``Row.shared``.
         extra: See ``Row.extra``.
+        mirrored: See ``Row.mirrored``.
     """
 
     shared: tuple[str, ...]
     extra: bool = False
+    mirrored: bool = False
+
+    @property
+    def of_rank(self) -> Collector:
+        """The same, of what each rank has of its own."""
+        return dataclasses.replace(self, mirrored=False)
 
     def counter(self, name: str, text: str, *own: str, closed: tuple[str, ...] = ()) -> Row:
         """A counter; ``closed`` names what the engine itself starts at 0."""
@@ -53,12 +60,15 @@ class Collector:
             labels=tuple(sorted((*self.shared, *own))),
             shared=self.shared,
             extra=self.extra,
+            mirrored=self.mirrored,
         )
 
 
-SCHEDULER = Collector(("engine_type", "model_name", "moe_ep_rank", "pp_rank", "tp_rank"))
+SCHEDULER = Collector(
+    ("engine_type", "model_name", "moe_ep_rank", "pp_rank", "tp_rank"), mirrored=True
+)
 TOKENIZER = Collector(("engine_type", "model_name"), extra=True)
-RADIX = Collector(("cache_type", "dp_rank", "pp_rank", "tp_rank"))
+RADIX = Collector(("cache_type", "dp_rank", "pp_rank", "tp_rank"), mirrored=True)
 STORAGE = Collector(
     (
         "attn_cp_rank",
@@ -68,7 +78,8 @@ STORAGE = Collector(
         "pp_size",
         "storage_backend",
         "tp_rank",
-    )
+    ),
+    mirrored=True,
 )
 ENCODER = Collector(("dp_rank", "model_name"))
 PROCESS = Collector(())

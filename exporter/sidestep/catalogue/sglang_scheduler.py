@@ -9,6 +9,7 @@ from __future__ import annotations
 from sidestep.catalogue.model import Row
 from sidestep.catalogue.sglang_collectors import SCHEDULER as _S
 
+_E = _S.of_rank
 PREFILL_MODES = ("input", "device_hit", "host_hit", "storage_hit")
 BALANCE_KINDS = ("scheduled", "imbalance")
 RANK_STATES = ("active", "idle")
@@ -83,7 +84,7 @@ _DISAGGREGATION = (
     _S.histogram("kv_transfer_alloc_ms",
                  "How long a request waited for room for its KV, in milliseconds.",
                  _SETUP_MILLISECONDS),
-    _S.histogram("kv_transfer_total_mb", "Size of a request's KV transfer, in megabytes.",
+    _E.histogram("kv_transfer_total_mb", "Size of a request's KV transfer, in megabytes.",
                  _TRANSFER_MEGABYTES),
 )
 _REQUESTS = (
@@ -119,27 +120,27 @@ _EXECUTION = (
     _S.counter("prefill_effective_tokens_total",
                "Prompt tokens by where their KV came from, those of retracted requests counted"
                " once.", "mode", closed=PREFILL_MODES),
-    _S.counter("forward_execution_seconds_total",
+    _E.counter("forward_execution_seconds_total",
                "Time in which the GPU computed forward passes, by their kind; only with the"
                " engine's device timer.", "category"),
-    _S.counter("scheduler_idle_seconds_total", "Time in which the scheduler had nothing to do."),
-    _S.counter("scheduler_process_cpu_seconds_total", "CPU time of the scheduler's process."),
-    _S.counter("scheduler_stage_seconds_total",
+    _E.counter("scheduler_idle_seconds_total", "Time in which the scheduler had nothing to do."),
+    _E.counter("scheduler_process_cpu_seconds_total", "CPU time of the scheduler's process."),
+    _E.counter("scheduler_stage_seconds_total",
                "Time of the scheduler's loop by stage, and by whether a forward pass was seen"
                " under way at both ends of the span, at one, or at none.",
                "category", "forward_overlap"),
-    _S.counter("estimated_flops_per_gpu_total",
+    _E.counter("estimated_flops_per_gpu_total",
                "Floating point operations of one GPU, estimated from the model's shape."),
-    _S.counter("estimated_read_bytes_per_gpu_total",
+    _E.counter("estimated_read_bytes_per_gpu_total",
                "Bytes one GPU read from its memory, estimated from the model's shape."),
-    _S.counter("estimated_write_bytes_per_gpu_total",
+    _E.counter("estimated_write_bytes_per_gpu_total",
                "Bytes one GPU wrote to its memory, estimated from the model's shape."),
 )
 _DATA_PARALLEL = (
     _S.counter("dp_cooperation_realtime_tokens_total",
                "Tokens as they are worked on, by how many data-parallel ranks had a prefill.",
                "mode", "num_prefill_ranks"),
-    _S.counter("dp_cooperation_forward_execution_seconds_total",
+    _E.counter("dp_cooperation_forward_execution_seconds_total",
                "Time in which the GPU computed forward passes, by how many data-parallel ranks"
                " had a prefill.", "category", "num_prefill_ranks"),
     _S.counter("dp_attention_tokens_total",
@@ -173,14 +174,14 @@ _PREFILL_DELAYER = (
 _CONSTANTS = (
     _S.gauge("max_total_num_tokens", "Token slots of the full-attention KV pool."),
     _S.gauge("max_total_num_tokens_swa", "Token slots of the sliding-window KV pool."),
-    _S.gauge("weight_memory_usage_gb", "Memory of the weights, in gigabytes."),
-    _S.gauge("kv_cache_memory_usage_gb", "Memory of the KV pools, in gigabytes."),
-    _S.gauge("graph_memory_usage_gb", "Memory of captured CUDA graphs by phase, in gigabytes.",
+    _E.gauge("weight_memory_usage_gb", "Memory of the weights, in gigabytes."),
+    _E.gauge("kv_cache_memory_usage_gb", "Memory of the KV pools, in gigabytes."),
+    _E.gauge("graph_memory_usage_gb", "Memory of captured CUDA graphs by phase, in gigabytes.",
              "phase"),
     _S.gauge("page_size", "Tokens of a page of the KV cache.", combine="max"),
     _S.gauge("num_pages", "Pages of the KV cache."),
     _S.gauge("context_len", "Longest context of a request, in tokens.", combine="max"),
-    _S.gauge("startup_available_gpu_memory_gb",
+    _E.gauge("startup_available_gpu_memory_gb",
              "GPU memory still free when the scheduler had started, in gigabytes."),
 )
 # fmt: on

@@ -128,6 +128,7 @@ def _of_server(
     own: tuple[str, ...] = (),
     closed: tuple[str, ...] = (),
     buckets: str = "",
+    combine: Combine = "sum",
 ) -> Row:
     return Row(
         name=f"sidestep_triton_{name}",
@@ -138,6 +139,7 @@ def _of_server(
         shared=(),
         closed=closed,
         buckets=buckets,
+        combine=combine,
     )
 
 
@@ -327,6 +329,7 @@ ROWS: tuple[Row, ...] = (
         "1 for the state of the server as polls find it: stale is one that is slow to answer.",
         own=("state",),
         closed=STATES,
+        combine="max",
     ),
     _of_server("polls_total", "counter", "Polls, by what came of them.", own=("outcome",)),
     _of_server(

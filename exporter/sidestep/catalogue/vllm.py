@@ -49,6 +49,7 @@ def _split(  # noqa: PLR0917 - the columns of a row
     *,
     feature: str = "",
     since: str = "",
+    combine: Combine = "sum",
 ) -> Row:
     return Row(
         name=f"vllm:{name}",
@@ -57,6 +58,7 @@ def _split(  # noqa: PLR0917 - the columns of a row
         help=text,
         labels=tuple(sorted(("engine", "model_name", label))),
         closed=closed,
+        combine=combine,
         feature=feature,
         since=since,
     )
@@ -168,6 +170,7 @@ ROWS: tuple[Row, ...] = (
         SLEEP_STATES,
         "1 for the state the engine is in: awake, asleep at level 1 (weights"
         " offloaded) or at level 2 (all discarded).",
+        combine="max",
     ),
     _gauge(
         "kv_cache_usage_perc",

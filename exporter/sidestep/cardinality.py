@@ -1,0 +1,132 @@
+"""How many series pages have, and what makes them many: by family, engine and label."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from sidestep.catalogue.model import Kind
+from sidestep.engine import Number
+from sidestep.histogram import Histogram
+from sidestep.registry import Registry
+from sidestep.render.merged import Merged
+from sidestep.view import Family, children, combined, families, is_shared, labels_of
+
+SLICE = 50
+"""Series between two turns of the loop."""
+
+
+@dataclasses.dataclass
+class Count:
+    """Series, a histogram being one, and samples: the lines of a page."""
+
+    series: int = 0
+    samples: int = 0
+
+    def add(self, value: Number | Histogram) -> None:
+        """One series more."""
+        self.series += 1
+        self.samples += samples_of(value)
+
+    def json(self, **more: Any) -> dict[str, Any]:
+        """For programs."""
+        return {**more, "series": self.series, "samples": self.samples}
+
+
+@dataclasses.dataclass
+class Report:
+    """What is there, before anything is dropped or thinned; of engines alone, but for ``other``.
+
+    Attributes:
+        families: By name: what it is, and how many it has.
+        engines: By identity.
+        labels: By name: the series that have the label, and its values.
+        other: Samples of families that are passed on, by name.
+        pages: What pages have under the present settings, by view.
+    """
+
+    total: Count = dataclasses.field(default_factory=Count)
+    families: dict[str, tuple[Kind, Count]] = dataclasses.field(default_factory=dict)
+    engines: dict[str, Count] = dataclasses.field(default_factory=dict)
+    labels: dict[str, tuple[Count, set[str]]] = dataclasses.field(default_factory=dict)
+    other: dict[str, int] = dataclasses.field(default_factory=dict)
+    pages: dict[str, Count] = dataclasses.field(default_factory=dict)
+
+    def add(self, name: str, kind: Kind, labels: dict[str, str], value: Number | Histogram) -> None:
+        """Count one series."""
+        self.total.add(value)
+        self.families.setdefault(name, (kind, Count()))[1].add(value)
+        for label, text in labels.items():
+            count, values = self.labels.setdefault(label, (Count(), set()))
+            count.add(value)
+            values.add(text)
+
+    def json(self) -> dict[str, Any]:
+        """For programs: the most comes first."""
+
+        def most(found: list[dict[str, Any]], key: str = "samples") -> list[dict[str, Any]]:
+            return sorted(found, key=lambda one: (-one[key], str(one)))
+
+        return {
+            **self.total.json(),
+            "pages": {view: count.json() for view, count in self.pages.items()},
+            "families": most(
+                [count.json(name=name, type=kind) for name, (kind, count) in self.families.items()]
+            ),
+            "engines": most([count.json(id=name) for name, count in self.engines.items()]),
+            "labels": most(
+                [
+                    count.json(name=name, values=len(values))
+                    for name, (count, values) in self.labels.items()
+                ]
+            ),
+            "passed_on": most([{"name": n, "samples": k} for n, k in self.other.items()]),
+        }
+
+
+def samples_of(value: Number | Histogram) -> int:
+    """Lines that a series has on a page; a summary has no bounds and no buckets."""
+    if not isinstance(value, Histogram):
+        return 1
+    return len(value.bounds) + 3 if value.bounds else 2
+
+
+def counted(registry: Registry, views: Mapping[str, Merged]) -> Iterator[Report]:
+    """What is counted so far, ever again, and at last all there is.
+
+    Args:
+        registry: What is counted.
+        views: Pages by name, of which the samples are told, too.
+    """
+    found = Report()
+    for family in list(families(registry)):
+        if is_shared(family):
+            for labels, value in combined(registry, family):
+                found.add(family.name, family.kind, labels, value)
+            yield found
+        else:
+            yield from _of_engines(registry, family, found)
+    for passed in registry.passed.families():
+        found.other[passed.name] = sum(len(part.series) for part in passed.shown)
+        yield found
+    for view, merged in views.items():
+        merged.refresh()
+        count = found.pages.setdefault(view, Count())
+        for family in merged.families():
+            for value in merged.series(family).values():
+                count.series += 1
+                count.samples += merged.samples_of(family, value)
+            yield found
+    yield found
+
+
+def _of_engines(registry: Registry, family: Family, found: Report) -> Iterator[Report]:
+    for engine in list(registry.engines.values()):
+        own = found.engines.setdefault(engine.id, Count())
+        for number, (key, value) in enumerate(list(children(engine, family)), start=1):
+            found.add(family.name, family.kind, labels_of(engine, family, key), value)
+            own.add(value)
+            if not number % SLICE:
+                yield found
+        yield found

@@ -1,0 +1,207 @@
+"""Consumers' reading rules against the pod view of recorded runs of several engines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from consumers import Families, aibrix, endpoint_picker, go_text, production_stack
+from intakes import Fed, Step, steps
+from sidestep.choice import Choice
+from sidestep.registry import Registry
+from sidestep.render.merged import Merged
+from sidestep.wire.messages import EngineInfo
+
+WVA = (
+    "vllm:kv_cache_usage_perc",
+    "vllm:num_requests_waiting",
+    "vllm:num_requests_running",
+    "vllm:request_success_total",
+    "vllm:cache_config_info",
+)
+"""What the workload variant autoscaler asks Prometheus for, but for old names."""
+
+
+def pod_page(registry: Registry) -> str:
+    """The engines' part of the pod's page."""
+    found = Merged(registry, Choice().of_pod).pieces()
+    return b"".join(line for family in found for line in family).decode()
+
+
+def run_of(name: str, share: float) -> Fed:
+    """A recorded run up to some share of it: requests are in flight then."""
+    fed = Fed()
+    found = list(steps(name))
+    fed.feed(found[: int(len(found) * share)])
+    return fed
+
+
+def ranks(run: str, shares: list[float]) -> Fed:
+    """A recorded run of one engine as if several had run it, each so far."""
+    fed = Fed()
+    for rank, share in enumerate(shares):
+        fed.feed(_renamed(run, share, str(rank)))
+    return fed
+
+
+def _renamed(run: str, share: float, rank: str) -> Iterator[Step]:
+    found = list(steps(run))
+    for stream, infos, item in found[: int(len(found) * share)]:
+        yield f"{stream}/{rank}", [_rank(info, rank) for info in infos], item
+
+
+def _rank(info: EngineInfo, rank: str) -> EngineInfo:
+    labels = {**info.labels, "engine": rank}
+    return msgspec.structs.replace(info, id=f"{info.id}/{rank}", labels=labels)
+
+
+def values(families: Families, name: str, **labels: str) -> list[float]:
+    """Of the samples with these labels."""
+    return [sample.value for sample in families[name] if labels.items() <= sample.labels.items()]
+
+
+@pytest.mark.parametrize("share", [0.2, 0.4, 0.6, 0.8])
+def test_the_endpoint_picker_reads_all_ranks_of_vllm(share: float) -> None:
+    """Queues are sums, usage is that of the fullest, blocks are those of all; one series each."""
+    fed = run_of("core_dp", share)
+    ranks = go_text(fed.page)
+    page = pod_page(fed.intake.registry)
+
+    picked = endpoint_picker(page, "vllm")
+
+    assert {sample.labels["engine"] for sample in ranks["vllm:num_requests_running"]} == {"0", "1"}
+    assert picked.running == sum(values(ranks, "vllm:num_requests_running"))
+    assert picked.waiting == sum(values(ranks, "vllm:num_requests_waiting"))
+    assert picked.usage == max(values(ranks, "vllm:kv_cache_usage_perc"))
+    caches = [sample.labels for sample in ranks["vllm:cache_config_info"]]
+    assert picked.blocks == sum(int(cache["num_gpu_blocks"]) for cache in caches) > 0
+    assert {picked.block_size} == {int(cache["block_size"]) for cache in caches}
+    for name in WVA:
+        if name != "vllm:request_success_total":
+            assert len(go_text(page)[name]) == 1
+
+
+def test_the_runs_have_something_to_read() -> None:
+    """At those moments requests run, on both ranks at once."""
+    running = [
+        values(go_text(run_of("core_dp", share).page), "vllm:num_requests_running")
+        for share in (0.2, 0.4, 0.6, 0.8)
+    ]
+
+    assert any(min(one) > 0 and len(one) == 2 for one in running)
+
+
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.8])
+def test_the_endpoint_picker_reads_all_ranks_of_sglang(share: float) -> None:
+    """Likewise; pages of the cache are added up, their size is not."""
+    fed = run_of("sglang_dp", share)
+    ranks = go_text(fed.page)
+
+    picked = endpoint_picker(pod_page(fed.intake.registry), "sglang")
+
+    assert picked.running == sum(values(ranks, "sglang:num_running_reqs"))
+    assert picked.waiting == sum(values(ranks, "sglang:num_queue_reqs"))
+    assert picked.usage == max(values(ranks, "sglang:token_usage"))
+    assert (picked.block_size, picked.blocks) == (1, 2 * 4096)
+
+
+def test_the_total_of_a_queue_comes_before_its_priorities() -> None:
+    """Who takes the first sample reads all requests, not those of one priority."""
+    fed = run_of("sglang_labels", 0.7)
+    families = go_text(pod_page(fed.intake.registry))
+
+    first, *others = families["sglang:num_running_reqs"]
+
+    assert "priority" not in first.labels
+    assert others
+    assert first.value == sum(sample.value for sample in others)
+
+
+def test_the_endpoint_picker_reads_the_adapters_of_all_ranks() -> None:
+    """One combination: what any rank runs or has waiting, and the slots of all."""
+    shares = [0.35, 0.55, 0.75]
+    fed = ranks("core_lora", shares)
+    told = [endpoint_picker(one_rank(share), "vllm") for share in shares]
+
+    picked = endpoint_picker(pod_page(fed.intake.registry), "vllm")
+
+    assert len(go_text(pod_page(fed.intake.registry))["vllm:lora_requests_info"]) == 1
+    assert picked.active == frozenset().union(*(one.active for one in told)) != frozenset()
+    assert picked.queued == frozenset().union(*(one.queued for one in told))
+    assert picked.room == len(shares) * max(one.room for one in told)
+
+
+def test_the_slots_of_an_engine_without_adapters_count() -> None:
+    """It shows no combination, and has all its room."""
+    fed = ranks("core_lora", [0.0, 0.55])
+    info = [info for _, infos, _ in _renamed("core_lora", 1.0, "0") for info in infos]
+    fed.intake.registry.register(info[0])
+    alone = endpoint_picker(one_rank(0.55), "vllm")
+
+    picked = endpoint_picker(pod_page(fed.intake.registry), "vllm")
+
+    assert picked.active == alone.active != frozenset()
+    assert picked.room == 2 * alone.room > 0
+
+
+def test_the_time_of_the_adapters_is_that_of_the_newest() -> None:
+    """The value is a Unix time, by which a router takes the latest."""
+    shares = [0.35, 0.55]
+    fed = ranks("core_lora", shares)
+    each = [go_text(one_rank(share))["vllm:lora_requests_info"][0].value for share in shares]
+
+    (sample,) = go_text(pod_page(fed.intake.registry))["vllm:lora_requests_info"]
+
+    assert sample.value == max(each) > 1.7e9
+
+
+def one_rank(share: float) -> str:
+    """The pod's page of one engine alone."""
+    return pod_page(ranks("core_lora", [share]).intake.registry)
+
+
+def test_aibrix_reads_a_number_for_the_model() -> None:
+    """Its fetcher takes the first series of a family for every model that the family names."""
+    fed = run_of("core_dp", 0.4)
+    names = ["vllm:num_requests_running", "vllm:kv_cache_usage_perc", "vllm:prompt_tokens_total"]
+    ranks = go_text(fed.page)
+
+    found = aibrix(pod_page(fed.intake.registry), names)
+
+    assert found == {
+        "tiny/vllm:num_requests_running": sum(values(ranks, "vllm:num_requests_running")),
+        "tiny/vllm:kv_cache_usage_perc": max(values(ranks, "vllm:kv_cache_usage_perc")),
+        "tiny/vllm:prompt_tokens_total": sum(values(ranks, "vllm:prompt_tokens_total")),
+    }
+
+
+def test_production_stack_reads_the_names_that_vllm_has_given_up() -> None:
+    """The last sample of each counts; with the old names shown none of them reads 0."""
+    fed = Fed(legacy=True)
+    found = list(steps("core_dp"))
+    fed.feed(found[: len(found) * 2 // 5])
+    registry = fed.intake.registry
+    ranks = go_text(fed.page)
+
+    read = production_stack(pod_page(registry))
+
+    assert read["vllm:num_requests_running"] == sum(values(ranks, "vllm:num_requests_running"))
+    assert read["vllm:gpu_cache_usage_perc"] == max(values(ranks, "vllm:kv_cache_usage_perc")) > 0
+    hits, queries = (f"vllm:gpu_prefix_cache_{what}_total" for what in ("hits", "queries"))
+    assert read[hits] == sum(values(ranks, "vllm:prefix_cache_hits_total"))
+    assert read[queries] == sum(values(ranks, "vllm:prefix_cache_queries_total")) > 0
+
+
+def test_autoscalers_find_their_names_and_labels() -> None:
+    """One series a model and pod: what is summed, and what is the highest, is the same number."""
+    families = go_text(pod_page(run_of("core_dp", 0.4).intake.registry))
+
+    for name in WVA[:3]:
+        (sample,) = families[name]
+        assert sample.labels == {"model_name": "tiny"}
+    reasons = [
+        sample.labels["finished_reason"] for sample in families["vllm:request_success_total"]
+    ]
+    assert len(reasons) == len(set(reasons))

@@ -1,0 +1,327 @@
+"""Series of several engines as one: nothing lost, nothing doubled, by the catalogue's rules."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pages import Family, Labels, parse
+from sidestep.apply import Applier
+from sidestep.catalogue import DIALECTS
+from sidestep.choice import POD, Choice
+from sidestep.combining import combined_histograms, combined_info, combined_numbers
+from sidestep.engine import Engine
+from sidestep.histogram import Histogram
+from sidestep.plan import compile_layout
+from sidestep.registry import GONE, Registry
+from sidestep.render.merged import Merged
+from sidestep.render.text import render
+from sidestep.wire.items import Family as SampledFamily
+from sidestep.wire.items import Sample, Samples
+from sidestep.wire.messages import EngineInfo
+
+LAYOUTS = {name: compile_layout(name) for name in DIALECTS}
+SCHEDULER = {"engine_type": "unified", "model_name": "m", "moe_ep_rank": "0", "pp_rank": "0"}
+OTHER_BOUNDS = {"request_latency": [0.5, 1.0, 7.0, 60.0], "time_to_first_token": [0.1, 1.0]}
+
+
+def new_registry() -> Registry:
+    """Without engines."""
+    return Registry(LAYOUTS, {})
+
+
+def filled(engine: Engine, random: Random) -> Engine:
+    """``engine`` with values for most of its series; halves, so that sums are exact."""
+    for slot in range(engine.layout.scalars):
+        if random.random() < 0.8:
+            engine.values[slot] = random.choice([random.randrange(1000), random.randrange(99) / 2])
+    for slot in range(len(engine.histograms)):
+        if random.random() < 0.8:
+            histogram = engine.histogram(slot)
+            histogram.add([random.randrange(9) for _ in histogram.counts], random.randrange(99) / 2)
+    return engine
+
+
+def fleet(random: Random) -> Registry:
+    """Engines of two dialects and models, some with bounds of their own."""
+    registry = new_registry()
+    for number in range(random.randrange(1, 6)):
+        labels = {"engine": str(number), "model_name": random.choice("ab")}
+        bounds = OTHER_BOUNDS if random.random() < 0.3 else {}
+        filled(registry.register(EngineInfo(f"v{number}", "vllm", labels, bounds=bounds)), random)
+    for number in range(random.randrange(3)):
+        labels = {**SCHEDULER, "tp_rank": "0", "dp_rank": str(number)}
+        filled(registry.register(EngineInfo(f"s{number}", "sglang", labels)), random)
+    return registry
+
+
+def page(registry: Registry, choice: Choice) -> dict[str, Family]:
+    """What ``choice`` leaves of it, by a foreign reader."""
+    found = Merged(registry, choice).pieces()
+    return parse(b"".join(line for family in found for line in family).decode())
+
+
+def without(labels: Labels, dropped: Collection[str]) -> Labels:
+    """Those that are left."""
+    return tuple(pair for pair in labels if pair[0] not in dropped)
+
+
+RULES = {row.name.removesuffix("_total") if row.kind == "counter" else row.name: row.combine
+         for rows in DIALECTS.values() for row in rows}  # fmt: skip
+
+
+def expected(
+    family: Family, name: str, dropped: Collection[str]
+) -> dict[tuple[str, Labels], float]:
+    """By brute force; buckets only where all have them."""
+    groups: dict[tuple[str, Labels], list[float]] = defaultdict(list)
+    sizes: dict[Labels, int] = defaultdict(int)
+    for (sample, labels), value in family.samples.items():
+        groups[sample, without(labels, dropped)].append(value)
+        if sample.endswith("_count"):
+            sizes[without(labels, dropped)] += 1
+    found: dict[tuple[str, Labels], float] = {}
+    for (sample, labels), values in groups.items():
+        rule = RULES[name] if family.kind == "gauge" else "sum"
+        if sample.endswith("_bucket") and len(values) < sizes[without(labels, ["le"])]:
+            continue
+        total = {"max": max(values), "min": min(values)}.get(rule, sum(values))
+        found[sample, labels] = total / len(values) if rule == "mean" else total
+    return found
+
+
+@settings(max_examples=25)
+@given(st.randoms(use_true_random=False))
+def test_the_pod_is_its_engines_by_each_familys_rule(random: Random) -> None:
+    """Every sample of every family of two dialects, against brute force over the engines' page."""
+    registry = fleet(random)
+    engines = parse(render(registry).decode())
+    pod = page(registry, Choice().of_pod)
+
+    assert pod.keys() == engines.keys()
+    for name, family in engines.items():
+        assert pod[name].kind == family.kind
+        wanted = expected(family, name, POD)
+        assert pod[name].samples == pytest.approx(wanted), name
+
+
+def totals(families: dict[str, Family]) -> dict[str, float]:
+    """By name: all that counters, and counts and sums of histograms, come to."""
+    found: dict[str, float] = defaultdict(float)
+    for name, family in families.items():
+        for (sample, _), value in family.samples.items():
+            ends = sample.removeprefix(name)
+            if family.kind == "counter" or ends in ("_count", "_sum"):
+                found[sample] += value
+    return found
+
+
+@settings(max_examples=25)
+@given(
+    st.randoms(use_true_random=False),
+    st.sets(st.sampled_from(["engine", "model_name", "finished_reason", "source", "dp_rank"])),
+)
+def test_dropping_labels_never_changes_totals(random: Random, dropped: set[str]) -> None:
+    """And no sample has a label that was dropped."""
+    registry = fleet(random)
+
+    found = page(registry, Choice(dropped=frozenset(dropped)))
+
+    assert totals(found) == pytest.approx(totals(parse(render(registry).decode())))
+    names = {label for family in found.values() for _, ls in family.samples for label, _ in ls}
+    assert names.isdisjoint(dropped)
+
+
+@settings(max_examples=25)
+@given(st.randoms(use_true_random=False), st.integers(2, 40))
+def test_thinning_takes_buckets_and_nothing_else(random: Random, thinning: int) -> None:
+    """Counts, sums and all buckets that are left are what they were; the highest bound is left."""
+    registry = fleet(random)
+    whole = parse(render(registry).decode())
+
+    thin = page(registry, Choice(thinning=thinning))
+
+    assert thin.keys() == whole.keys()
+    for name, family in whole.items():
+        kept = thin[name].samples
+        assert kept.items() <= family.samples.items()
+        gone = family.samples.keys() - kept.keys()
+        assert all(sample.endswith("_bucket") for sample, _ in gone)
+        assert "+Inf" not in {dict(labels)["le"] for _, labels in gone}
+        if family.kind == "histogram":
+            bounds = sorted({float(dict(ls)["le"]) for s, ls in family.samples if "le" in dict(ls)})
+            left = {float(dict(ls)["le"]) for s, ls in kept if "le" in dict(ls)}
+            assert {bounds[-1], bounds[-2]} <= left or len(left) < len(bounds)
+            assert bounds[-2] in left
+
+
+def test_bounds_can_be_named_by_family() -> None:
+    """Those that an engine has of them are shown; other families are as they were."""
+    registry = new_registry()
+    filled(
+        registry.register(EngineInfo("v", "vllm", {"engine": "0", "model_name": "m"})), Random(1)
+    )
+    kept = {"vllm:e2e_*": (0.3, 0.123, 60.0)}
+
+    found = page(registry, Choice(kept=kept))
+
+    name = "vllm:e2e_request_latency_seconds"
+    bounds = {dict(labels)["le"] for _, labels in found[name].samples if "le" in dict(labels)}
+    assert bounds == {"0.3", "60.0", "+Inf"}
+    other = "vllm:time_to_first_token_seconds"
+    assert found[other] == parse(render(registry).decode())[other]
+
+
+def test_ranks_of_one_replica_count_once() -> None:
+    """Tensor-parallel ranks tell the same of the same requests; what each has of its own adds up."""
+    registry = new_registry()
+    applier = Applier(registry)
+    for dp in range(2):
+        for tp in range(4):
+            labels = {**SCHEDULER, "tp_rank": str(tp), "dp_rank": str(dp)}
+            engine = registry.register(EngineInfo(f"{dp}/{tp}", "sglang", labels))
+            slot = engine.layout.find("sglang:num_used_tokens").slots[0]
+            engine.values[slot] = 10 * (dp + 1)
+            families = [
+                SampledFamily(name, "counter", [], [Sample([], 3.0)])
+                for name in ("sglang:num_retracted_requests_total", CPU)
+            ]
+            applier.apply(engine, Samples(0, 1.0, families))
+
+    found = page(registry, Choice().of_pod)
+
+    left = (("model_name", "m"),)
+    assert found["sglang:num_used_tokens"].samples == {("sglang:num_used_tokens", left): 30}
+    retracted = "sglang:num_retracted_requests"
+    assert found[retracted].samples == {(retracted + "_total", left): 2 * 3}
+    assert found[CPU.removesuffix("_total")].samples == {(CPU, left): 8 * 3}
+
+
+def test_an_info_metric_that_described_itself() -> None:
+    """Engines tell it in labels of their own: it is one, by the same rule."""
+    registry = new_registry()
+    applier = Applier(registry)
+    for dp, pages in enumerate(("100", "50")):
+        labels = {**SCHEDULER, "tp_rank": "0", "dp_rank": str(dp)}
+        engine = registry.register(EngineInfo(str(dp), "sglang", labels))
+        told = SampledFamily(
+            "sglang:cache_config_info",
+            "gauge",
+            ["num_pages", "page_size"],
+            [Sample([pages, "16"], 1.0)],
+        )
+        applier.apply(engine, Samples(0, 1.0, [told]))
+
+    found = page(registry, Choice().of_pod)["sglang:cache_config_info"].samples
+
+    left = (("model_name", "m"), ("num_pages", "150"), ("page_size", "16"))
+    assert found == {("sglang:cache_config_info", left): 1}
+
+
+CPU = "sglang:scheduler_process_cpu_seconds_total"
+
+
+def test_what_an_engine_counted_stays_when_it_goes() -> None:
+    """Another is left: the sum never falls, also when the one comes back; gauges go with it."""
+    registry = new_registry()
+    for number in range(2):
+        info = EngineInfo(str(number), "vllm", {"engine": str(number), "model_name": "m"})
+        filled(registry.register(info), Random(number))
+    engine = registry.engines["0"]
+    registry.engines["1"].streams.add(1)
+    before = page(registry, Choice().of_pod)
+    pages = [before]
+    registry.pass_time(GONE + 1)
+    assert list(registry.kept) == ["0"]
+    pages.append(page(registry, Choice().of_pod))
+    registry.register(EngineInfo("0", "vllm", engine.labels))
+    pages.append(page(registry, Choice().of_pod))
+
+    for name, family in before.items():
+        if family.kind != "gauge":
+            assert all(one[name].samples == family.samples for one in pages), name
+    only = page_of(registry.engines["1"])["vllm:num_requests_running"]
+    assert list(pages[1]["vllm:num_requests_running"].samples.values()) == list(
+        only.samples.values()
+    )
+
+
+def page_of(engine: Engine) -> dict[str, Family]:
+    """The page of one engine alone."""
+    registry = new_registry()
+    registry.enter(engine)
+    return parse(render(registry).decode())
+
+
+@given(st.lists(st.floats(0, 1e9), min_size=2, max_size=9), st.randoms(use_true_random=False))
+def test_a_sum_is_the_same_in_any_order(values: list[float], random: Random) -> None:
+    """Else a counter could fall by its last digit when engines come in another order."""
+    other = random.sample(values, len(values))
+
+    assert combined_numbers(values, "sum") == combined_numbers(other, "sum")
+
+
+@given(st.data())
+def test_histograms_of_other_bounds_are_exact_where_they_meet(data: st.DataObject) -> None:
+    """Over the bounds that all have, each bucket is the sum of theirs."""
+    some = st.lists(st.sampled_from([1.0, 2.0, 3.0, 4.0, 5.0]), unique=True).map(sorted).map(tuple)
+    observed = st.lists(st.floats(0, 6), max_size=20)
+    found: list[Histogram] = []
+    everything: list[float] = []
+    for bounds in data.draw(st.lists(some, min_size=2, max_size=4)):
+        histogram = Histogram(bounds)
+        values = data.draw(observed)
+        everything += values
+        histogram.observe_many(list(values))
+        found.append(histogram)
+
+    total = combined_histograms(found)
+
+    assert set(total.bounds) == set.intersection(*(set(one.bounds) for one in found))
+    counts = [sum(value <= bound for value in everything) for bound in total.bounds]
+    assert total.cumulative == [*counts, len(everything)]
+    assert total.sum == pytest.approx(sum(everything))
+
+
+CACHE = {"block_size": "16", "num_gpu_blocks": "100", "cache_dtype": "auto"}
+
+
+@pytest.mark.parametrize(
+    ("others", "wanted"),
+    [
+        ([], CACHE),
+        ([{**CACHE, "num_gpu_blocks": "50"}], {**CACHE, "num_gpu_blocks": "150"}),
+        ([{**CACHE, "cache_dtype": "fp8"}], {"block_size": "16", "num_gpu_blocks": "200"}),
+        (
+            [{**CACHE, "block_size": "32", "num_gpu_blocks": "10"}],
+            {"block_size": "16", "num_gpu_blocks": "120", "cache_dtype": "auto"},
+        ),
+        ([{**CACHE, "num_gpu_blocks": "None"}], {"block_size": "16", "cache_dtype": "auto"}),
+    ],
+)
+def test_one_configuration_of_several_caches(
+    others: list[dict[str, str]], wanted: dict[str, str]
+) -> None:
+    """Blocks are added up, in the smallest block; what is not agreed upon is left out."""
+    assert combined_info([CACHE, *others]) == wanted
+
+
+def named(families: Iterable[str], **choice: tuple[str, ...]) -> set[str]:
+    """Those of ``families`` that are shown."""
+    chosen = Choice(**choice)  # type: ignore[arg-type]
+    return {family for family in families if chosen.shows(family)}
+
+
+def test_patterns_allow_and_deny_families() -> None:
+    """What is denied is not shown, whatever is allowed."""
+    families = ["vllm:a_seconds", "vllm:b_total", "sglang:a_seconds"]
+
+    assert named(families) == set(families)
+    assert named(families, allow=("vllm:*",)) == {"vllm:a_seconds", "vllm:b_total"}
+    assert named(families, deny=("*_seconds",)) == {"vllm:b_total"}
+    assert named(families, allow=("vllm:*",), deny=("*:?_seconds",)) == {"vllm:b_total"}
