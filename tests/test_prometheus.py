@@ -212,6 +212,9 @@ async def test_the_whole_page_is_taken(tmp_path: Path) -> None:
             "ingest_endpoint": (f"ipc://{tmp_path}/i.ipc",),
             "histograms": "both",
             "scrape": (f"{other.url},label.pod=a",),
+            # The memory is this process's, with all that other tests have left in it.
+            "limits_memory_soft": "0",
+            "limits_memory_hard": "0",
         }
         async with Exporter(read(flags, {}), [Odd()]).running() as exporter:
             url = await replayed(exporter, MAIN_RUN)
