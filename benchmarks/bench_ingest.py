@@ -52,7 +52,10 @@ WARM_UP = 0.5
 DRAIN = 60.0
 POOL = 64
 AHEAD = 6 << 20
-"""Bytes that a saturating sender keeps ready."""
+"""Bytes that saturating senders keep ready, all together: what is not sent yet has to be applied
+before a run ends, and prometheus_client takes a minute for what 16 rings hold."""
+LEAST = 256 << 10
+"""Of them each has this, four frames, so that none of many waits for the next filling."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,6 +199,7 @@ class Feed:
     def _feed(self, senders: Senders, rate: float, seconds: float) -> None:
         """Feed for ``seconds``, then wait until all of it is applied."""
         started = time.monotonic()
+        ahead = max(AHEAD // len(senders.all), LEAST)
         done = 0
         while (now := time.monotonic()) < started + seconds:
             if rate:
@@ -207,7 +211,7 @@ class Feed:
                 time.sleep(FLUSH)
             else:
                 for number, sender in enumerate(senders.all):
-                    while sender.held_bytes < AHEAD:
+                    while sender.held_bytes < ahead:
                         self._add(senders, number, 32)
                 if not senders.pump():
                     time.sleep(0.002)

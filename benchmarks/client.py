@@ -62,8 +62,16 @@ class ClientMetrics:
             for tokens in outcomes.iteration_tokens:
                 children.iteration_tokens.observe(tokens)
 
-    def drain(self) -> None:
+    def gather(self, engine: Engine, item: Item) -> bool:
+        """Nothing is gained by it here."""
+        del engine, item
+        return False
+
+    def settle(self) -> None:
         """Nothing waits here."""
+
+    def drain(self) -> None:
+        """Nor here."""
 
     def _children(self, engine: Engine) -> ClientEngine:
         children = self.engines.get(engine.id)

@@ -58,6 +58,21 @@ def test_what_is_no_latency_is_left_out_and_told(observed: list[float]) -> None:
     assert math.isfinite(histogram.sum)
 
 
+around = [math.nextafter(bound, to) for bound in BOUNDS for to in (0.0, math.inf)]
+
+
+@given(st.lists(values | st.integers(-3, 90) | st.sampled_from(around) | st.floats(), max_size=40))
+def test_a_batch_counts_as_one_by_one(observed: list[float]) -> None:
+    """Whatever its size and whatever numbers are in it."""
+    batch, each = Histogram(BOUNDS), Histogram(BOUNDS)
+
+    refused = batch.observe_many(list(observed))
+
+    assert refused == sum(map(each.observe, observed))
+    assert batch.counts == each.counts
+    assert math.isclose(batch.sum, each.sum, rel_tol=1e-12)
+
+
 @given(values, st.integers(0, 1000))
 def test_a_run_counts_as_often_as_it_says(value: float, count: int) -> None:
     """One call for many equal values."""

@@ -17,7 +17,7 @@ from sidestep.sglang_items import SglangItems
 from sidestep.stream_items import StreamItems
 from sidestep.triton_items import TritonItems
 from sidestep.vllm_items import VllmItems
-from sidestep.wire.items import Item, Samples
+from sidestep.wire.items import Item, Samples, VllmStep
 from sidestep.wire.totals import Record
 
 
@@ -84,6 +84,24 @@ class Applier:
             add_samples(self.registry, engine, item)
         else:
             self._of[engine.layout.dialect].apply(engine, item)
+
+    def gather(self, engine: Engine, item: Item) -> bool:
+        """Add one of many items, whose observations may wait for ``settle``.
+
+        Whether it is of the kind that gains from that; where not, nothing was done.
+        """
+        items = self._of[engine.layout.dialect]
+        if not isinstance(item, VllmStep) or not isinstance(items, VllmItems):
+            return False
+        items.gather(engine, item)
+        return True
+
+    def settle(self) -> None:
+        """Make the observations that wait."""
+        for items in self._of.values():
+            if isinstance(items, VllmItems):
+                for engine in items.settle():
+                    self.registry.touch(engine)
 
     def drain(self) -> None:
         """Tell of a slice of the lives that wait for it: a cache that was emptied has many."""

@@ -11,7 +11,7 @@ from sidestep.wire.limits import VALUE_LIMIT
 from sidestep.wire.native import NativeBuckets
 from sidestep.wire.totals import Buckets
 
-FEW = 12
+FEW = 5
 """Below this many values a bisection each is cheaper than sorting (measured)."""
 
 

@@ -179,6 +179,7 @@ class Ingest:
             while intake.busy:
                 intake.work()
                 if time.perf_counter() > deadline:
+                    intake.settle()
                     return True
             if self._ack_due:
                 # Between two frames all that was consumed is applied. Waiting for a turn that

@@ -39,6 +39,11 @@ from sidestep.wire.messages import (
 
 log = logging.getLogger(__name__)
 
+MANY = 4
+"""Items of an engine in one frame from which on it is worth while to gather what they observe."""
+PART = 8 << 10
+"""Bytes of small items that are applied in one go: 0.3 ms; at worst what one dear item takes."""
+
 Replies = list[tuple[bytes, FromExporter]]
 Work = Callable[[], None]
 
@@ -119,8 +124,10 @@ class Intake:
                 refusal = self.receiver.refuse_hello(peer, message, error)
                 return [*self._refuse(error.reason), *refusal.replies]
         received = self.receiver.receive(peer, message, now)
-        self.metrics.add("sidestep_duplicates_total", received.duplicates)
-        self.metrics.add("sidestep_lost_items_total", received.lost)
+        if received.duplicates:
+            self.metrics.add("sidestep_duplicates_total", received.duplicates)
+        if received.lost:
+            self.metrics.add("sidestep_lost_items_total", received.lost)
         stream = received.stream
         if stream is None:
             return received.replies
@@ -132,14 +139,19 @@ class Intake:
         self._arrived = self._wall()
         engines = self._engines[stream.incarnation]
         raws = self._sized(frames[0], received.items)
-        self._work.extend(partial(self._apply_item, engines, raw) for raw in raws)
+        if raws:
+            # The next one last, where it is cheap to take away.
+            self._work.append(partial(self._apply_items, engines, [*raws][::-1], len(raws)))
         self._work.extend(partial(self._add_record, engines, raw) for raw in received.records)
         if not stream.open:
             self._part(stream, now)
         return received.replies
 
     def work(self) -> None:
-        """Apply one item, or bind one engine; whatever is wrong with it costs that one alone."""
+        """Apply an item or some small ones, or bind an engine; what is wrong costs that one alone.
+
+        Where ``busy`` says that there is more, ``settle`` before others have their turn.
+        """
         try:
             self._work.popleft()()
         except WireError as error:
@@ -149,6 +161,12 @@ class Intake:
             self._bugs.error(
                 "bug", "an item could not be applied; this is a bug in sidestep", trace=error
             )
+        if not self._work:
+            self.settle()
+
+    def settle(self) -> None:
+        """Have all that was applied be in the series, before anybody looks at them."""
+        self.applier.settle()
 
     def enqueue(self, work: Work) -> None:
         """Let ``work`` have its turn after all that waits."""
@@ -226,13 +244,29 @@ class Intake:
             stream.silent = True
             self.receiver.restore(stream)
 
-    def _apply_item(self, engines: list[Engine], raw: msgspec.Raw) -> None:
-        item = decode_item(raw)
-        if item.engine >= len(engines):
-            raise WireError("unknown_engine")
-        engine = engines[item.engine]
-        self.applier.apply(engine, item)
-        self._applied(engine)
+    def _apply_items(self, engines: list[Engine], raws: list[msgspec.Raw], count: int) -> None:
+        """Apply the next of ``raws``, which a frame brought ``count`` of: one that is dear, or some.
+
+        The last one is next. Those after one that cannot be applied have another turn.
+        """
+        are_many = count >= MANY * len(engines)
+        size = 0
+        try:
+            while raws and size < PART:
+                raw = raws.pop()
+                item = decode_item(raw)
+                if item.engine >= len(engines):
+                    raise WireError("unknown_engine")
+                engine = engines[item.engine]
+                if are_many and self.applier.gather(engine, item):
+                    size += len(raw)
+                else:
+                    self.applier.apply(engine, item)
+                    size = PART
+                self._applied(engine)
+        finally:
+            if raws:
+                self._work.appendleft(partial(self._apply_items, engines, raws, count))
 
     def _add_record(self, engines: list[Engine], raw: msgspec.Raw) -> None:
         record = decode_record(raw)

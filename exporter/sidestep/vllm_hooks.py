@@ -7,6 +7,7 @@ from typing import ClassVar
 from sidestep.engine import Engine
 from sidestep.hit_window import HitWindow
 from sidestep.plan import Layout
+from sidestep.reads import Gathered
 from sidestep.registry import Registry
 from sidestep.wire.items import VllmRejection, VllmSleep, VllmStep
 from sidestep.wire.limits import MAX_OPEN_VALUES, OTHER, is_printable
@@ -36,10 +37,15 @@ class VllmHooks:
         self.lora_requests = hook["lora_requests"].slots[0]
         self.lora = hook["lora"].slots[0]
 
-    def step(self, engine: Engine, item: VllmStep, *, fresh: bool) -> None:
-        """After the plain fields of a step."""
+    def step(
+        self, engine: Engine, item: VllmStep, gathered: Gathered | None = None, *, fresh: bool
+    ) -> None:
+        """After the plain fields of a step; ``gathered``: of one of many."""
         if item.iteration is not None:
-            self.count_tokens(engine, item.iteration, last=item.scheduler is not None)
+            if gathered is None or item.scheduler is None or engine.held_tokens:
+                self.count_tokens(engine, item.iteration, last=item.scheduler is not None)
+            else:
+                gathered[self.iteration_tokens].append(item.iteration.iteration_tokens)
         if item.mm_cache is not None:
             _observe_hits(engine.mm_hits, item.mm_cache)
         if item.scheduler is not None:
@@ -62,11 +68,15 @@ class VllmHooks:
             return
         before = histogram.sum
         if histogram.observe(tokens + engine.held_tokens):
-            engine.values[self.omitted] = (engine.values[self.omitted] or 0) + 1
+            self.omit(engine, 1)
         else:
             # What was held is in the sum already; set, since a difference of floats can shrink.
             histogram.sum = before + tokens
         engine.held_tokens = 0
+
+    def omit(self, engine: Engine, count: int) -> None:
+        """Count observations that were left out."""
+        engine.values[self.omitted] = (engine.values[self.omitted] or 0) + count
 
     def scheduler(self, engine: Engine, stats: SchedulerStats, wall: float, *, fresh: bool) -> None:
         """Hit rates, cache tiers, CUDA graphs and LoRA adapters."""
@@ -102,6 +112,8 @@ class VllmHooks:
             # Counted by the scheduler's own events: queued requests are among them, and an
             # adapter is in the list of a state only where a request of its own is in it.
             now = engine.requests.requests.adapters
+        elif not stats.running_lora_adapters and not stats.waiting_lora_adapters:
+            return
         else:
             by_state = {
                 "running": stats.running_lora_adapters,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import ClassVar
 
 from sidestep.core_hooks import CoreHooks
@@ -11,7 +11,7 @@ from sidestep.errors import WireError
 from sidestep.lifecycle.machine import check as check_events
 from sidestep.lifecycle.outcomes import Outcomes
 from sidestep.plan import Layout
-from sidestep.reads import compile_reads
+from sidestep.reads import Gathered, compile_gather, compile_reads, observe_gathered
 from sidestep.registry import Registry
 from sidestep.residency.follower import Lives
 from sidestep.residency.physical import check as check_blocks
@@ -30,6 +30,8 @@ class VllmItems:
     def __init__(self, layout: Layout, registry: Registry) -> None:
         self.registry = registry
         self._read_step = compile_reads(layout, registry, VllmStep)
+        self._gather_step = compile_gather(layout, registry, VllmStep)
+        self._gathered: dict[Engine, Gathered] = {}
         self._read_outcomes = compile_reads(layout, registry, Outcomes)
         self._vllm = VllmHooks(layout, registry)
         self._core = CoreHooks(layout, registry)
@@ -57,6 +59,22 @@ class VllmItems:
             case _:
                 raise WireError("bad_item", "an item of another dialect")
 
+    def gather(self, engine: Engine, step: VllmStep) -> None:
+        """Add one of many steps; what it observes is not there before ``settle``."""
+        gathered = self._gathered.get(engine)
+        if gathered is None:
+            gathered = self._gathered[engine] = [[] for _ in engine.histograms]
+        self._step(engine, step, gathered)
+
+    def settle(self) -> Iterator[Engine]:
+        """Observe what was gathered; the engines that it was of."""
+        while self._gathered:
+            engine, gathered = self._gathered.popitem()
+            refused = observe_gathered(engine, gathered)
+            if refused:
+                self._vllm.omit(engine, refused)
+            yield engine
+
     def lives(self, engine: Engine, lives: Lives) -> None:
         """Lives of blocks that ended."""
         self._core.blocks(engine, lives)
@@ -77,16 +95,19 @@ class VllmItems:
             self.lives(engine, blocks.evictions(stats.kv_cache_eviction_events, rate))
             stats.kv_cache_eviction_events = []
 
-    def _step(self, engine: Engine, item: VllmStep) -> None:
-        if self.registry.sampling.scale and item.scheduler is not None:
-            self._scale(engine, item.scheduler)
+    def _step(self, engine: Engine, item: VllmStep, gathered: Gathered | None = None) -> None:
+        stats = item.scheduler
+        if stats is not None and self.registry.sampling.scale:
+            self._scale(engine, stats)
         # What is left of an oversized step has neither gauges nor a step to count.
-        fresh = not item.more and item.scheduler is not None and item.stamp >= engine.gauge_stamp
-        self._read_step(engine, item, fresh)
+        fresh = not item.more and stats is not None and item.stamp >= engine.gauge_stamp
+        if gathered is None:
+            self._read_step(engine, item, fresh)
+        else:
+            self._gather_step(engine, item, fresh, gathered)
         if not item.more:
-            self._vllm.step(engine, item, fresh=fresh)
-        if fresh and item.scheduler is not None:
-            stats = item.scheduler
+            self._vllm.step(engine, item, gathered, fresh=fresh)
+        if fresh and stats is not None:
             engine.gauge_stamp = item.stamp
             self._core.states_of(
                 engine,

@@ -1,0 +1,236 @@
+"""Many items of one frame, applied together: as if each had come alone."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conftest import Start
+from intakes import Fed
+from sidestep.engine import Engine
+from sidestep.ingest import Ingest
+from sidestep.native import Native, NativeHistogram
+from sidestep.wire.items import Family, Item, Sample, Samples, VllmSleep, VllmStep, encode_item
+from sidestep.wire.messages import EngineInfo
+from sidestep.wire.vllm import (
+    CacheStats,
+    CUDAGraphStat,
+    FinishedRequestStats,
+    IterationStats,
+    KVCacheEvictionEvent,
+    Run,
+    SchedulerIterationDetails,
+    SchedulerStats,
+    SpecDecodingStats,
+)
+
+ENGINES = [
+    EngineInfo(f"e{number}", "vllm", {"engine": str(number), "model_name": "m"})
+    for number in range(2)
+]
+counts = st.integers(0, 5000)
+seconds = st.floats(-1.0, 1e4) | st.sampled_from([0.0, 0.01, 2e15, math.nan, math.inf])
+latencies = st.lists(seconds, max_size=6) | st.lists(seconds, min_size=40, max_size=60)
+"""Lists of numbers are checked where they are used: nothing else keeps these out."""
+numbers = st.floats(-1.0, 1e4)
+adapters = st.dictionaries(st.sampled_from("abc"), st.integers(1, 3), max_size=2)
+caches = st.none() | st.builds(
+    CacheStats, st.booleans(), st.integers(0, 2), counts, counts, hits_by_source=st.just({})
+)
+schedulers = st.builds(
+    SchedulerStats,
+    counts,
+    counts,
+    kv_cache_usage=st.floats(0, 1),
+    num_kv_fetch_reqs_by_stage=st.just({}) | st.just({"in_progress": 3}),
+    iteration_details=st.none()
+    | st.builds(SchedulerIterationDetails, counts, counts, elapsed_ms=st.floats(0, 100)),
+    prefix_cache_stats=caches,
+    kv_cache_eviction_events=st.lists(
+        st.builds(KVCacheEvictionEvent, numbers, numbers, st.lists(numbers, max_size=3)), max_size=3
+    ),
+    spec_decoding_stats=st.none()
+    | st.builds(SpecDecodingStats, counts, counts, counts, counts, st.lists(counts, max_size=3)),
+    running_lora_adapters=adapters,
+    waiting_lora_adapters=adapters,
+    cudagraph_stats=st.none() | st.builds(CUDAGraphStat, counts, runtime_mode=st.just("FULL")),
+)
+finished = st.builds(
+    FinishedRequestStats,
+    st.integers(0, 6),
+    st.none() | numbers,
+    st.none() | counts,
+    num_generation_tokens=st.none() | counts,
+    max_tokens_param=st.none() | counts,
+)
+iterations = st.builds(
+    IterationStats,
+    counts,
+    num_prompt_tokens=counts,
+    finished_requests=st.lists(finished, max_size=14),
+    n_params_iter=st.lists(st.integers(0, 30), max_size=3),
+    time_to_first_tokens_iter=latencies,
+    inter_token_latencies_iter=latencies,
+    inter_token_latencies_iter_runs=st.lists(st.builds(Run, numbers, counts), max_size=2),
+)
+engines = st.integers(0, 1)
+stamps = st.floats(0, 10)
+steps = st.builds(
+    VllmStep,
+    engines,
+    stamps,
+    stamps,
+    st.none() | schedulers,
+    st.none() | iterations,
+    caches,
+    st.booleans(),
+)
+others = st.builds(VllmSleep, engines, stamps, st.integers(0, 1), st.integers(0, 2)) | st.builds(
+    Samples, engines, stamps, st.just([Family("x:y_total", "counter", samples=[Sample(value=2.0)])])
+)
+poison = st.sampled_from([b"\xc0", b"\x92\xa2vs\x00", encode_item(VllmStep(9, 1.0, 1.0))])
+contents = st.lists(st.one_of(steps, steps, steps, others).map(encode_item) | poison, min_size=8, max_size=30)
+
+
+def fed(frames: Sequence[Sequence[bytes]], *, native: bool = False) -> Fed:
+    """What an intake comes to with these items of one stream, a frame each."""
+    made = Fed(native=Native({}, lambda: 1.0) if native else None)
+    made.greet("s", ENGINES)
+    for items in frames:
+        made.items("s", items)
+    return made
+
+
+def state(engine: Engine) -> list[Any]:
+    """All of it that items change, but for what may be rounded another way."""
+    return [
+        engine.values,
+        engine.keyed,
+        [None if h is None else h.counts for h in engine.histograms],
+        [_native(h) for h in engine.histograms if isinstance(h, NativeHistogram)],
+        engine.gauge_stamp,
+        engine.held_tokens,
+        engine.seen,
+        engine.last_seen,
+        [(h.queries, h.hits) for h in (engine.prefix_hits, engine.mm_hits)],
+        {name: family.children for name, family in engine.open.items()},
+    ]
+
+
+def _native(histogram: NativeHistogram) -> tuple[int, int, dict[int, int]]:
+    return histogram.schema, histogram.zeros, histogram.buckets
+
+
+@given(contents, st.booleans())
+def test_many_at_once_are_as_if_each_had_come_alone(items: list[bytes], native: bool) -> None:
+    """All engines, whatever is in the items, and with those that nobody can apply among them."""
+    together, alone = fed([items], native=native), fed([[item] for item in items], native=native)
+
+    for engine in alone.intake.registry.engines.values():
+        other = together.intake.registry.engines[engine.id]
+        assert state(other) == state(engine)
+        for mine, its in zip(other.histograms, engine.histograms, strict=True):
+            if mine is not None and its is not None:
+                assert math.isclose(mine.sum, its.sum, rel_tol=1e-12, abs_tol=1e-12)
+    assert together.rejected == alone.rejected
+    assert together.intake.items == alone.intake.items
+
+
+@given(contents)
+def test_nothing_waits_once_it_is_settled(items: list[bytes]) -> None:
+    """Between any two pieces of work, and the end is the same."""
+    made = fed([])
+    intake = made.intake
+    message = msgspec.msgpack.encode(["B", 1, 1, [msgspec.Raw(item) for item in items]])
+    intake.take(b"s", [message], 0.0)
+    while intake.busy:
+        intake.work()
+        intake.settle()
+        before = intake.registry.version
+        intake.settle()
+        assert intake.registry.version == before
+
+    for engine in fed([items]).intake.registry.engines.values():
+        assert state(intake.registry.engines[engine.id]) == state(engine)
+
+
+def step(number: int, *, latencies: int = 0) -> Item:
+    """A step with one of everything that is observed for itself."""
+    details = SchedulerIterationDetails(number, elapsed_ms=1.5)
+    request = FinishedRequestStats(1, 1.0, 10, 0, 10, 10, 0.1, 0.1, 0.1, 0.1, 0.1)
+    iteration = IterationStats(
+        5,
+        finished_requests=[request],
+        inter_token_latencies_iter=[0.01 * part for part in range(latencies)],
+    )
+    return VllmStep(0, float(number), 1.0, SchedulerStats(iteration_details=details), iteration)
+
+
+def test_a_large_frame_is_applied_in_parts() -> None:
+    """So that the loop has its turns: no part holds more than a few kilobytes of items."""
+    made = fed([])
+    items = [encode_item(step(number, latencies=200)) for number in range(100)]
+    message = msgspec.msgpack.encode(["B", 1, 1, [msgspec.Raw(item) for item in items]])
+    made.intake.take(b"s", [message], 0.0)
+    parts = []
+    while made.intake.busy:
+        before = made.intake.items
+        made.intake.work()
+        parts.append(sum(map(len, items[before : made.intake.items])))
+
+    assert sum(parts) == sum(map(len, items))
+    assert max(parts) < (8 << 10) + len(items[0])
+
+
+async def test_a_turn_that_ends_early_leaves_nothing_waiting(start: Start) -> None:
+    """What was applied in it is on the page that somebody asks for before the next."""
+    async with start() as exporter:
+        ingest: Ingest = exporter.ingest
+        intake = ingest.intake
+        hello = msgspec.msgpack.encode(["H", 1, "s", 1, 1, 1, ENGINES])
+        intake.take(b"p", [hello], 0.0)
+        while intake.busy:
+            intake.work()
+        items = [msgspec.Raw(encode_item(step(number, latencies=40))) for number in range(200)]
+        intake.take(b"p", [msgspec.msgpack.encode(["B", 1, 1, items])], 0.0)
+
+        more = ingest._turn(0.0)
+
+        assert more
+        assert 0 < intake.items < len(items)
+        engine = intake.registry.engines["e0"]
+        slot = engine.layout.find("vllm:iteration_tokens_total").slots[0]
+        assert sum(engine.histogram(slot).counts) == intake.items
+
+
+def calls(made: Fed, frames: Sequence[Sequence[bytes]]) -> int:
+    """Calls of functions, ours and the interpreter's, that it takes to apply ``frames``."""
+    found = 0
+
+    def count(_frame: object, event: str, _argument: object) -> None:
+        nonlocal found
+        found += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        for items in frames:
+            made.items("s", items)
+    finally:
+        sys.setprofile(before)
+    return found
+
+
+def test_many_at_once_cost_fewer_calls() -> None:
+    """Which is what they are gathered for."""
+    items = [encode_item(step(number)) for number in range(128)]
+
+    together, alone = calls(fed([]), [items]), calls(fed([]), [[item] for item in items])
+
+    assert together < 0.65 * alone
