@@ -26,7 +26,7 @@ from sidestep.pod_pages import PodPages
 from sidestep.registry import Registry
 from sidestep.render import passed, protobuf, protobuf_samples
 from sidestep.render.merged import Merged
-from sidestep.render.text import pieces
+from sidestep.render.text import Texts
 from sidestep.selfmetrics import SelfMetrics
 from sidestep.snapshots import Snapshots
 from sidestep.turns import collected
@@ -84,7 +84,7 @@ class Pages:
         # What labels and bounds are left away is text's alone.
         self.has_protobuf = shown.is_plain and registry.native is not None
         if shown.is_plain:
-            self._texts = functools.partial(pieces, registry)
+            self._texts = Texts(registry).pieces
         self.pod = PodPages(registry, self.views["pod"], self._own_text, self.settled)
         self._cache: dict[Format, tuple[State, bytes]] = {}
         self._answers: dict[Format, tuple[float, asyncio.Task[bytes]]] = {}

@@ -80,6 +80,8 @@ def catalogued(registry: Registry, dialects: Collection[str]) -> Iterator[Family
 
 def described(registry: Registry) -> Iterator[Family]:
     """Those that engines described themselves."""
+    if not registry.open_families:
+        return
     sampled = {name for layout in registry.layouts.values() for name in layout.sampled}
     seen: set[str] = set()
     for engine in registry.engines.values():
@@ -113,9 +115,13 @@ def asked(registry: Registry, dialect: str, placed: Placed) -> tuple[bool, str]:
 
 
 def present(registry: Registry, dialect: str, live: bool, feature: str = "") -> list[Engine]:
-    """The engines of a dialect that are there, alive where wanted, with this option where any."""
-    layout = registry.layouts[dialect]
-    found = [e for e in registry.engines.values() if e.layout is layout and not e.absent]
+    """The engines of a dialect, or of all, that are there, alive where wanted, with this option where any."""
+    engines = registry.engines.values()
+    if dialect:
+        layout = registry.layouts[dialect]
+        found = [engine for engine in engines if engine.layout is layout and not engine.absent]
+    else:
+        found = [engine for engine in engines if not engine.absent]
     if live:
         found = [engine for engine in found if engine.live]
     if feature:
@@ -207,8 +213,13 @@ def own_names(engine: Engine, family: Family) -> Key:
 
 def labels_of(engine: Engine, family: Family, key: Key) -> dict[str, str]:
     """All labels of one child."""
+    return labels_with(engine, family, own_names(engine, family), key)
+
+
+def labels_with(engine: Engine, family: Family, names: Key, key: Key) -> dict[str, str]:
+    """All labels of one child whose own ones are ``names``."""
     placed = family.places.get(engine.layout.dialect)
-    labels = dict(zip(own_names(engine, family), key, strict=True))
+    labels = dict(zip(names, key, strict=True))
     if placed is None:
         return {**labels, **engine.labels}
     if placed.row.unless_empty:

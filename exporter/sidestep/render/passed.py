@@ -9,7 +9,7 @@ from sidestep.catalogue.model import OBSERVED
 from sidestep.exposition import Labels, plain
 from sidestep.pages import Series
 from sidestep.passed import Passed, PassedFamily
-from sidestep.render.text import header
+from sidestep.render.words import header
 
 
 def pieces(

@@ -1,0 +1,181 @@
+"""Parts of families as text whose children come and go, or that several engines have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from sidestep.catalogue.model import Constant, Info, Reading
+from sidestep.combining import combined_numbers, combined_states
+from sidestep.engine import Engine, Key, Number
+from sidestep.histogram import Histogram, State
+from sidestep.plan import Placed
+from sidestep.render.kept import Block, changed, renewed
+from sidestep.render.rosters import LabelTexts, Rosters, form_of
+from sidestep.render.sections import Frames
+from sidestep.render.words import number, pairs_text, series_text
+from sidestep.view import Family, having, labels_with, own_names, stored_children
+
+ENGINES = 32
+"""In a block."""
+AT_ONCE = 50
+"""Children that are written between two turns of the loop: a few microseconds each."""
+
+
+class _Copy(NamedTuple):
+    """What one engine has of a family at one moment, and the names of its own labels."""
+
+    engine: Engine
+    names: Key
+    children: Sequence[tuple[Key, Number | State]]
+
+
+class OpenSection:
+    """Whatever is not in slots: an engine's part is kept until something of the engine changes.
+
+    Args:
+        dialect: Empty of families that described themselves: engines of all may have them.
+        placed: None likewise.
+    """
+
+    def __init__(
+        self, family: Family, dialect: str, placed: Placed | None, labels: LabelTexts
+    ) -> None:
+        self._family = family
+        self._dialect = dialect
+        self._placed = placed
+        self._labels = labels
+        self._form = ("",) if placed is None else form_of(placed)
+        self._frames = Frames(family.name, family.kind)
+        self._looks: Sequence[int] = ()
+        self._blocks: dict[int, Block] = {}
+
+    def begin(self, rosters: Rosters) -> Iterator[bytes]:
+        """See ``Section``."""
+        engines = self.engines(rosters)
+        looks = [engine.looks for engine in engines]
+        if looks != self._looks:
+            self._looks, self._blocks = looks, {}
+        jobs = []
+        for start in range(0, len(engines), ENGINES):
+            some = engines[start : start + ENGINES]
+            marks = [self.mark(engine) for engine in some]
+            before = self._blocks.get(start)
+            copies = {place: self.copy(some[place]) for place in changed(before, marks)}
+            jobs.append((start, before, marks, copies))
+        return self._texts(jobs, self._blocks)
+
+    def engines(self, rosters: Rosters) -> Sequence[Engine]:
+        """Those that have the family now."""
+        family = self._family
+        if self._placed is None:
+            found = rosters.all(live=family.kind == "gauge").engines
+            return [engine for engine in found if family.name in engine.open]
+        return having(rosters.of(self._dialect, self._placed).engines, self._placed)
+
+    def mark(self, engine: Engine) -> object:
+        """What the state is told by that ``engine`` has the family in."""
+        match None if self._placed is None else self._placed.row.source:
+            case Reading():
+                # It may be another whenever it is read.
+                return object()
+            case Info() | Constant():
+                return engine.looks
+        return engine.version
+
+    def copy(self, engine: Engine) -> _Copy:
+        """What ``engine`` has of the family."""
+        family = self._family
+        found: list[tuple[Key, Number | State]] = [
+            (key, value.state if isinstance(value, Histogram) else value)
+            for key, value in stored_children(engine, family)
+        ]
+        return _Copy(engine, own_names(engine, family), found)
+
+    def pairs(self, copy: _Copy, key: Key) -> bytes:
+        """The text of a child's labels; it is kept where the engine alone has a say in them."""
+        if key:
+            # Adapters and the like come and go.
+            return pairs_text(labels_with(copy.engine, self._family, copy.names, key)).encode()
+        return self._labels.of(copy.engine, self._family, self._form, copy.names, key)
+
+    def line(self, pairs: bytes, value: Number | State) -> bytes:
+        """One child."""
+        if isinstance(value, State):
+            return self._frames.fill(pairs, value)
+        return f"{series_text(self._family.name, pairs.decode())}{value!r}\n".encode()
+
+    def _texts(
+        self,
+        jobs: Sequence[tuple[int, Block | None, Sequence[object], dict[int, _Copy]]],
+        blocks: dict[int, Block],
+    ) -> Iterator[bytes]:
+        spent = 0
+        for start, before, marks, copies in jobs:
+            block = before
+            if copies or block is None:
+                texts: dict[int, bytes] = {}
+                for place, copy in copies.items():
+                    lines: list[bytes] = []
+                    for key, value in copy.children:
+                        lines.append(self.line(self.pairs(copy, key), value))
+                        spent += 1
+                        if spent >= AT_ONCE:
+                            yield b""
+                            spent = 0
+                    texts[place] = b"".join(lines)
+                block = blocks[start] = renewed(before, marks, texts)
+            yield block.text
+
+
+class SharedSection:
+    """A family in which engines can have the same labels: their series are combined."""
+
+    def __init__(self, family: Family, labels: LabelTexts) -> None:
+        self._family = family
+        self._frames = Frames(family.name, family.kind)
+        self._parts = [
+            OpenSection(family, dialect, placed, labels)
+            for dialect, placed in family.places.items()
+        ]
+        self._marks: Sequence[object] | None = None
+        self._text = b""
+
+    def begin(self, rosters: Rosters) -> Iterator[bytes]:
+        """See ``Section``."""
+        found = [(part, engine) for part in self._parts for engine in part.engines(rosters)]
+        marks = [mark for part, one in found for mark in (one.looks, part.mark(one))]
+        if marks == self._marks:
+            return iter((self._text,))
+        return self._texts(marks, [(part, part.copy(engine)) for part, engine in found])
+
+    def _texts(
+        self, marks: Sequence[object], copies: Sequence[tuple[OpenSection, _Copy]]
+    ) -> Iterator[bytes]:
+        groups: dict[bytes, list[Number | State]] = {}
+        spent = 0
+        for part, copy in copies:
+            for key, value in copy.children:
+                groups.setdefault(part.pairs(copy, key), []).append(value)
+                spent += 1
+                if spent >= AT_ONCE:
+                    yield b""
+                    spent = 0
+        lines: list[bytes] = []
+        for pairs, values in groups.items():
+            lines.append(self._line(pairs, values))
+            spent += len(values)
+            if spent >= AT_ONCE:
+                yield b""
+                spent = 0
+        self._marks, self._text = marks, b"".join(lines)
+        yield self._text
+
+    def _line(self, pairs: bytes, values: Sequence[Number | State]) -> bytes:
+        family = self._family
+        states = [value for value in values if isinstance(value, State)]
+        if states:
+            return self._frames.fill(pairs, combined_states(states))
+        numbers = [value for value in values if not isinstance(value, State)]
+        one = number(combined_numbers(numbers, family.combine))
+        return f"{series_text(family.name, pairs.decode())}{one}\n".encode()
