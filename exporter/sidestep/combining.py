@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 
 from sidestep.buckets import Bounds
 from sidestep.catalogue.model import Combine
@@ -41,9 +42,9 @@ def combined_histograms(found: Sequence[Histogram]) -> Histogram:
         return first
     if type(first) is not Histogram and all(other.bounds == first.bounds for other in found):
         return _merged(found)
-    one = combined_states([State(other.bounds, other.counts, other.sum) for other in found])
-    total = Histogram(one.bounds)
-    total.counts, total.sum = list(one.counts), one.sum
+    bounds, counts, summed = combined_states([(h.bounds, h.counts, h.sum) for h in found])
+    total = Histogram(bounds)
+    total.counts, total.sum = [*counts], summed
     return total
 
 
@@ -52,13 +53,12 @@ def combined_states(found: Sequence[State]) -> State:
     first = found[0]
     if len(found) == 1:
         return first
-    bounds = first.bounds
-    counts = [other.counts for other in found]
-    if any(other.bounds is not bounds and other.bounds != bounds for other in found):
-        bounds = common_bounds(other.bounds for other in found)
+    bounds = first[0]
+    counts = [other for _, other, _ in found]
+    if any(other is not bounds and other != bounds for other, _, _ in found):
+        bounds = common_bounds(other for other, _, _ in found)
         counts = [_over(other, bounds) for other in found]
-    summed = list(map(sum, zip(*counts, strict=True)))
-    return State(bounds, summed, math.fsum(other.sum for other in found))
+    return bounds, [*map(sum, zip(*counts, strict=True))], math.fsum(total for _, _, total in found)
 
 
 def _merged(found: Sequence[Histogram]) -> Histogram:
@@ -79,8 +79,9 @@ def common_bounds(found: Iterable[Bounds]) -> Bounds:
 
 def _over(state: State, bounds: Bounds) -> list[int]:
     """Counts of ``state`` in buckets of ``bounds``, each of which it has."""
-    cumulative = state.cumulative
-    places = {bound: place for place, bound in enumerate(state.bounds)}
+    known, counts, _ = state
+    cumulative = [*accumulate(counts)]
+    places = {bound: place for place, bound in enumerate(known)}
     upto = [*(cumulative[places[bound]] for bound in bounds), cumulative[-1]]
     return [count - before for count, before in zip(upto, [0, *upto], strict=False)]
 

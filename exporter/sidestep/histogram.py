@@ -6,7 +6,6 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import NamedTuple
 
 from sidestep.buckets import Bounds
 from sidestep.wire.limits import VALUE_LIMIT
@@ -17,17 +16,8 @@ FEW = 12
 """Below this many values a bisection each is cheaper than sorting (measured)."""
 
 
-class State(NamedTuple):
-    """A copy of what a page shows of a histogram."""
-
-    bounds: Bounds
-    counts: Sequence[int]
-    sum: float
-
-    @property
-    def cumulative(self) -> list[int]:
-        """See ``Histogram.cumulative``."""
-        return list(accumulate(self.counts))
+State = tuple[Bounds, Sequence[int], float]
+"""A copy of what a page shows of a histogram: its bounds, its counts and its sum."""
 
 
 class Histogram:
@@ -154,7 +144,7 @@ class Histogram:
     @property
     def state(self) -> State:
         """Its state of now, to be shown later."""
-        return State(self.bounds, [*self.counts], self.sum)
+        return self.bounds, [*self.counts], self.sum
 
     @property
     def cumulative(self) -> list[int]:

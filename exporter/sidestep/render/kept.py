@@ -33,7 +33,7 @@ def changed(block: Block | None, marks: Sequence[object]) -> Sequence[int]:
 
 def renewed(block: Block | None, marks: Sequence[object], texts: Mapping[int, bytes]) -> Block:
     """``block`` with other ``texts`` at some places, in their order; of no block, at all places."""
-    if block is None:
+    if block is None or len(texts) == len(marks):
         found = list(texts.values())
         return Block(marks, list(map(len, found)), b"".join(found))
     starts = [0, *accumulate(block.sizes)]

@@ -8,7 +8,7 @@ totals are kept and another has the same labels: Prometheus would take less for 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import accumulate, chain
 from typing import NamedTuple
 
 from sidestep.buckets import Bounds
@@ -25,7 +25,7 @@ from sidestep.histogram import Histogram, State
 from sidestep.plan import Placed
 from sidestep.registry import Registry
 from sidestep.render.groups import Group, Groups, Labels, hidden_from
-from sidestep.render.words import filled, frame, header, number, pairs_text, series_text
+from sidestep.render.words import PLACE, frame, header, number, pairs_text, series_text
 from sidestep.view import (
     Family,
     catalogued,
@@ -239,18 +239,19 @@ class Merged:
         pairs = self._pairs.get(labels)
         if pairs is None:
             pairs = self._pairs[labels] = pairs_text(dict(labels)).encode()
-        if isinstance(value, State):
+        if isinstance(value, tuple):
             return self._histogram(family, pairs, value)
         return f"{series_text(family.name, pairs.decode())}{number(value)}\n".encode()
 
     def samples_of(self, family: Family, value: Value) -> int:
         """Lines of a series."""
-        if not isinstance(value, State):
+        if not isinstance(value, tuple):
             return 1
-        if not value.bounds:
+        bounds = value[0]
+        if not bounds:
             return 3 if family.kind == "histogram" else 2
-        places = self._shown(family, value.bounds)
-        return 3 + len(value.bounds if places is None else places)
+        places = self._shown(family, bounds)
+        return 3 + len(bounds if places is None else places)
 
     def _shown(self, family: Family, bounds: Bounds) -> tuple[int, ...] | None:
         try:
@@ -261,20 +262,21 @@ class Merged:
             return places
 
     def _histogram(self, family: Family, pairs: bytes, state: State) -> bytes:
-        bounds, labelled = state.bounds, bool(pairs)
+        bounds, told, total = state
+        labelled = bool(pairs)
         places = self._shown(family, bounds)
         text = self._frames.get((family.name, bounds, labelled))
         if text is None:
             shown = bounds if places is None else tuple(bounds[place] for place in places)
             text = frame(family.name, family.kind, shown, labelled=labelled)
             self._frames[family.name, bounds, labelled] = text
-        counts = state.cumulative
+        counts = [*accumulate(told)]
         buckets = counts
         if family.kind == "summary":
             buckets = []
         elif places is not None:
             buckets = [*(counts[place] for place in places), counts[-1]]
-        return filled(text, pairs, buckets, counts[-1], state.sum)
+        return (text % (*buckets, counts[-1], total)).replace(PLACE, pairs)
 
 
 def _head(family: Family, *, openmetrics: bool) -> bytes:
@@ -306,10 +308,10 @@ def _series(found: Sequence[_Found], rule: Combine, *, by_length: bool) -> Itera
 
 
 def _one(values: Sequence[Value], rule: Combine) -> Value:
-    states = [value for value in values if isinstance(value, State)]
+    states = [value for value in values if isinstance(value, tuple)]
     if states:
         return combined_states(states)
-    return combined_numbers([v for v in values if not isinstance(v, State)], rule)
+    return combined_numbers([v for v in values if not isinstance(v, tuple)], rule)
 
 
 def _joined(outer: Labels, own: Labels) -> Labels:

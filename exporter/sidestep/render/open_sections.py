@@ -26,6 +26,7 @@ class _Copy(NamedTuple):
     """What one engine has of a family at one moment, and the names of its own labels."""
 
     engine: Engine
+    looks: int
     names: Key
     children: Sequence[tuple[Key, Number | State]]
 
@@ -49,13 +50,12 @@ class OpenSection:
         self._frames = Frames(family.name, family.kind)
         self._looks: Sequence[int] = ()
         self._blocks: dict[int, Block] = {}
+        self._pairs: dict[int, dict[Key, bytes]] = {}
+        """By how the engine looks."""
 
     def begin(self, rosters: Rosters) -> Iterator[bytes]:
         """See ``Section``."""
         engines = self.engines(rosters)
-        looks = [engine.looks for engine in engines]
-        if looks != self._looks:
-            self._looks, self._blocks = looks, {}
         jobs = []
         for start in range(0, len(engines), ENGINES):
             some = engines[start : start + ENGINES]
@@ -66,22 +66,27 @@ class OpenSection:
         return self._texts(jobs, self._blocks)
 
     def engines(self, rosters: Rosters) -> Sequence[Engine]:
-        """Those that have the family now."""
+        """Those that have the family now; what was kept of others, or as they looked, goes."""
         family = self._family
         if self._placed is None:
             found = rosters.all(live=family.kind == "gauge").engines
-            return [engine for engine in found if family.name in engine.open]
-        return having(rosters.of(self._dialect, self._placed).engines, self._placed)
+            found = [engine for engine in found if family.name in engine.open]
+        else:
+            found = having(rosters.of(self._dialect, self._placed).engines, self._placed)
+        looks = [engine.looks for engine in found]
+        if looks != self._looks:
+            self._looks, self._blocks = looks, {}
+            kept = self._pairs.keys() & set(looks)
+            self._pairs = {look: self._pairs[look] for look in kept}
+        return found
 
     def mark(self, engine: Engine) -> object:
         """What the state is told by that ``engine`` has the family in."""
-        match None if self._placed is None else self._placed.row.source:
-            case Reading():
-                # It may be another whenever it is read.
-                return object()
-            case Info() | Constant():
-                return engine.looks
-        return engine.version
+        source = None if self._placed is None else self._placed.row.source
+        if isinstance(source, Reading):
+            # It may be another whenever it is read.
+            return object()
+        return engine.looks if isinstance(source, Info | Constant) else engine.version
 
     def copy(self, engine: Engine) -> _Copy:
         """What ``engine`` has of the family."""
@@ -90,18 +95,29 @@ class OpenSection:
             (key, value.state if isinstance(value, Histogram) else value)
             for key, value in stored_children(engine, family)
         ]
-        return _Copy(engine, own_names(engine, family), found)
+        return _Copy(engine, engine.looks, own_names(engine, family), found)
 
-    def pairs(self, copy: _Copy, key: Key) -> bytes:
-        """The text of a child's labels; it is kept where the engine alone has a say in them."""
-        if key:
-            # Adapters and the like come and go.
-            return pairs_text(labels_with(copy.engine, self._family, copy.names, key)).encode()
-        return self._labels.of(copy.engine, self._family, self._form, copy.names, key)
+    def told(self, copy: _Copy) -> Iterator[tuple[bytes, Number | State]]:
+        """Its children, by the text of their labels, which are kept as long as a child is there."""
+        engine, looks, names, children = copy
+        before, known = self._pairs.get(looks, {}), {}
+        for key, value in children:
+            if not key:
+                # Other families have the same labels.
+                yield self._labels.of(engine, self._family, self._form, names, key), value
+                continue
+            pairs = before.get(key)
+            if pairs is None:
+                pairs = pairs_text(labels_with(engine, self._family, names, key)).encode()
+            known[key] = pairs
+            yield pairs, value
+        if known:
+            self._pairs[looks] = known
+        else:
+            self._pairs.pop(looks, None)
 
-    def line(self, pairs: bytes, value: Number | State) -> bytes:
-        """One child."""
-        if isinstance(value, State):
+    def _line(self, pairs: bytes, value: Number | State) -> bytes:
+        if isinstance(value, tuple):
             return self._frames.fill(pairs, value)
         return f"{series_text(self._family.name, pairs.decode())}{value!r}\n".encode()
 
@@ -117,8 +133,8 @@ class OpenSection:
                 texts: dict[int, bytes] = {}
                 for place, copy in copies.items():
                     lines: list[bytes] = []
-                    for key, value in copy.children:
-                        lines.append(self.line(self.pairs(copy, key), value))
+                    for pairs, value in self.told(copy):
+                        lines.append(self._line(pairs, value))
                         spent += 1
                         if spent >= AT_ONCE:
                             yield b""
@@ -155,8 +171,8 @@ class SharedSection:
         groups: dict[bytes, list[Number | State]] = {}
         spent = 0
         for part, copy in copies:
-            for key, value in copy.children:
-                groups.setdefault(part.pairs(copy, key), []).append(value)
+            for pairs, value in part.told(copy):
+                groups.setdefault(pairs, []).append(value)
                 spent += 1
                 if spent >= AT_ONCE:
                     yield b""
@@ -173,9 +189,9 @@ class SharedSection:
 
     def _line(self, pairs: bytes, values: Sequence[Number | State]) -> bytes:
         family = self._family
-        states = [value for value in values if isinstance(value, State)]
+        states = [value for value in values if isinstance(value, tuple)]
         if states:
             return self._frames.fill(pairs, combined_states(states))
-        numbers = [value for value in values if not isinstance(value, State)]
+        numbers = [value for value in values if not isinstance(value, tuple)]
         one = number(combined_numbers(numbers, family.combine))
         return f"{series_text(family.name, pairs.decode())}{one}\n".encode()

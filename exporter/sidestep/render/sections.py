@@ -8,17 +8,19 @@ written last is not written again.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from operator import is_
 from typing import NamedTuple, Protocol
 
 from sidestep.buckets import Bounds
-from sidestep.catalogue.model import Kind
+from sidestep.catalogue.model import Constant, Kind, Reading
 from sidestep.engine import Engine, Key, Number
-from sidestep.histogram import Histogram, State
+from sidestep.histogram import State
 from sidestep.plan import Placed
+from sidestep.readings import READINGS
 from sidestep.render.kept import Block, changed, renewed
 from sidestep.render.rosters import LabelTexts, Rosters, form_of
-from sidestep.render.words import filled, frame, series_text
+from sidestep.render.words import PLACE, frame, series_text
 from sidestep.view import Family
 
 HISTOGRAMS = 64
@@ -48,13 +50,15 @@ class Frames:
 
     def fill(self, pairs: bytes, state: State) -> bytes:
         """The lines of one histogram."""
-        if state.bounds is not self._last or not pairs:
-            self._text = self._of(state.bounds, labelled=bool(pairs))
-            self._last = state.bounds if pairs else None
-        # Without bounds it is a summary's, which shows no bucket.
-        counts = state.cumulative
-        buckets = counts if state.bounds else ()
-        return filled(self._text, pairs, buckets, counts[-1], state.sum)
+        bounds, counts, total = state
+        if bounds is not self._last or not pairs:
+            self._text = self._of(bounds, labelled=bool(pairs))
+            self._last = bounds if pairs else None
+        counts = [*accumulate(counts)]
+        if bounds:
+            return (self._text % (*counts, counts[-1], total)).replace(PLACE, pairs)
+        # It is a summary's, which shows no bucket.
+        return (self._text % (counts[-1], total)).replace(PLACE, pairs)
 
     def _of(self, bounds: Bounds, *, labelled: bool) -> bytes:
         found = self._known.get((bounds, labelled))
@@ -112,7 +116,7 @@ class ScalarSection(Slots):
 
     def __init__(self, family: Family, dialect: str, placed: Placed, labels: LabelTexts) -> None:
         super().__init__(family, dialect, placed, labels)
-        self._size = max(SCALARS // len(self.slots), 1)
+        self._size = max(SCALARS // len(self.keys), 1)
         self._blocks: dict[int, _ScalarBlock] = {}
 
     def begin(self, rosters: Rosters) -> Iterator[bytes]:
@@ -120,14 +124,15 @@ class ScalarSection(Slots):
         engines, looks = rosters.of(self.dialect, self.placed)
         if not self.same(looks):
             self._blocks = {}
+        return self._texts(engines, self.values(engines), self._blocks)
+
+    def values(self, engines: Sequence[Engine]) -> Sequence[Number | None]:
+        """The values of ``engines``, one after the other."""
         slots = self.slots
-        values: list[Number | None]
         if len(slots) == 1:
             slot = slots[0]
-            values = [engine.values[slot] for engine in engines]
-        else:
-            values = [kept[slot] for engine in engines for kept in (engine.values,) for slot in slots]
-        return self._texts(engines, values, self._blocks)
+            return [engine.values[slot] for engine in engines]
+        return [kept[slot] for engine in engines for kept in (engine.values,) for slot in slots]
 
     def _texts(
         self,
@@ -135,7 +140,7 @@ class ScalarSection(Slots):
         values: Sequence[Number | None],
         blocks: dict[int, _ScalarBlock],
     ) -> Iterator[bytes]:
-        size, width = self._size, len(self.slots)
+        size, width = self._size, len(self.keys)
         for start in range(0, len(engines), size):
             block = blocks.setdefault(start, _ScalarBlock())
             some = values[start * width : (start + size) * width]
@@ -170,6 +175,20 @@ class ScalarSection(Slots):
         return "".join([line.replace("%", "%%") + "%a\n" for line in lines]).encode()
 
 
+class ReadSection(ScalarSection):
+    """Numbers that are computed for a page, or always the same."""
+
+    def values(self, engines: Sequence[Engine]) -> Sequence[Number | None]:
+        """See ``ScalarSection``."""
+        match self.placed.row.source:
+            case Reading(name):
+                read = READINGS[name]
+                return [read(engine) for engine in engines]
+            case Constant(value):
+                return [value] * len(engines)
+        raise AssertionError(self.placed.where)
+
+
 class _Job(NamedTuple):
     """A block of histograms as it was, what they are now, and copies of those that have changed."""
 
@@ -200,9 +219,12 @@ class HistogramSection(Slots):
         for start in range(0, len(engines), self._size):
             some = engines[start : start + self._size]
             found = [kept[slot] for e in some for kept in (e.histograms,) for slot in self.slots]
-            marks = [None if one is None else one.marked(mark) for one in found]
+            marks = [None if one is None else one.mark or one.marked(mark) for one in found]
             before = self._blocks.get(start)
-            states = {place: state_of(found[place]) for place in changed(before, marks)}
+            states = {
+                place: None if (one := found[place]) is None else (one.bounds, [*one.counts], one.sum)
+                for place in changed(before, marks)
+            }
             jobs.append(_Job(start, before, marks, states))
         return self._texts(engines, jobs, self._blocks, self._pairs)
 
@@ -228,7 +250,3 @@ class HistogramSection(Slots):
                 block = blocks[start] = renewed(before, marks, texts)
             yield block.text
 
-
-def state_of(histogram: Histogram | None) -> State | None:
-    """A copy of what a page shows of it."""
-    return None if histogram is None else histogram.state

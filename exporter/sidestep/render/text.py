@@ -6,14 +6,14 @@ family, which both formats and all pages share: only headers differ.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import chain
 
 from sidestep.engine import Key
 from sidestep.registry import Registry
 from sidestep.render.open_sections import OpenSection, SharedSection
 from sidestep.render.rosters import LabelTexts, Rosters
-from sidestep.render.sections import HistogramSection, ScalarSection, Section
+from sidestep.render.sections import HistogramSection, ReadSection, ScalarSection, Section
 from sidestep.render.words import header
 from sidestep.view import Family, catalogued, described, is_shared, owns, spoken
 
@@ -30,6 +30,8 @@ class _Kept:
     def __init__(self, family: Family, labels: LabelTexts) -> None:
         self.family = family
         self._heads: dict[bool, bytes] = {}
+        self._version = -1
+        self._texts: Sequence[bytes] = ()
         self.sections: list[Section] = []
         if is_shared(family):
             self.sections.append(SharedSection(family, labels))
@@ -41,8 +43,25 @@ class _Kept:
                     self.sections.append(HistogramSection(family, dialect, placed, labels))
                 elif placed.where == "scalars":
                     self.sections.append(ScalarSection(family, dialect, placed, labels))
+                elif placed.where in ("reading", "constant"):
+                    self.sections.append(ReadSection(family, dialect, placed, labels))
                 else:
                     self.sections.append(OpenSection(family, dialect, placed, labels))
+
+    def texts(self, version: int, rosters: Rosters) -> Iterator[bytes]:
+        """Its samples now, in that ``version`` of the registry; nothing where a turn is due."""
+        if version == self._version:
+            return iter(self._texts)
+        begun = [section.begin(rosters) for section in self.sections]
+        return self._made(version, chain.from_iterable(begun))
+
+    def _made(self, version: int, texts: Iterable[bytes]) -> Iterator[bytes]:
+        found: list[bytes] = []
+        for text in texts:
+            if text:
+                found.append(text)
+            yield text
+        self._version, self._texts = version, found
 
     def head(self, *, openmetrics: bool) -> bytes:
         """The lines before its samples."""
@@ -78,9 +97,8 @@ class Texts:
             family = kept.family
             if names and not owns(family.name, family.kind, names):
                 continue
-            begun = [section.begin(self._rosters) for section in kept.sections]
             shown = False
-            for text in chain.from_iterable(begun):
+            for text in kept.texts(self._registry.version, self._rosters):
                 if text and not shown:
                     shown = True
                     yield [kept.head(openmetrics=openmetrics), text]

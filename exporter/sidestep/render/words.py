@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from prometheus_client.utils import floatToGoString
 
@@ -54,6 +53,8 @@ def bound_text(bound: float) -> str:
 def frame(name: str, kind: Kind, bounds: Bounds, *, labelled: bool) -> bytes:
     """A histogram's lines with a place for every value, and ``PLACE`` for its labels' text.
 
+    The values: cumulative counts, none of a summary; how many there are; their sum.
+
     All that have the name and the bounds share it: to put labels into what is filled is a
     tenth of filling it, and a frame of each one's own would take as much room as the page.
     """
@@ -66,7 +67,3 @@ def frame(name: str, kind: Kind, bounds: Bounds, *, labelled: bool) -> bytes:
         lines[:0] = [f'{name}_bucket{{{inner}le="{le}"}} %d\n' for le in les]
     return "".join(lines).encode()
 
-
-def filled(frame: bytes, pairs: bytes, buckets: Sequence[int], count: int, total: float) -> bytes:
-    """The lines of one histogram; ``buckets`` are cumulative, none of a summary."""
-    return (frame % (*buckets, count, total)).replace(PLACE, pairs)
