@@ -7,8 +7,9 @@ it; the text page reads the two common places itself, for speed.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
+from typing import NamedTuple
 
 from sidestep.catalogue.model import (
     ENGINE_LABELS,
@@ -23,13 +24,22 @@ from sidestep.catalogue.model import (
 )
 from sidestep.combining import combined_histograms, combined_numbers
 from sidestep.engine import Engine, Key, Number
-from sidestep.histogram import Histogram
+from sidestep.histogram import Histogram, State
 from sidestep.plan import Placed
 from sidestep.readings import READINGS
 from sidestep.registry import Registry
 
 Child = tuple[Key, Number | Histogram]
 """Own label values, and the series."""
+
+
+class Copy(NamedTuple):
+    """What one engine has of a family at one moment: its look, own label names, and children."""
+
+    engine: Engine
+    looks: int
+    names: Key
+    children: Sequence[tuple[Key, Number | State]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -176,6 +186,22 @@ def stored_children(engine: Engine, family: Family) -> Iterable[Child]:  # noqa:
     if placed.where == "keyed":
         return _in_unit(engine.keyed[placed.slots[0]].items(), placed.row)
     return _computed(engine, placed)
+
+
+def copy_of(engine: Engine, family: Family) -> Copy:
+    """What ``engine`` has of ``family`` now, also where it is not shown."""
+    found: list[tuple[Key, Number | State]] = [
+        (key, value.state if isinstance(value, Histogram) else value)
+        for key, value in stored_children(engine, family)
+    ]
+    return Copy(engine, engine.looks, own_names(engine, family), found)
+
+
+def copies(registry: Registry, family: Family) -> list[Copy]:
+    """What all engines show of ``family`` now."""
+    is_gauge = family.kind == "gauge"
+    found = present(registry, "", live=is_gauge)
+    return [copy for engine in found if (copy := copy_of(engine, family)).children]
 
 
 def _in_unit(found: Iterable[tuple[Key, Number]], row: Row) -> Iterable[Child]:

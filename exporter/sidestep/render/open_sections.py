@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from sidestep.catalogue.model import Constant, Info, Reading
 from sidestep.combining import combined_numbers, combined_states
 from sidestep.engine import Engine, Key, Number
-from sidestep.histogram import Histogram, State
+from sidestep.histogram import State
 from sidestep.plan import Placed
 from sidestep.render.kept import Block, changed, renewed
 from sidestep.render.rosters import LabelTexts, Rosters, form_of
 from sidestep.render.sections import Frames
 from sidestep.render.words import number, pairs_text, series_text
-from sidestep.view import Family, having, labels_with, own_names, stored_children
+from sidestep.view import Copy, Family, copy_of, having, labels_with
 
 ENGINES = 32
 """In a block."""
 AT_ONCE = 50
 """Children that are written between two turns of the loop: a few microseconds each."""
-
-
-class _Copy(NamedTuple):
-    """What one engine has of a family at one moment, and the names of its own labels."""
-
-    engine: Engine
-    looks: int
-    names: Key
-    children: Sequence[tuple[Key, Number | State]]
 
 
 class OpenSection:
@@ -61,7 +51,7 @@ class OpenSection:
             some = engines[start : start + ENGINES]
             marks = [self.mark(engine) for engine in some]
             before = self._blocks.get(start)
-            copies = {place: self.copy(some[place]) for place in changed(before, marks)}
+            copies = {place: copy_of(some[place], self._family) for place in changed(before, marks)}
             jobs.append((start, before, marks, copies))
         return self._texts(jobs, self._blocks)
 
@@ -88,16 +78,7 @@ class OpenSection:
             return object()
         return engine.looks if isinstance(source, Info | Constant) else engine.version
 
-    def copy(self, engine: Engine) -> _Copy:
-        """What ``engine`` has of the family."""
-        family = self._family
-        found: list[tuple[Key, Number | State]] = [
-            (key, value.state if isinstance(value, Histogram) else value)
-            for key, value in stored_children(engine, family)
-        ]
-        return _Copy(engine, engine.looks, own_names(engine, family), found)
-
-    def told(self, copy: _Copy) -> Iterator[tuple[bytes, Number | State]]:
+    def told(self, copy: Copy) -> Iterator[tuple[bytes, Number | State]]:
         """Its children, by the text of their labels, which are kept as long as a child is there."""
         engine, looks, names, children = copy
         before, known = self._pairs.get(looks, {}), {}
@@ -123,7 +104,7 @@ class OpenSection:
 
     def _texts(
         self,
-        jobs: Sequence[tuple[int, Block | None, Sequence[object], dict[int, _Copy]]],
+        jobs: Sequence[tuple[int, Block | None, Sequence[object], dict[int, Copy]]],
         blocks: dict[int, Block],
     ) -> Iterator[bytes]:
         spent = 0
@@ -163,10 +144,10 @@ class SharedSection:
         marks = [mark for part, one in found for mark in (one.looks, part.mark(one))]
         if marks == self._marks:
             return iter((self._text,))
-        return self._texts(marks, [(part, part.copy(engine)) for part, engine in found])
+        return self._texts(marks, [(part, copy_of(engine, self._family)) for part, engine in found])
 
     def _texts(
-        self, marks: Sequence[object], copies: Sequence[tuple[OpenSection, _Copy]]
+        self, marks: Sequence[object], copies: Sequence[tuple[OpenSection, Copy]]
     ) -> Iterator[bytes]:
         groups: dict[bytes, list[Number | State]] = {}
         spent = 0

@@ -222,7 +222,9 @@ class HistogramSection(Slots):
             marks = [None if one is None else one.mark or one.marked(mark) for one in found]
             before = self._blocks.get(start)
             states = {
-                place: None if (one := found[place]) is None else (one.bounds, [*one.counts], one.sum)
+                place: None
+                if (one := found[place]) is None
+                else (one.bounds, [*one.counts], one.sum)
                 for place in changed(before, marks)
             }
             jobs.append(_Job(start, before, marks, states))
@@ -249,4 +251,3 @@ class HistogramSection(Slots):
                 }
                 block = blocks[start] = renewed(before, marks, texts)
             yield block.text
-

@@ -66,4 +66,3 @@ def frame(name: str, kind: Kind, bounds: Bounds, *, labelled: bool) -> bytes:
         les = [*(bound_text(bound) for bound in bounds), "+Inf"]
         lines[:0] = [f'{name}_bucket{{{inner}le="{le}"}} %d\n' for le in les]
     return "".join(lines).encode()
-
