@@ -328,13 +328,14 @@ async def serve(config: Config, reload: Callable[[], Config] | None = None) -> N
     async with exporter.running():
         calm_collector()
         log.info(
-            "sidestep %s: metrics on %s, engines connect to %s; %s",
+            "sidestep %s on %s and %s: metrics on %s, engines connect to %s; %s",
             __version__,
+            loops.LIBRARY,
+            packing.LIBRARY,
             exporter.url,
             ", ".join(exporter.endpoints),
             exporter.promise,
         )
-        log.info("the event loop is %s's, gzip is %s's", loops.LIBRARY, packing.LIBRARY)
         await ending.stop.wait()
     ending.check()
     log.info("drained and stopped")
