@@ -199,9 +199,13 @@ def copy_of(engine: Engine, family: Family) -> Copy:
 
 def copies(registry: Registry, family: Family) -> list[Copy]:
     """What all engines show of ``family`` now."""
-    is_gauge = family.kind == "gauge"
-    found = present(registry, "", live=is_gauge)
-    return [copy for engine in found if (copy := copy_of(engine, family)).children]
+    found: list[Engine] = []
+    if not family.places:
+        everyone = present(registry, "", live=family.kind == "gauge")
+        found = [engine for engine in everyone if family.name in engine.open]
+    for dialect, placed in family.places.items():
+        found += showing(registry, dialect, placed)
+    return [copy_of(engine, family) for engine in found]
 
 
 def _in_unit(found: Iterable[tuple[Key, Number]], row: Row) -> Iterable[Child]:
@@ -209,15 +213,21 @@ def _in_unit(found: Iterable[tuple[Key, Number]], row: Row) -> Iterable[Child]:
 
 
 def _computed(engine: Engine, placed: Placed) -> Iterable[Child]:
-    match placed.row.source:
-        case Reading(name):
-            value = READINGS[name](engine)
-            return () if value is None else [((), value)]
-        case Constant(value):
-            return [((), value)]
-        case Info(name) if name in engine.info:
-            return [((), 1)]
-    return ()
+    source = placed.row.source
+    if isinstance(source, Info):
+        return [((), 1)] if source.name in engine.info else ()
+    (value,) = read_values(placed, (engine,))
+    return () if value is None else [((), value)]
+
+
+def read_values(placed: Placed, engines: Sequence[Engine]) -> list[Number | None]:
+    """What a row has for each of ``engines`` that is computed for a page, or always the same."""
+    source = placed.row.source
+    if isinstance(source, Reading):
+        read = READINGS[source.name]
+        return [read(engine) for engine in engines]
+    assert isinstance(source, Constant)
+    return [source.value] * len(engines)
 
 
 def stored(placed: Placed) -> str:

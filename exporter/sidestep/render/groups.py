@@ -39,7 +39,7 @@ class Group:
     @functools.cached_property
     def speakers(self) -> list[Engine]:
         """See above."""
-        return _speakers(self.members)
+        return _speakers(self.members) if len(self.members) > 1 else self.members
 
 
 class Groups:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain
+from operator import itemgetter
 from typing import NamedTuple
 
 from sidestep.buckets import Bounds
@@ -32,6 +33,7 @@ from sidestep.view import (
     described,
     own_names,
     owns,
+    read_values,
     spoken,
     stored_children,
 )
@@ -113,28 +115,38 @@ class Merged:
 
     def series(self, family: Family) -> Iterator[Series | None]:
         """The series of ``family`` as of the call, by their labels; None where a turn is due."""
-        found: list[_Found] = []
+        found: list[Iterable[_Found]] = []
         by_length = False
         if not family.places:
-            self._open(family, found)
+            found.append(self._open(family))
         for dialect, placed in family.places.items():
             shown = self._groups.showing(dialect, placed)
             row = placed.row
             by_length = by_length or row.unless_empty
             if shown:
                 hidden = hidden_from(row.labels)
-                for group in self._groups.of(shown, hidden, counts=row.kind != "gauge"):
-                    self._add(family, placed, group, found)
-        return _series(found, family.combine, by_length=by_length)
+                groups = self._groups.of(shown, hidden, counts=row.kind != "gauge")
+                told = [(group, _tellers(row, group)) for group in groups]
+                if placed.where in ("histogram", "scalars", "reading", "constant"):
+                    copied = [(group.labels, _values(placed, engines)) for group, engines in told]
+                    found.append(self._in_slots(placed, copied))
+                else:
+                    some: list[_Found] = []
+                    for group, engines in told:
+                        self._add(family, placed, group, engines, some)
+                    found.append(some)
+        return _series(chain.from_iterable(found), family.combine, by_length=by_length)
 
-    def _add(self, family: Family, placed: Placed, group: Group, found: list[_Found]) -> None:
+    def _add(
+        self,
+        family: Family,
+        placed: Placed,
+        group: Group,
+        engines: list[Engine],
+        found: list[_Found],
+    ) -> None:
         row = placed.row
-        engines = group.speakers if row.mirrored else group.members
-        if row.name in engines[0].layout.gated:
-            engines = [engine for engine in engines if row.feature in engine.features]
-        if placed.where in ("histogram", "scalars"):
-            self._add_slots(placed, engines, group.labels, found)
-        elif row.source == LORA and "engine" in self.choice.dropped:
+        if row.source == LORA and "engine" in self.choice.dropped:
             self._add_adapters(placed, group, found)
         elif isinstance(row.source, Info):
             name = row.source.name
@@ -142,22 +154,19 @@ class Merged:
         else:
             self._add_children(family, engines, group.labels, row, found)
 
-    def _add_slots(
-        self, placed: Placed, engines: list[Engine], outer: Labels, found: list[_Found]
-    ) -> None:
+    def _in_slots(
+        self, placed: Placed, copied: Iterable[tuple[Labels, Sequence[Sequence[Value | None]]]]
+    ) -> Iterator[_Found]:
+        """What engines have by slot, one series after the other."""
         row = placed.row
-        for key, slot in zip(placed.values_of_label, placed.slots, strict=True):
-            values: Sequence[Value]
-            if placed.where == "histogram":
-                values = [h.state for e in engines if (h := e.histograms[slot]) is not None]
-            else:
-                values = [
-                    v if row.per == 1 else v / row.per
-                    for e in engines
-                    if (v := e.values[slot]) is not None
-                ]
-            if values:
-                found.append(_Found(outer, self._own(row.own_labels, key), values))
+        owns = [self._own(row.own_labels, key) for key in placed.values_of_label]
+        for outer, engines in copied:
+            for own, some in zip(owns, zip(*engines, strict=True), strict=False):
+                values = [value for value in some if value is not None]
+                if row.per != 1:
+                    values = [value / row.per for value in values if not isinstance(value, tuple)]
+                if values:
+                    yield _Found(outer, own, values)
 
     def _add_children(
         self,
@@ -215,8 +224,9 @@ class Merged:
         newest = max(stamp for _, stamp in combinations)
         found.append(_Found(group.labels, own, (newest,), whole=True))
 
-    def _open(self, family: Family, found: list[_Found]) -> None:
+    def _open(self, family: Family) -> list[_Found]:
         """A family that described itself: its engines bring all their labels."""
+        found: list[_Found] = []
         is_gauge = family.kind == "gauge"
         everyone = self._groups.everyone(live=is_gauge)
         engines = [engine for engine in everyone if family.name in engine.open]
@@ -229,6 +239,7 @@ class Merged:
                     self._add_info(group.labels, said, found)
                     continue
             self._add_children(family, group.members, group.labels, None, found)
+        return found
 
     def _own(self, names: Key, key: Key, *, unless_empty: bool = False) -> Labels:
         dropped = self.choice.dropped
@@ -283,7 +294,32 @@ def _head(family: Family, *, openmetrics: bool) -> bytes:
     return header(family.name, family.kind, family.help, openmetrics=openmetrics).encode()
 
 
-def _series(found: Sequence[_Found], rule: Combine, *, by_length: bool) -> Iterator[Series | None]:
+def _tellers(row: Row, group: Group) -> list[Engine]:
+    """Those of ``group`` that have a say in ``row``."""
+    engines = group.speakers if row.mirrored else group.members
+    if row.name in engines[0].layout.gated:
+        return [engine for engine in engines if row.feature in engine.features]
+    return engines
+
+
+def _values(placed: Placed, engines: Sequence[Engine]) -> Sequence[Sequence[Value | None]]:
+    """What each of ``engines`` has now, in the order of the slots."""
+    slots = placed.slots
+    if placed.where == "scalars":
+        if len(slots) == 1:
+            slot = slots[0]
+            return [(engine.values[slot],) for engine in engines]
+        chosen = itemgetter(*slots)
+        return [chosen(engine.values) for engine in engines]
+    if placed.where == "histogram":
+        return [
+            [None if (one := engine.histograms[slot]) is None else one.state for slot in slots]
+            for engine in engines
+        ]
+    return [(value,) for value in read_values(placed, engines)]
+
+
+def _series(found: Iterable[_Found], rule: Combine, *, by_length: bool) -> Iterator[Series | None]:
     """``found`` by labels, what has the same ones as one."""
     by_labels: dict[Labels, list[Value]] = {}
     spent = 0

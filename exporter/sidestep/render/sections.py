@@ -13,20 +13,19 @@ from operator import is_
 from typing import NamedTuple, Protocol
 
 from sidestep.buckets import Bounds
-from sidestep.catalogue.model import Constant, Kind, Reading
+from sidestep.catalogue.model import Kind
 from sidestep.engine import Engine, Key, Number
 from sidestep.histogram import State
 from sidestep.plan import Placed
-from sidestep.readings import READINGS
 from sidestep.render.kept import Block, changed, renewed
 from sidestep.render.rosters import LabelTexts, Rosters, form_of
 from sidestep.render.words import PLACE, frame, series_text
-from sidestep.view import Family
+from sidestep.view import Family, read_values
 
 HISTOGRAMS = 64
 """In a block: 5 us each to write."""
-SCALARS = 256
-"""In a block: 0.1 us each, and some as soon as engines come or go."""
+SCALARS = 100
+"""In a block: 0.1 us each, but 5 us as soon as engines come or go."""
 FRAMES = 64
 """Bounds that a family can have at once: engines can bring any."""
 
@@ -180,13 +179,7 @@ class ReadSection(ScalarSection):
 
     def values(self, engines: Sequence[Engine]) -> Sequence[Number | None]:
         """See ``ScalarSection``."""
-        match self.placed.row.source:
-            case Reading(name):
-                read = READINGS[name]
-                return [read(engine) for engine in engines]
-            case Constant(value):
-                return [value] * len(engines)
-        raise AssertionError(self.placed.where)
+        return read_values(self.placed, engines)
 
 
 class _Job(NamedTuple):

@@ -104,6 +104,7 @@ class Texts:
                     yield [kept.head(openmetrics=openmetrics), text]
                 else:
                     yield [text] if text else []
+            yield []
 
     def _refresh(self) -> None:
         """See which families and engines there are now, and forget what was of others."""

@@ -40,7 +40,7 @@ def pieces(registry: Registry, names: Collection[str] = ()) -> Iterator[bytes]:
             begun = True
         if begun:
             separator = b","
-            yield b"]}"
+        yield b"]}" if begun else b""
     yield b"[]" if separator == b"[" else b"]"
 
 
