@@ -28,7 +28,7 @@ from sidestep.engine import Engine
 from sidestep.histogram import Histogram
 from sidestep.plan import compile_layout
 from sidestep.registry import Registry
-from sidestep.render.text import render
+from sidestep.render.text import Texts, render
 from sidestep.view import Family, children, combined, families, is_shared, labels_of
 from sidestep.wire.items import VllmStep
 from sidestep.wire.messages import EngineInfo
@@ -77,19 +77,24 @@ def measure(registry: Registry, client: CollectorRegistry, rounds: int) -> list[
     """The rows of one size."""
     engines = list(registry.engines.values())
     states: dict[str, Callable[[], object]] = {
-        "all dirty": lambda: dirty(engines),
-        "10 % dirty": lambda: dirty(engines[::10]),
+        "all dirty": lambda: dirty(registry, engines),
+        "10 % dirty": lambda: dirty(registry, engines[::10]),
         "nothing changed": lambda: None,
     }
     spent: dict[str, list[float]] = {name: [] for name in ("client", *states)}
-    body = render(registry)
+    texts = Texts(registry)
+
+    def page() -> list[bytes]:
+        return [text for piece in texts.pieces() for text in piece]
+
+    body = b"".join(page())
     gc.collect()
     gc.freeze()
     for _ in range(rounds):
         spent["client"].append(_milliseconds(lambda: generate_latest(client)))
         for name, change in states.items():
             change()
-            spent[name].append(_milliseconds(lambda: render(registry)))
+            spent[name].append(_milliseconds(page))
     gc.unfreeze()
     samples = len(_samples_of(body))
     theirs = statistics.median(spent["client"])
@@ -143,7 +148,7 @@ class _Source:
         self.scheduler, self.iteration = scheduler, iteration
 
 
-def dirty(engines: Iterable[Engine]) -> None:
+def dirty(registry: Registry, engines: Iterable[Engine]) -> None:
     """Change every series, and with it whatever its text was kept in."""
     for engine in engines:
         engine.values = [None if value is None else value + 1 for value in engine.values]
@@ -151,7 +156,8 @@ def dirty(engines: Iterable[Engine]) -> None:
             if histogram is not None:
                 histogram.counts = [count + 1 for count in histogram.counts]
                 histogram.sum += 0.123
-                histogram.cache = None
+                histogram.mark = None
+        registry.touch(engine)
 
 
 def client_registry(registry: Registry) -> CollectorRegistry:
@@ -213,7 +219,7 @@ def _parsed(text: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]
     return found
 
 
-def _milliseconds(make: Callable[[], bytes]) -> float:
+def _milliseconds(make: Callable[[], object]) -> float:
     started = time.thread_time_ns()
     make()
     return (time.thread_time_ns() - started) / 1e6

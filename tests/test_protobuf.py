@@ -188,7 +188,7 @@ def test_labels_that_change_are_told() -> None:
     first = page(fed)
     (engine,) = fed.intake.registry.engines.values()
     engine.labels["model_name"] = "ü"
-    engine.forget_texts()
+    engine.look_anew()
 
     assert b"\x12\x01m" in first
     assert all(

@@ -17,20 +17,21 @@ from typing import Any
 
 from prometheus_client.registry import Collector
 
-from sidestep import __version__, logs
+from sidestep import __version__, logs, loops, packing
 from sidestep.catalogue import DIALECTS
 from sidestep.choice import Choice
 from sidestep.config import Config
 from sidestep.durable import StateDirectory
 from sidestep.ending import Ending
 from sidestep.errors import ConfigError
-from sidestep.http import Pages, application
+from sidestep.http import application
 from sidestep.ingest import Ingest
 from sidestep.intake import Intake
 from sidestep.lifecycle.rules import Rules
 from sidestep.native import Native
 from sidestep.plan import compile_layout
 from sidestep.registry import Registry, Sampling
+from sidestep.scrapes import Pages
 from sidestep.selfmetrics import SelfMetrics, names, own_registry
 from sidestep.snapshots import Snapshots
 from sidestep.sources import Source
@@ -327,8 +328,10 @@ async def serve(config: Config, reload: Callable[[], Config] | None = None) -> N
     async with exporter.running():
         calm_collector()
         log.info(
-            "sidestep %s: metrics on %s, engines connect to %s; %s",
+            "sidestep %s on %s and %s: metrics on %s, engines connect to %s; %s",
             __version__,
+            loops.LIBRARY,
+            packing.LIBRARY,
             exporter.url,
             ", ".join(exporter.endpoints),
             exporter.promise,

@@ -114,9 +114,12 @@ def counted(registry: Registry, views: Mapping[str, Merged]) -> Iterator[Report]
         merged.refresh()
         count = found.pages.setdefault(view, Count())
         for family in merged.families():
-            for value in merged.series(family).values():
-                count.series += 1
-                count.samples += merged.samples_of(family, value)
+            for series in merged.series(family):
+                if series is None:
+                    yield found
+                else:
+                    count.series += 1
+                    count.samples += merged.samples_of(family, series[1])
             yield found
     yield found
 

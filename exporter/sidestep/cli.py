@@ -60,10 +60,11 @@ def _option(setting: Setting) -> Callable[[Command], Command]:
 def serve(**flags: Any) -> None:
     """Run the exporter: engines push to it, Prometheus scrapes it."""
     from sidestep.app import serve as run_exporter
+    from sidestep.loops import run
 
     config = read(flags, os.environ)
     logs.set_up(config.log_level, config.log_format)
-    asyncio.run(run_exporter(config, lambda: read(flags, os.environ)))
+    run(run_exporter(config, lambda: read(flags, os.environ)))
 
 
 @cli.command()
