@@ -25,7 +25,7 @@ from sidestep.combining import combined_histograms, combined_numbers
 from sidestep.engine import Engine, Key, Number
 from sidestep.histogram import Histogram
 from sidestep.plan import Placed
-from sidestep.readings import READINGS
+from sidestep.readings import reading
 from sidestep.registry import Registry
 
 Child = tuple[Key, Number | Histogram]
@@ -179,7 +179,7 @@ def _in_unit(found: Iterable[tuple[Key, Number]], row: Row) -> Iterable[Child]:
 def _computed(engine: Engine, placed: Placed) -> Iterable[Child]:
     match placed.row.source:
         case Reading(name):
-            value = READINGS[name](engine)
+            value = reading(engine, name)
             return () if value is None else [((), value)]
         case Constant(value):
             return [((), value)]
