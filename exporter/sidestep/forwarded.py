@@ -79,7 +79,10 @@ class Forwarded:
         """What ``message`` says that is new; to be applied before the next message is taken."""
         if (message.source, message.life) == self.own:
             return None
-        return self.lives.take(message, now)
+        word = self.lives.take(message, now)
+        if word is not None:
+            word.silent = now - word.heard >= SILENT
+        return word
 
     def apply(self, word: Word, now: float) -> None:
         """Let ``word`` stand in place of what its life said before.
