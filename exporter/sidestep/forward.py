@@ -188,5 +188,5 @@ class Forwarder:
 
     def _refused(self, code: str, detail: str) -> None:
         self._intake.metrics.add("sidestep_forward_errors_total", 1, code)
-        text = "the exporter at %s refuses what is forwarded: %s %s"
-        self._said.warning(code, text, self._endpoint, code, detail)
+        text = "the exporter at %s refuses what is forwarded: %s"
+        self._said.warning(code, text, self._endpoint, detail or code)
