@@ -8,7 +8,6 @@ import pytest
 from intakes import steps
 from sidestep.native import Native, NativeHistogram
 from sidestep.registry import GONE, SILENT
-from sidestep.session import lives
 from sidestep.session.outgoing import REFRESH
 from sidestep.wire.items import Family, Item, Sample, Samples, VllmStep, encode_item
 from sidestep.wire.messages import Bye, EngineInfo, Heartbeat
@@ -202,10 +201,10 @@ def test_the_root_goes_on_with_its_snapshot() -> None:
     assert samples(Node("root", 3, disk=reborn.disk).page).items() <= samples(reborn.page).items()
 
 
-def test_lives_that_are_too_many_become_one_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lives_that_are_too_many_become_one_sum() -> None:
     """None of them is counted again, whoever brings its word."""
-    monkeypatch.setattr(lives, "MAX_LIVES", 3)
     root, words = Node("root"), list[bytes]()
+    root.intake.forwarded.lives.most = 3
     for boot in range(1, 9):
         words += leaf("leaf", boot, step(boot)).frames()
         root.hear(words[-1])

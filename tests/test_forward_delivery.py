@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from sidestep.registry import SILENT
-from sidestep.session import lives
 from sidestep.session.outgoing import REFRESH
 from sidestep.wire.items import VllmStep, encode_item
 from sidestep.wire.messages import EngineInfo, Heartbeat
@@ -40,7 +39,6 @@ class Tree(RuleBasedStateMachine):
         """All processes, which never ran before."""
         self.now = 0.0
         self.boots = 0
-        self.common_lives, lives.MAX_LIVES = lives.MAX_LIVES, FEW_LIVES
         self.disks: dict[str, list[bytes]] = {}
         self.hosts = dict.fromkeys(UPPER, "")
         self.nodes: dict[str, Node] = {}
@@ -58,7 +56,6 @@ class Tree(RuleBasedStateMachine):
         """In the end the root shows all, once everybody is there and has been heard."""
         if not hasattr(self, "nodes"):
             return
-        lives.MAX_LIVES = self.common_lives
         for name in KEPT:
             for engine in ENGINES:
                 self._push(name, engine, 1, 7)
@@ -257,6 +254,8 @@ class Tree(RuleBasedStateMachine):
             now=self.now,
         )
         if name not in KEPT:
+            if name == "root":
+                node.intake.forwarded.lives.most = FEW_LIVES
             return
         again = self.unsaved[name] if hasattr(self, "unsaved") else []
         if not hasattr(self, "unsaved"):

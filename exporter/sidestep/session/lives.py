@@ -81,9 +81,15 @@ def new_life(wall: float, chance: int) -> int:
 
 
 class Lives:
-    """All words that count."""
+    """All words that count.
+
+    Attributes:
+        most: Lives of one source and engine that are told apart.
+        bytes: Of all records.
+    """
 
     def __init__(self) -> None:
+        self.most = MAX_LIVES
         self._words: dict[tuple[str, str], dict[int, Word]] = {}
         self._incomplete: dict[Key, _Incomplete] = {}
         self._count = self.bytes = self._incomplete_bytes = 0
@@ -151,9 +157,9 @@ class Lives:
         """Words that should become one: the sum and the oldest lives, where they are too many."""
         words = sorted(self.of(source, engine), key=lambda word: word.life)
         lives = [word for word in words if not word.is_sum]
-        if len(lives) <= MAX_LIVES:
+        if len(lives) <= self.most:
             return []
-        return words[: len(words) - MAX_LIVES]
+        return words[: len(words) - self.most]
 
     def sum_up(self, words: list[Word], record: bytes) -> Word:
         """Let ``record`` stand in place of ``words``, which are those of ``excess``."""
