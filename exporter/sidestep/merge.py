@@ -203,12 +203,15 @@ def _drop_foreign(engine: Engine, record: Record) -> None:
 
 def _scalars(engine: Engine, record: Record) -> Iterator[tuple[int, Number]]:
     """Where each number goes; what no row here has is left out."""
-    layout = engine.layout
-    places = {name: slot for slot, name in enumerate(layout.scalar_names)}
+    places, gauges = engine.layout.scalar_slots, engine.layout.scalar_gauges
     for (name, label), value in zip(record.head.scalars, record.totals.scalars, strict=True):
-        slot = places.get((name, label), places.get((name, OTHER)))
-        if value is not None and slot is not None:
-            yield slot, number_of(value, negative=slot in layout.scalar_gauges)
+        if value is None:
+            continue
+        slot = places.get((name, label))
+        if slot is None:
+            slot = places.get((name, OTHER))
+        if slot is not None:
+            yield slot, number_of(value, negative=slot in gauges)
 
 
 def _keyed(
