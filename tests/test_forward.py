@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from intakes import steps
+from sidestep.errors import WireError
 from sidestep.native import Native, NativeHistogram
 from sidestep.registry import GONE, SILENT
 from sidestep.session.outgoing import REFRESH
+from sidestep.transport.guard import Guard
+from sidestep.wire.forwarded import decode_forward, is_forward
 from sidestep.wire.items import Family, Item, Sample, Samples, VllmStep, encode_item
-from sidestep.wire.messages import Bye, EngineInfo, Heartbeat
+from sidestep.wire.messages import Bye, EngineInfo, Heartbeat, Hello, encode
 from sidestep.wire.triton import InferenceStats, ModelStats, Timed, TritonStats
 from sidestep.wire.vllm import IterationStats, SchedulerStats
 from trees import Node, frames_of, refresh, samples, wait
@@ -385,3 +390,75 @@ def test_a_record_that_makes_no_sense_leaves_the_last_one() -> None:
 
     assert root.rejected == {("bad_item",): 1.0}
     assert value(root, TOKENS) == 3
+
+
+def test_a_clock_that_was_set_back_costs_no_counts() -> None:
+    """Later lives then have lower numbers; the one that goes on is never taken for an old one."""
+    root = Node("root")
+    root.intake.forwarded.lives.most = 2
+    for boot in range(9, 1, -1):
+        wait(1, root)
+        leaf("leaf", boot, step(3)).tell(root)
+    last = leaf("leaf", 1, step(3))
+    for _ in range(3):
+        push(last, step(1))
+        wait(1, root)
+        last.tell(root)
+
+    assert value(root, TOKENS) == 9 * 3 + 3
+
+
+def test_refusing_one_engine_silences_no_other() -> None:
+    """However many are refused: they are well-formed."""
+    root = Node("root")
+    root.intake.guard = Guard(root.intake.metrics, lambda: 0.0, Authorized(), lambda: False)
+    node = Node("leaf")
+    node.greet("s", [info(str(number)) for number in range(200)])
+    node.tell(root)
+
+    assert len(root.intake.registry.engines) == 1
+    assert root.rejected == {("unauthorised",): 199.0}
+
+
+class Authorized:
+    """One key, for one engine."""
+
+    def __contains__(self, key: str) -> bool:
+        return True
+
+    def __len__(self) -> int:
+        return 1
+
+    def engines(self, key: str) -> list[str]:  # noqa: ARG002 - all have the same
+        """Those that it may feed."""
+        return ["ns/m/7"]
+
+
+@given(st.data())
+def test_whatever_a_record_says_it_is_nobodys_bug(data: st.DataObject) -> None:
+    """It is shown, or counted by its reason; what was said before stands or goes, never half."""
+    root = Node("root")
+    leaf("one", 1, step(3)).tell(root)
+    node = leaf("leaf", 1, step(3, running=2))
+    (due,) = node.due()
+    record = bytearray(due.message.data)
+    for _ in range(data.draw(st.integers(1, 3))):
+        place = data.draw(st.integers(0, len(record) - 1))
+        record[place] = data.draw(st.integers(0, 255))
+    due.message.data = bytes(record)
+    for frame in frames_of(due):
+        root.hear(frame)
+
+    assert ("bug",) not in root.rejected
+    assert f'{TOKENS}{{engine="0",model_name="m"}} 3' in root.page
+
+
+@given(st.binary(max_size=200))
+def test_other_frames_are_no_forwards(data: bytes) -> None:
+    """Nor is what follows the tag, if it is nonsense."""
+    for message in (Bye(1, 1), Heartbeat(1, 1, 0), Hello(1, "F", 1, 1, 1, [])):
+        assert not is_forward(encode(message))
+    for frame in (data, b"\x9d\xa1F" + data, b"\xdc\x00\x10\xa1F" + data):
+        assert is_forward(frame) or frame == data
+        with pytest.raises(WireError):
+            decode_forward(frame)

@@ -45,7 +45,7 @@ class _Shown:
 
     @property
     def present(self) -> list[Word]:
-        """The words that say how the engine is: each source's latest, who changed last at the end."""
+        """The words that say how the engine is: each source's latest, those that are live at the end."""
         latest: dict[str, Word] = {}
         for word in self.words.values():
             known = latest.get(word.source)
@@ -53,7 +53,7 @@ class _Shown:
                 known is None or (word.live, word.life) > (known.live, known.life)
             ):
                 latest[word.source] = word
-        return sorted(latest.values(), key=lambda word: (word.live, word.heard))
+        return sorted(latest.values(), key=lambda word: (word.live, word.source))
 
 
 class Forwarded:

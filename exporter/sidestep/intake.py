@@ -154,10 +154,15 @@ class Intake:
         try:
             self.guard.check(key)
             message = decode_forward(frame)
-            known = bool(self.forwarded.lives.of(message.source, message.engine))
-            self.guard.admit_source(key, message.source, message.engine, known=known)
         except WireError as error:
             return [*self._refuse(error.reason), *self.receiver.refuse_frame(peer, error)]
+        known = bool(self.forwarded.lives.of(message.source, message.engine))
+        try:
+            self.guard.admit_source(key, message.source, message.engine, known=known)
+        except WireError as error:
+            # Of one engine, which is no reason not to hear of the others.
+            self.reject(error.reason)
+            return self.receiver.refuse_frame(peer, error)
         self.metrics.add("sidestep_messages_total", 1, "forward")
         word = self.forwarded.take(message, now)
         if word is not None:

@@ -68,6 +68,7 @@ class KeptWord(msgspec.Struct, array_like=True, gc=False, tag="w"):
     name: str
     shown: bool
     origin: bool
+    summed: list[int] = []
 
 
 class KeptProcess(msgspec.Struct, array_like=True, gc=False, tag="p"):
@@ -176,6 +177,7 @@ class Capture:
             engine.id,
             engine.id in self._intake.registry.engines,
             ORIGIN in engine.labels,
+            list(word.summed),
         )
 
 
@@ -249,6 +251,7 @@ def _restore_word(forwarded: Forwarded, piece: KeptWord, now: float) -> None:
         piece.labels,
         now,
         silent=True,
+        summed=tuple(piece.summed),
     )
     # What cannot be shown any more must not cost all counters; whoever counts says it again.
     with contextlib.suppress(WireError):

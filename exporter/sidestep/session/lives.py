@@ -16,6 +16,8 @@ from sidestep.wire.forwarded import Forward, Standing
 
 MAX_LIVES = 16
 """Of one source and engine that are told apart; what older ones said becomes one sum."""
+MAX_SUMMED = 256
+"""Lives that are known to be in a sum: nobody says more of one that old."""
 MAX_WORDS = 4096
 MAX_BYTES = 96 << 20
 """Of all records."""
@@ -36,10 +38,11 @@ class Word:
     """What a life said last of an engine.
 
     Attributes:
-        order: Run and seq: what is higher is newer. Of a sum the highest life in it, and 0.
+        order: Run and seq: what is higher is newer.
         record: Encoded.
         heard: Monotonic time here when the source itself said so.
         silent: That was so long ago that nothing of it can be taken for the state of now.
+        summed: Lives that a sum has in it, the latest of them.
     """
 
     source: str
@@ -51,6 +54,7 @@ class Word:
     labels: Mapping[str, str]
     heard: float
     silent: bool = False
+    summed: tuple[int, ...] = ()
 
     @property
     def key(self) -> Key:
@@ -155,18 +159,22 @@ class Lives:
 
     def excess(self, source: str, engine: str) -> list[Word]:
         """Words that should become one: the sum and the oldest lives, where they are too many."""
-        words = sorted(self.of(source, engine), key=lambda word: word.life)
-        lives = [word for word in words if not word.is_sum]
-        if len(lives) <= self.most:
-            return []
-        return words[: len(words) - self.most]
+        # By when they were heard: a clock that was set back makes a life's number lower.
+        words = sorted(self.of(source, engine), key=lambda word: (not word.is_sum, word.heard))
+        lives = sum(not word.is_sum for word in words)
+        return words[: len(words) - self.most] if lives > self.most else []
 
     def sum_up(self, words: list[Word], record: bytes) -> Word:
         """Let ``record`` stand in place of ``words``, which are those of ``excess``."""
-        last = words[-1]
-        until = max(word.order[0] if word.is_sum else word.life for word in words)
+        summed = [life for word in words for life in (word.summed or (word.life,))]
         total = dataclasses.replace(
-            last, life=SUM, order=(until, 0), record=record, standing=Standing(), silent=True
+            words[-1],
+            life=SUM,
+            order=(0, len(summed)),
+            record=record,
+            standing=Standing(),
+            silent=True,
+            summed=tuple(summed[-MAX_SUMMED:]),
         )
         self.drop(words)
         self.put(total)
@@ -176,8 +184,7 @@ class Lives:
         source, engine, life = key
         words = self._words.get((source, engine), {})
         total = words.get(SUM)
-        if life != SUM and total is not None and life <= total.order[0]:
-            # It is in the sum.
+        if total is not None and life in total.summed:
             return False
         known = words.get(life)
         return known is None or known.order < order

@@ -12,6 +12,7 @@ from sidestep.wire.limits import (
     MAX_FRAME_BYTES,
     Identifier,
     Labels,
+    Number,
     Random64,
     Seconds,
     Seq,
@@ -45,7 +46,7 @@ class Standing(msgspec.Struct, array_like=True, gc=False, frozen=True):
     live: bool = False
     absent: bool = False
     former: bool = False
-    readings: Annotated[dict[Text, float], Meta(max_length=32)] = {}
+    readings: Annotated[dict[Text, Number], Meta(max_length=32)] = {}
 
 
 class Forward(msgspec.Struct, array_like=True, gc=False, tag=TAG):
