@@ -28,7 +28,7 @@ fix: $(STAMP)
 	$(BIN)/ruff format .
 
 bench: $(STAMP)
-	for bench in engine_cost ingest events scrape snapshot residency streams pages triton sglang_items; do $(BIN)/python -m benchmarks.bench_$$bench || exit 1; done
+	for bench in engine_cost ingest events scrape snapshot forward residency streams pages triton sglang_items; do $(BIN)/python -m benchmarks.bench_$$bench || exit 1; done
 	$(or $(wildcard build/sglang-venv/bin/python),$(BIN)/python) -m benchmarks.bench_sglang_cost
 
 # Every fault over every transport: over an hour. CHAOS="--quick", "--fault kill --seed 7", ...

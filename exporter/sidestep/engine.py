@@ -83,6 +83,8 @@ class Engine:
         looked: What was last read of statistics that its server keeps.
         looked_first: What was first, where only the exporter knows what was before.
         absent: Whether its server does not have it now: nothing of it is shown.
+        forwarded: Whether other exporters count it: nothing is applied to it here.
+        told: Its computed gauges by their readings' names, where it is.
         native: How native histograms are kept beside the classic ones; None where they are not.
         created: Unix time since when its counters count, where native histograms are kept.
         marks: The protobuf renderer's own: labels of a child, by family and key.
@@ -98,6 +100,7 @@ class Engine:
         "excess",
         "external_hits",
         "features",
+        "forwarded",
         "front_info",
         "gauge_stamp",
         "head",
@@ -129,6 +132,7 @@ class Engine:
         "series",
         "streams",
         "throughput",
+        "told",
         "values",
         "version",
 
@@ -169,7 +173,8 @@ class Engine:
         self.blocks: Residency | None = None
         self.looked: TritonStats | None = None
         self.looked_first: TritonStats | None = None
-        self.absent = False
+        self.absent = self.forwarded = False
+        self.told: Mapping[str, float] = {}
         self.restarts = 0
         self.streams: set[int] = set()
         self.seen: set[str] = set()
@@ -251,6 +256,17 @@ class Engine:
         for name in ("requests_by_state", "longest_preemption"):
             for slot in hooks[name].slots if name in hooks else ():
                 self.values[slot] = None
+
+    def empty(self) -> None:
+        """Have no series at all, not even those that begin at 0."""
+        self.values[:] = [None] * len(self.values)
+        self.histograms[:] = [None] * len(self.histograms)
+        self.keyed[:] = [{} for _ in self.keyed]
+        self.open = {}
+        self.series = self.open_bytes = self.restarts = 0
+        self.seen.clear()
+        for window in (self.prefix_hits, self.external_hits, self.mm_hits):
+            window.reset()
 
     def show(self, placed: Placed) -> None:
         """Start ``placed``'s counters and histograms at 0 where the engine does; gauges wait."""

@@ -240,6 +240,11 @@ class Layout:
         return tuple(found)
 
     @functools.cached_property
+    def scalar_slots(self) -> dict[tuple[str, str], int]:
+        """Slots by ``scalar_names``."""
+        return {name: slot for slot, name in enumerate(self.scalar_names)}
+
+    @functools.cached_property
     def scalar_gauges(self) -> frozenset[int]:
         """Slots of gauges."""
         return frozenset(

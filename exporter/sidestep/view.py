@@ -26,7 +26,7 @@ from sidestep.combining import combined_histograms, combined_numbers
 from sidestep.engine import Engine, Key, Number
 from sidestep.histogram import Histogram, State
 from sidestep.plan import Placed
-from sidestep.readings import READINGS
+from sidestep.readings import reading
 from sidestep.registry import Registry
 
 Child = tuple[Key, Number | Histogram]
@@ -224,8 +224,7 @@ def read_values(placed: Placed, engines: Sequence[Engine]) -> list[Number | None
     """What a row has for each of ``engines`` that is computed for a page, or always the same."""
     source = placed.row.source
     if isinstance(source, Reading):
-        read = READINGS[source.name]
-        return [read(engine) for engine in engines]
+        return [reading(engine, source.name) for engine in engines]
     assert isinstance(source, Constant)
     return [source.value] * len(engines)
 
