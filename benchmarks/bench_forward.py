@@ -64,9 +64,7 @@ def measure(engines: int, rounds: int) -> list[str]:
     size = 0
     calm_collector()
     for _ in range(rounds):
-        dirty(leaf.registry.engines.values())
-        for engine in leaf.registry.engines.values():
-            leaf.registry.touch(engine)
+        dirty(leaf.registry, leaf.registry.engines.values())
         frames: list[bytes] = []
         started, since = time.process_time(), time.perf_counter()
         for due in outbox.mine(time.monotonic()):

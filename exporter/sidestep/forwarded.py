@@ -198,7 +198,7 @@ class Forwarded:
         if record.head.core_info != engine.core_info:
             engine.core_info = record.head.core_info
             engine.info = {**engine.core_info, **engine.front_info}
-            engine.forget_texts()
+            engine.look_anew()
         return group, shown
 
     def _name(self, group: Group, word: Word) -> str:

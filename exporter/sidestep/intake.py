@@ -35,6 +35,7 @@ from sidestep.wire.limits import MAX_ITEM_BYTES
 from sidestep.wire.messages import (
     EngineInfo,
     FromExporter,
+    FromSender,
     Heartbeat,
     Hello,
     decode_from_sender,
@@ -135,6 +136,9 @@ class Intake:
             except WireError as error:
                 refusal = self.receiver.refuse_hello(peer, message, error)
                 return [*self._refuse(error.reason), *refusal.replies]
+        return self._receive(peer, message, frames[0], now)
+
+    def _receive(self, peer: bytes, message: FromSender, frame: bytes, now: float) -> Replies:
         received = self.receiver.receive(peer, message, now)
         if received.duplicates:
             self.metrics.add("sidestep_duplicates_total", received.duplicates)
@@ -150,7 +154,7 @@ class Intake:
             self._join(stream)
         self._arrived = self._wall()
         engines = self._engines[stream.incarnation]
-        raws = self._sized(frames[0], received.items)
+        raws = self._sized(frame, received.items)
         if raws:
             # The next one last, where it is cheap to take away.
             self._work.append(partial(self._apply_items, engines, [*raws][::-1], len(raws)))

@@ -168,7 +168,7 @@ class Registry:
         if _look(engine) in self._looks:
             # The later engine says where it is from.
             engine.labels[ORIGIN] = engine.id
-            engine.forget_texts()
+            engine.look_anew()
         self._looks.add(_look(engine))
         self.engines[engine.id] = engine
         self.parts += _is_part(engine)
