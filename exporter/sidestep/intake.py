@@ -124,10 +124,8 @@ class Intake:
                 refusal = self.receiver.refuse_hello(peer, message, error)
                 return [*self._refuse(error.reason), *refusal.replies]
         received = self.receiver.receive(peer, message, now)
-        if received.duplicates:
-            self.metrics.add("sidestep_duplicates_total", received.duplicates)
-        if received.lost:
-            self.metrics.add("sidestep_lost_items_total", received.lost)
+        self.metrics.add("sidestep_duplicates_total", received.duplicates)
+        self.metrics.add("sidestep_lost_items_total", received.lost)
         stream = received.stream
         if stream is None:
             return received.replies
