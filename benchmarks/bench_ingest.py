@@ -8,20 +8,22 @@ senders as there are engines, with the plugin's own session code: handshake,
 
 "saturating" rows send as fast as the exporter takes it, with latencies of a step
 that are equal as recorded, alike, or mixed (see ``benchmarks.steps``); "fixed rate" rows send
-so many steps a second over all engines while the page is scraped. Every
-observation sent must be on the page, or the benchmark ends with an error. An
-exporter that cannot keep a fixed rate falls behind: its "steps/s" are then less.
+so many steps a second over all engines while another process scrapes the page: sidestep alone,
+as prometheus_client takes two seconds for what comes in one. Every observation sent must
+be on the page, or the benchmark ends with an error. An exporter that cannot keep a fixed rate
+falls behind: its "steps/s" are then less.
+
+statsd_exporter is not among the peers: neither Debian nor PyPI has its binary.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import dataclasses
+import itertools
 import signal
 import statistics
-import threading
 import time
 from collections.abc import Iterator
 from random import Random
@@ -31,6 +33,7 @@ import zmq
 
 from benchmarks.client import ClientMetrics
 from benchmarks.process import SERVE, ExporterProcess, observations
+from benchmarks.scraper import scraping
 from benchmarks.steps import Steps, engine_info
 from benchmarks.table import percentile, show
 from sidestep.app import Exporter
@@ -46,16 +49,16 @@ from sidestep_adapters.translate import to_wire
 
 CLIENT = ("-m", "benchmarks.bench_ingest", "--client")
 PEERS = {"client inside": CLIENT, "sidestep": SERVE}
-FLUSH = 0.05
-"""Seconds between two sends of a plugin."""
+PAUSE = 0.005
+"""Seconds between two sends at a fixed rate: plugins send every 50 ms, each at its own time."""
 WARM_UP = 0.5
 DRAIN = 60.0
 POOL = 64
 AHEAD = 6 << 20
-"""Bytes that saturating senders keep ready, all together: what is not sent yet has to be applied
-before a run ends, and prometheus_client takes a minute for what 16 rings hold."""
-LEAST = 256 << 10
-"""Of them each has this, four frames, so that none of many waits for the next filling."""
+"""Bytes that saturating senders keep ready, all together."""
+CLIENT_AHEAD = 256 << 10
+"""Likewise, for prometheus_client: it took a minute for the full rings of 16, and its
+acknowledgements came so late that they sent all again."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,8 +88,9 @@ def main() -> None:
     parser.add_argument("--finished", type=int, default=1, help="requests a step")
     parser.add_argument("--seconds", type=float, default=4.0, help="per row and round")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--engines", type=int, default=4)
-    parser.add_argument("--fixed-engines", type=int, default=64)
+    parser.add_argument("--engines", type=int, default=16)
+    parser.add_argument("--fixed-engines", type=int, default=256)
+    parser.add_argument("--fixed-latencies", type=int, default=1024, help="a step, fixed rate")
     parser.add_argument("--rate", type=float, default=2000.0, help="steps a second, fixed rate")
     parser.add_argument("--scrape-interval", type=float, default=1.0)
     for flag in (
@@ -103,54 +107,58 @@ def main() -> None:
         flags = vars(args)
         serve_client(flags["ingest.endpoint"], flags["web.listen_address"])
         return
-    recorded, alike, mixed = (
-        Feed(args.latencies, args.finished, spread) for spread in ("recorded", "alike", "mixed")
-    )
     rows: list[list[str]] = []
-    for what, feed, engines, rate in (
-        ("saturating", recorded, args.engines, 0.0),
-        ("saturating alike", alike, args.engines, 0.0),
-        ("saturating mixed", mixed, args.engines, 0.0),
-        ("fixed rate", recorded, args.fixed_engines, args.rate),
+    for spread, (rate, latencies, engines) in itertools.product(
+        ("recorded", "alike", "mixed"),
+        (
+            (0.0, args.latencies, args.engines),
+            (args.rate, args.fixed_latencies, args.fixed_engines),
+        ),
     ):
-        runs: dict[str, list[Run]] = {peer: [] for peer in PEERS}
+        feed = Feed(latencies, args.finished, spread)
+        peers = {"sidestep": SERVE} if rate else PEERS
+        runs: dict[str, list[Run]] = {peer: [] for peer in peers}
         for _ in range(args.rounds):
-            for peer, command in PEERS.items():
+            for peer, command in peers.items():
                 interval = args.scrape_interval if rate else 0.0
                 run = feed.run(command, engines, rate, args.seconds, interval)
                 if peer == "sidestep" and run.dropped:
                     raise SystemExit(f"{run.dropped} steps were dropped")
                 runs[peer].append(run)
-        rows += [row(what, peer, engines, runs) for peer in PEERS]
+        what = f"{'fixed rate' if rate else 'saturating'} {spread}"
+        rows += [row(what, peer, engines, latencies, runs) for peer in peers]
     show(
-        f"Exporter's CPU; {args.latencies} latencies and {args.finished} finished a step",
+        f"Exporter's CPU; {args.finished} finished a step",
         (
-            *("feed, exporter", "engines", "steps/s", "CPU us/step", "CPU share"),
-            *("dropped", "reconnects", "scrape ms", "Mobs/s a core", "ratio", "target"),
+            *("feed, exporter", "engines", "values", "steps/s", "CPU us/step", "CPU share"),
+            *("dropped", "reconnects", "scrape ms", "p99", "Mobs/s a core", "ratio", "target"),
         ),
         rows,
     )
     print("\nEvery observation that was sent to sidestep is on its page.")
 
 
-def row(what: str, peer: str, engines: int, runs: dict[str, list[Run]]) -> list[str]:
+def row(
+    what: str, peer: str, engines: int, latencies: int, runs: dict[str, list[Run]]
+) -> list[str]:
     """Medians of the rounds."""
     own = runs[peer]
-    per_core = {name: statistics.median(run.per_core for run in runs[name]) for name in PEERS}
+    per_core = {name: statistics.median(run.per_core for run in runs[name]) for name in runs}
     scrapes = [value for run in own for value in run.scrapes]
-    ours = peer == "sidestep"
+    compared = peer == "sidestep" and len(runs) > 1
     return [
         f"{what}, {peer}",
         str(engines),
+        str(latencies),
         f"{statistics.median(run.steps / run.seconds for run in own):.0f}",
         f"{statistics.median(run.cpu / run.steps for run in own) * 1e6:.1f}",
         f"{statistics.median(run.cpu / run.seconds for run in own):.0%}",
         str(sum(run.dropped for run in own)),
         str(sum(run.reconnects for run in own)),
-        f"{percentile(scrapes, 0.5) * 1e3:.0f}" if scrapes else "",
+        *(f"{percentile(scrapes, at) * 1e3:.0f}" if scrapes else "" for at in (0.5, 0.99)),
         f"{per_core[peer] / 1e6:.2f}",
-        f"{per_core[peer] / per_core['client inside']:.1f}x" if ours else "",
-        "12x" if ours and what == "saturating" else "",
+        f"{per_core[peer] / per_core['client inside']:.1f}x" if compared else "",
+        "14x" if compared and what == "saturating recorded" else "",
     ]
 
 
@@ -176,12 +184,13 @@ class Feed:
     ) -> Run:
         """Start an exporter, feed it, and see what has arrived."""
         with ExporterProcess(command) as exporter, Senders(exporter.endpoint, engines) as senders:
-            self._feed(senders, rate, WARM_UP)
+            ahead = CLIENT_AHEAD if command == CLIENT else AHEAD
+            self._feed(senders, rate, WARM_UP, ahead)
             before = observations(exporter.totals)
             known, dropped = sum(senders.added), senders.dropped
             cpu, started = exporter.cpu_seconds, time.monotonic()
-            with scraping(exporter, scrape) as scrapes:
-                self._feed(senders, rate, seconds)
+            with scraping(f"{exporter.url}/metrics", scrape) as scrapes:
+                self._feed(senders, rate, seconds, ahead)
             cpu = exporter.cpu_seconds - cpu
             took = time.monotonic() - started
             observed = observations(exporter.totals)
@@ -196,10 +205,9 @@ class Feed:
         steps = sum(senders.added) - known - (lost - dropped)
         return Run(cpu, took, steps, observed - before, lost, senders.reconnects, list(scrapes))
 
-    def _feed(self, senders: Senders, rate: float, seconds: float) -> None:
+    def _feed(self, senders: Senders, rate: float, seconds: float, ahead: int) -> None:
         """Feed for ``seconds``, then wait until all of it is applied."""
         started = time.monotonic()
-        ahead = max(AHEAD // len(senders.all), LEAST)
         done = 0
         while (now := time.monotonic()) < started + seconds:
             if rate:
@@ -208,10 +216,10 @@ class Feed:
                     self._add(senders, number % len(senders.all), 1)
                 done = due
                 senders.pump()
-                time.sleep(FLUSH)
+                time.sleep(PAUSE)
             else:
                 for number, sender in enumerate(senders.all):
-                    while sender.held_bytes < ahead:
+                    while sender.held_bytes < ahead // len(senders.all):
                         self._add(senders, number, 32)
                 if not senders.pump():
                     time.sleep(0.002)
@@ -343,29 +351,6 @@ def _receive(socket: zmq.Socket[bytes]) -> bytes | None:
         return socket.recv(zmq.NOBLOCK)
     except zmq.Again:
         return None
-
-
-@contextlib.contextmanager
-def scraping(exporter: ExporterProcess, interval: float) -> Iterator[list[float]]:
-    """Ask for the page every ``interval`` seconds in a thread; 0 is never."""
-    spent: list[float] = []
-    stop = threading.Event()
-
-    def scrape() -> None:
-        while not stop.wait(interval):
-            started = time.perf_counter()
-            exporter.get("/metrics")
-            spent.append(time.perf_counter() - started)
-
-    thread = threading.Thread(target=scrape)
-    if interval:
-        thread.start()
-    try:
-        yield spent
-    finally:
-        stop.set()
-        if interval:
-            thread.join()
 
 
 def serve_client(endpoint: str, address: str) -> None:

@@ -95,7 +95,9 @@ others = st.builds(VllmSleep, engines, stamps, st.integers(0, 1), st.integers(0,
     Samples, engines, stamps, st.just([Family("x:y_total", "counter", samples=[Sample(value=2.0)])])
 )
 poison = st.sampled_from([b"\xc0", b"\x92\xa2vs\x00", encode_item(VllmStep(9, 1.0, 1.0))])
-contents = st.lists(st.one_of(steps, steps, steps, others).map(encode_item) | poison, min_size=8, max_size=30)
+contents = st.lists(
+    st.one_of(steps, steps, steps, others).map(encode_item) | poison, min_size=8, max_size=30
+)
 
 
 def fed(frames: Sequence[Sequence[bytes]], *, native: bool = False) -> Fed:

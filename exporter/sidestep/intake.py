@@ -140,10 +140,8 @@ class Intake:
 
     def _receive(self, peer: bytes, message: FromSender, frame: bytes, now: float) -> Replies:
         received = self.receiver.receive(peer, message, now)
-        if received.duplicates:
-            self.metrics.add("sidestep_duplicates_total", received.duplicates)
-        if received.lost:
-            self.metrics.add("sidestep_lost_items_total", received.lost)
+        self.metrics.add("sidestep_duplicates_total", received.duplicates)
+        self.metrics.add("sidestep_lost_items_total", received.lost)
         stream = received.stream
         if stream is None:
             return received.replies

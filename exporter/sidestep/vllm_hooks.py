@@ -7,7 +7,6 @@ from typing import ClassVar
 from sidestep.engine import Engine
 from sidestep.hit_window import HitWindow
 from sidestep.plan import Layout
-from sidestep.reads import Gathered
 from sidestep.registry import Registry
 from sidestep.wire.items import VllmRejection, VllmSleep, VllmStep
 from sidestep.wire.limits import MAX_OPEN_VALUES, OTHER, is_printable
@@ -38,9 +37,9 @@ class VllmHooks:
         self.lora = hook["lora"].slots[0]
 
     def step(
-        self, engine: Engine, item: VllmStep, gathered: Gathered | None = None, *, fresh: bool
+        self, engine: Engine, item: VllmStep, gathered: list[list[float]] | None, *, fresh: bool
     ) -> None:
-        """After the plain fields of a step; ``gathered``: of one of many."""
+        """After the plain fields of a step; ``gathered`` takes the observations of one of many."""
         if item.iteration is not None:
             if gathered is None or item.scheduler is None or engine.held_tokens:
                 self.count_tokens(engine, item.iteration, last=item.scheduler is not None)
