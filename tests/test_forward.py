@@ -11,6 +11,7 @@ from intakes import steps
 from sidestep.errors import WireError
 from sidestep.native import Native, NativeHistogram
 from sidestep.registry import GONE, SILENT
+from sidestep.session import lives
 from sidestep.session.outgoing import REFRESH
 from sidestep.transport.guard import Guard
 from sidestep.wire.forwarded import decode_forward, is_forward
@@ -312,6 +313,52 @@ def test_silence_is_that_of_the_source() -> None:
     assert late.page == ""
     refresh(node, between, root)
     assert value(root, TOKENS) == 3
+
+
+def test_an_engine_that_was_away_is_the_same_when_it_is_back() -> None:
+    """Though its source has nothing new to say."""
+    node, root = Node("leaf"), Node("root")
+    node.feed(steps("core"))
+    node.tell(root)
+    page = samples(root.page)
+    wait(GONE + 1, root)
+    assert root.page == ""
+    node.now = REFRESH
+    node.tell(root)
+
+    assert samples(root.page) == page == samples(node.page)
+
+
+def test_what_stays_under_old_labels_falls_silent() -> None:
+    """A life before the one that took its counts along."""
+    root = Node("root")
+    leaf("leaf", 1, step(3, running=1), labels={"host": "old"}).tell(root)
+    node = leaf("leaf", 2, step(4, running=2), state=True, labels={"host": "old"})
+    node.save()
+    node.tell(root)
+    again = Node("leaf", 3, state=True, disk=node.disk, labels={"host": "new"})
+    again.save()
+    again.tell(root)
+    old, new = (f'{TOKENS}{{engine="0",host="{host}",model_name="m"}}' for host in ("old", "new"))
+
+    assert {old: 3.0, new: 4.0}.items() <= samples(root.page).items()
+    wait(SILENT, root)
+    assert value(root, RUNNING) == 0
+    assert up(root) == [0.0, 0.0]
+    wait(GONE - SILENT, root)
+    assert root.page == ""
+
+
+def test_there_is_a_bound_on_what_others_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was there before stays, and what cannot be kept leaves nothing behind."""
+    root = Node("root")
+    leaf("one", 1, step(3)).tell(root)
+    monkeypatch.setattr(lives, "MAX_BYTES", root.intake.forwarded.lives.bytes + 100)
+    leaf("two", 1, step(4)).tell(root)
+
+    assert root.rejected == {("over_limit",): 1.0}
+    assert value(root, TOKENS) == 3
+    assert not root.intake.registry.kept
 
 
 def test_an_engine_that_says_goodbye_is_down_elsewhere_at_once() -> None:
