@@ -11,6 +11,7 @@ from intakes import steps
 from sidestep.errors import WireError
 from sidestep.native import Native, NativeHistogram
 from sidestep.registry import GONE, SILENT
+from sidestep.session import lives
 from sidestep.session.outgoing import REFRESH
 from sidestep.transport.guard import Guard
 from sidestep.wire.forwarded import decode_forward, is_forward
@@ -146,29 +147,32 @@ def test_a_word_that_is_lost_doubled_or_late_changes_nothing() -> None:
     early = node.frames()
     push(node, step(4))
     late = node.frames()
-    for frame in (*late, *early, *late):
+    for frame in late:
+        root.hear(frame)
+    version = root.intake.registry.version
+    for frame in (*early, *late, *early):
         root.hear(frame)
 
     assert value(root, TOKENS) == 7
+    assert root.intake.registry.version == version
     push(node, step(5))
     node.frames()
     refresh(node, root)
     assert value(root, TOKENS) == 12
+    assert root.intake.registry.version > version
 
 
 def test_a_new_life_adds_to_those_before() -> None:
     """An exporter that starts at 0 has not taken anything back."""
-    node, root = leaf("leaf", 1, step(3, running=2)), Node("root")
-    node.tell(root)
-    first_life = node.frames()
-    again = leaf("leaf", 2, step(5, running=9))
-    again.tell(root)
+    words = [leaf("leaf", boot, step(boot, running=boot)).frames() for boot in (1, 2)]
+    for order in ((0, 1), (1, 0)):
+        root = Node("root")
+        for place in (*order, *order):
+            for frame in words[place]:
+                root.hear(frame)
 
-    assert value(root, TOKENS) == 8
-    assert value(root, RUNNING) == 9
-    for frame in first_life:
-        root.hear(frame)
-    assert (value(root, TOKENS), value(root, RUNNING)) == (8, 9)
+        assert (value(root, TOKENS), value(root, RUNNING)) == (3, 2)
+        assert len(root.intake.registry.engines) == 1
 
 
 def test_a_restored_exporter_goes_on_with_its_life() -> None:
@@ -219,6 +223,9 @@ def test_lives_that_are_too_many_become_one_sum() -> None:
     assert value(root, TOKENS) == sum(range(1, 9))
     assert value(root, "vllm:inter_token_latency_seconds_count") == sum(range(1, 9))
     assert len(root.intake.forwarded.lives) == 4
+    upper = Node("upper")
+    root.tell(upper)
+    assert value(upper, TOKENS) == 6 + 7 + 8
     root.save()
     reborn = Node("root", 2, disk=root.disk)
     for frame in words:
@@ -250,13 +257,16 @@ def test_engines_of_one_identity_are_one_where_asked() -> None:
 
 def test_labels_are_added_on_the_way() -> None:
     """By each exporter its own; what an engine says itself stands."""
-    first = leaf("a", 1, step(3), labels={"host": "h1", "rack": "r1"})
+    first = Node("a", labels={"host": "h1", "rack": "r1"})
+    first.greet("s", [info(), info("1", host="own")])
+    push(first, step(3))
     between, last = Node("b", labels={"rack": "none", "zone": "z"}), Node("c")
     first.tell(between)
     between.tell(last)
 
     key = f'{TOKENS}{{engine="0",host="h1",model_name="m",rack="r1",zone="z"}}'
     assert samples(last.page)[key] == 3
+    assert samples(last.page)[key.replace('"0"', '"1"').replace("h1", "own")] == 0
     assert f'{TOKENS}{{engine="0",model_name="m"}} 3' in first.page
 
 
@@ -289,13 +299,66 @@ def test_silence_is_that_of_the_source() -> None:
     node.say("s", Heartbeat(1, 1, 0))
     refresh(node, between, root)
     assert (value(root, RUNNING), up(root)) == (2, [1.0])
-    wait(GONE, between, root)
+    push(node, step(0, running=5))
+    node.tell(between)
+    wait(SILENT - 5, between, root)
+    between.tell(root)
+    assert value(root, RUNNING) == 5
+    wait(5, between, root)
+    assert value(root, RUNNING) == 0
+    wait(GONE - SILENT, between, root)
     assert root.page == ""
     late = Node("late", now=between.now)
     between.tell(late)
     assert late.page == ""
     refresh(node, between, root)
     assert value(root, TOKENS) == 3
+
+
+def test_an_engine_that_was_away_is_the_same_when_it_is_back() -> None:
+    """Though its source has nothing new to say."""
+    node, root = Node("leaf"), Node("root")
+    node.feed(steps("core"))
+    node.tell(root)
+    page = samples(root.page)
+    wait(GONE + 1, root)
+    assert root.page == ""
+    node.now = REFRESH
+    node.tell(root)
+
+    assert samples(root.page) == page == samples(node.page)
+
+
+def test_what_stays_under_old_labels_falls_silent() -> None:
+    """A life before the one that took its counts along."""
+    root = Node("root")
+    leaf("leaf", 1, step(3, running=1), labels={"host": "old"}).tell(root)
+    node = leaf("leaf", 2, step(4, running=2), state=True, labels={"host": "old"})
+    node.save()
+    node.tell(root)
+    again = Node("leaf", 3, state=True, disk=node.disk, labels={"host": "new"})
+    again.save()
+    again.tell(root)
+    old, new = (f'{TOKENS}{{engine="0",host="{host}",model_name="m"}}' for host in ("old", "new"))
+
+    assert {old: 3.0, new: 4.0}.items() <= samples(root.page).items()
+    wait(SILENT, root)
+    assert value(root, RUNNING) == 0
+    assert up(root) == [0.0, 0.0]
+    wait(GONE - SILENT, root)
+    assert root.page == ""
+
+
+def test_there_is_a_bound_on_what_others_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was there before stays, and what cannot be kept leaves nothing behind."""
+    root = Node("root")
+    leaf("one", 1, step(3)).tell(root)
+    monkeypatch.setattr(lives, "MAX_BYTES", root.intake.forwarded.lives.bytes + 100)
+    leaf("two", 1, step(4)).tell(root)
+
+    assert root.rejected == {("over_limit",): 1.0}
+    assert value(root, TOKENS) == 3
+    assert not root.intake.registry.kept
 
 
 def test_an_engine_that_says_goodbye_is_down_elsewhere_at_once() -> None:
@@ -323,18 +386,20 @@ def test_an_engine_that_says_goodbye_is_down_elsewhere_at_once() -> None:
 def test_a_large_record_comes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """It counts once all of them are there, in whatever order; half a record never."""
     monkeypatch.setattr("sidestep.wire.forwarded.PIECE_BYTES", 3000)
-    node, root = leaf("leaf", 1, step(3)), Node("root")
+    node = leaf("leaf", 1, step(3))
     old = node.frames()
     push(node, step(4))
     new = node.frames()
-    assert len(new) > 2
-    for frame in (*old[:-1], *reversed(new[1:])):
-        root.hear(frame)
-    assert root.page == ""
-    for frame in (old[-1], new[0]):
-        root.hear(frame)
+    assert len(new) == len(old) > 2
+    for missing in range(len(new)):
+        root = Node("root")
+        for frame in (*old[:-1], *reversed(new[:missing]), *new[missing + 1 :], *old):
+            root.hear(frame)
+        assert root.page == ""
+        root.hear(new[missing])
 
-    assert value(root, TOKENS) == 7
+        assert value(root, TOKENS) == 7
+        assert root.rejected == {}
 
 
 def test_a_server_that_keeps_its_own_totals_is_not_counted_by_each_life() -> None:
@@ -406,6 +471,10 @@ def test_a_clock_that_was_set_back_costs_no_counts() -> None:
         last.tell(root)
 
     assert value(root, TOKENS) == 9 * 3 + 3
+    push(last, step(0, running=4))
+    wait(SILENT, root)
+    last.tell(root)
+    assert value(root, RUNNING) == 4
 
 
 def test_refusing_one_engine_silences_no_other() -> None:

@@ -8,7 +8,7 @@ identity to be one.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from hashlib import blake2b
 
 from sidestep.descriptions import check as check_engines
@@ -105,10 +105,15 @@ class Forwarded:
             return
         record = decode_record(word.record)
         group, shown = self._place(word, record)
-        self.lives.put(word)
-        self._bind(word, group, shown)
+        try:
+            self.lives.put(word)
+        except WireError:
+            if not shown.words:
+                self._drop(group)
+            raise
+        self._bind(word, group, shown, now)
         refused = self._sum(shown, {word.key: record})
-        self._fold(word)
+        self._fold(word, now)
         self._settle(shown, now)
         if refused is not None:
             raise refused
@@ -125,12 +130,11 @@ class Forwarded:
         if origin:
             engine.labels[ORIGIN] = engine.id
         self.lives.put(word)
-        self._bind(word, group, found)
+        self._bind(word, group, found, word.heard)
         self._sum(found, {word.key: record})
         engine.heard = max(engine.heard, word.heard)
-        engine.live = False
         if shown:
-            self._registry.recall(engine)
+            self._settle(found, word.heard)
 
     def engine_of(self, word: Word) -> Engine:
         """The engine here that shows ``word``."""
@@ -146,8 +150,7 @@ class Forwarded:
         there = self._registry.engines, self._registry.kept
         for group, shown in list(self._shown.items()):
             if not any(engines.get(shown.engine.id) is shown.engine for engines in there):
-                self._registry.discard(shown.engine)
-                self._drop(group, shown.words.values())
+                self._drop(group)
 
     def clear(self) -> None:
         """Forget all there is; the registry has been cleared."""
@@ -212,26 +215,31 @@ class Forwarded:
             name = f"{name[: MAX_LABEL_CHARS - len(digest) - 1]}/{digest}"
         return name
 
-    def _bind(self, word: Word, group: Group, shown: _Shown) -> None:
+    def _bind(self, word: Word, group: Group, shown: _Shown, now: float) -> None:
         """Let ``word`` count there, and not any more where its life's last word did."""
         before = self._groups.get(word.key)
         self._groups[word.key] = group
         shown.words[word.key] = word
         if before is not None and before != group:
-            left = self._shown[before]
-            left.words.pop(word.key)
-            if left.words:
-                self._sum(left, {})
-                return
-            del self._shown[before]
-            self._registry.discard(left.engine)
+            self._shown[before].words.pop(word.key)
+            self._lessen(before, now)
 
-    def _drop(self, group: Group, words: Iterable[Word]) -> None:
-        gone = list(words)
-        self.lives.drop(gone)
-        for word in gone:
-            del self._groups[word.key]
-        del self._shown[group]
+    def _lessen(self, group: Group, now: float) -> None:
+        """A word that counted there does no more."""
+        shown = self._shown[group]
+        if shown.words:
+            self._sum(shown, {})
+            self._settle(shown, now)
+        else:
+            self._drop(group)
+
+    def _drop(self, group: Group) -> None:
+        """Forget an engine, and all that was said of it."""
+        shown = self._shown.pop(group)
+        self.lives.drop(shown.words.values())
+        for key in shown.words:
+            del self._groups[key]
+        self._registry.discard(shown.engine)
 
     def _sum(self, shown: _Shown, decoded: dict[Key, Record]) -> WireError | None:
         """Add up what the words of an engine say; what is wrong with some families."""
@@ -264,7 +272,7 @@ class Forwarded:
         engine.core_info = shown.engine.core_info
         return encode_record(engine, totals_of(engine))
 
-    def _fold(self, word: Word) -> None:
+    def _fold(self, word: Word, now: float) -> None:
         """Make one sum of the oldest lives where there are too many to tell apart."""
         words = self.lives.excess(word.source, word.engine)
         if not words:
@@ -278,12 +286,7 @@ class Forwarded:
         self._groups[total.key] = group
         shown.words[total.key] = total
         for changed in groups:
-            left = self._shown[changed]
-            if left.words:
-                self._sum(left, {})
-            else:
-                del self._shown[changed]
-                self._registry.discard(left.engine)
+            self._lessen(changed, now)
 
     def _settle(self, shown: _Shown, now: float) -> None:
         """Let the engine be as its latest words say."""

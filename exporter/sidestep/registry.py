@@ -302,7 +302,8 @@ class Registry:
                 engine.live = False
                 self.touch(engine)
             if silence >= GONE or (engine.absent and not engine.streams):
-                engine.forget_core()
+                if not engine.forwarded:
+                    engine.forget_core()
                 self.retire(engine)
         # What a polled server once had goes first: it can have another name every second.
         for engine in sorted(self.kept.values(), key=lambda engine: not engine.absent):
