@@ -105,7 +105,7 @@ def engines(quick: bool) -> Curve:
 def families_shown(quick: bool) -> Curve:
     """What a page of 64 engines costs where it has only some of their families."""
     registry = fleet(64)
-    lines = renderer(registry)().decode().splitlines()
+    lines = b"".join(renderer(registry)()).decode().splitlines()
     names = [line.split()[2] for line in lines if line.startswith("# TYPE")]
     parts = (8, len(names)) if quick else (4, 8, 16, 32, 64, len(names))
 

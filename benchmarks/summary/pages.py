@@ -12,7 +12,7 @@ from benchmarks.steps import Steps
 from sidestep.apply import Applier
 from sidestep.plan import compile_layout
 from sidestep.registry import Registry
-from sidestep.render.text import render
+from sidestep.render.text import Texts
 
 STATES: Mapping[str, int] = {"all dirty": 1, "10 % dirty": 10, "none dirty": 0}
 """One engine in so many has changed since the page before; 0 is none."""
@@ -27,9 +27,10 @@ def fleet(engines: int) -> Registry:
     return registry
 
 
-def renderer(registry: Registry) -> Callable[[], bytes]:
-    """Makes the text page, anew where something has changed."""
-    return lambda: render(registry)
+def renderer(registry: Registry) -> Callable[[], list[bytes]]:
+    """Makes the text page in parts, as it is sent, anew where something has changed."""
+    texts = Texts(registry)
+    return lambda: [text for piece in texts.pieces() for text in piece]
 
 
 def samples(page: bytes) -> int:
@@ -52,7 +53,7 @@ def costs(
             spent.setdefault("peer", []).append(milliseconds(peer))
         for state, every in STATES.items():
             if every:
-                dirty(engines[::every])
+                dirty(registry, engines[::every])
             spent.setdefault(state, []).append(milliseconds(make))
     gc.unfreeze()
     return {state: statistics.median(found) for state, found in spent.items()}

@@ -24,13 +24,13 @@ def named(size: str, state: str) -> str:
 def measure(quick: bool) -> Mapping[str, Figure]:
     """Milliseconds of CPU a page, medians; the smallest pages are parsed and compared."""
     disable_created_metrics()  # type: ignore[no-untyped-call]
-    one = samples(renderer(fleet(1))())
+    one = samples(b"".join(renderer(fleet(1))()))
     found = {}
     for number, (size, wanted) in enumerate(SIZES.items()):
         registry = fleet(max(wanted // one, 1))
         client = client_registry(registry)
         if number == 0:
-            compare(renderer(registry)(), generate_latest(client))
+            compare(b"".join(renderer(registry)()), generate_latest(client))
         spent = costs(registry, 3 if quick else 9, partial(generate_latest, client))
         for state in STATES:
             found[named(size, state)] = Figure(spent[state], spent["peer"])
