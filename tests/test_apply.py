@@ -270,6 +270,9 @@ def test_lora_shows_the_current_adapters_only() -> None:
     assert list(bench.values(name)) == [("4", "b", "")]
     assert bench.values("sidestep_lora_requests") == {("b", "running"): 1}
 
+    bench.apply(step(SchedulerStats(waiting_lora_adapters={"b": 3}), stamp=2.5))
+    assert bench.values("sidestep_lora_requests") == {("b", "waiting"): 3}
+
     bench.apply(step(SchedulerStats(), stamp=3.0))
     assert bench.values(name) == {}
     assert bench.values("sidestep_lora_requests") == {}
