@@ -78,9 +78,8 @@ class LabelTexts:
 
     def keep(self, looks: Sequence[int]) -> None:
         """Forget all engines but those that look so."""
-        if len(self._by_looks) > len(looks):
-            kept = self._by_looks.keys() & set(looks)
-            self._by_looks = {look: self._by_looks[look] for look in kept}
+        for gone in self._by_looks.keys() - set(looks):
+            del self._by_looks[gone]
 
 
 def form_of(placed: Placed) -> Form:
