@@ -17,12 +17,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmarks.bench_scrape import dirty
 from benchmarks.bench_snapshot import fleet, new_intake
 from benchmarks.table import percentile, show
-from sidestep.forward import SLICE
 from sidestep.intake import Intake
 from sidestep.outbox import Outbox
 from sidestep.render.text import render
 from sidestep.told import Present
 from sidestep.transport.process import calm_collector
+from sidestep.turns import SLICE
 from sidestep.wire.forwarded import encode_forward
 
 

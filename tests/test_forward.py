@@ -333,6 +333,7 @@ def test_what_stays_under_old_labels_falls_silent() -> None:
     """A life before the one that took its counts along."""
     root = Node("root")
     leaf("leaf", 1, step(3, running=1), labels={"host": "old"}).tell(root)
+    wait(SILENT, root)
     node = leaf("leaf", 2, step(4, running=2), state=True, labels={"host": "old"})
     node.save()
     node.tell(root)
@@ -342,11 +343,43 @@ def test_what_stays_under_old_labels_falls_silent() -> None:
     old, new = (f'{TOKENS}{{engine="0",host="{host}",model_name="m"}}' for host in ("old", "new"))
 
     assert {old: 3.0, new: 4.0}.items() <= samples(root.page).items()
-    wait(SILENT, root)
-    assert value(root, RUNNING) == 0
     assert up(root) == [0.0, 0.0]
-    wait(GONE - SILENT, root)
+    assert value(root, RUNNING) == 0
+    wait(GONE, root)
     assert root.page == ""
+
+
+def test_what_did_not_change_is_not_made_anew() -> None:
+    """Renderers keep its text; and since when it counts is when it was first told of."""
+    seconds = [100.0]
+    node, root = leaf("leaf", 1, step(3)), Node("root", native=Native({}, lambda: seconds[0]))
+    family = Family("my_seconds", "histogram", [], bounds=[1.0], samples=[Sample(observations=[2])])
+    push(node, Samples(0, 1.0, [family]))
+    node.tell(root)
+    (engine,) = root.intake.registry.engines.values()
+    before, own = [*engine.histograms], engine.open["my_seconds"].children[()]
+    seconds[0] = 200.0
+    push(node, step(4))
+    node.tell(root)
+    changed = [old for old, new in zip(before, engine.histograms, strict=True) if old is not new]
+
+    assert engine.open["my_seconds"].children[()] is own
+    assert 0 < len(changed) < 5
+    assert {h.created for h in engine.histograms if isinstance(h, NativeHistogram)} == {100.0}
+
+
+def test_what_the_leaf_has_limited_is_not_limited_again() -> None:
+    """The label value for all others comes with the record."""
+    node, root = leaf("leaf", 1, step(3)), Node("root")
+    family = Family("my_total", "counter", ["which"])
+    family.samples += [Sample([str(number)], 1) for number in range(70)]
+    push(node, Samples(0, 1.0, [family]))
+    node.tell(root)
+
+    assert value(root, "my_total") == 70
+    assert samples(root.page) == samples(node.page)
+    assert node.intake.registry.limited["label_values"] == 6
+    assert root.intake.registry.limited["label_values"] == 0
 
 
 def test_there_is_a_bound_on_what_others_tell(monkeypatch: pytest.MonkeyPatch) -> None:

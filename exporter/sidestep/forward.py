@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
+from itertools import chain
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -13,16 +14,15 @@ from zmq.utils.monitor import recv_monitor_message
 from sidestep.errors import ConfigError, WireError
 from sidestep.intake import Intake
 from sidestep.logs import Limited
-from sidestep.outbox import Due, Outbox
+from sidestep.outbox import Outbox
 from sidestep.told import Records
 from sidestep.transport.connection import Socket, connect
+from sidestep.turns import collected
 from sidestep.wire.forwarded import Forward, encode_forward, split
 from sidestep.wire.messages import Nack, decode_from_exporter
 
 log = logging.getLogger(__name__)
 
-SLICE = 0.001
-"""Seconds of encoding after which the loop gets a turn."""
 WAIT = 0.01
 """Seconds until a socket that takes nothing more is tried again."""
 PATIENCE = 2.0
@@ -101,13 +101,16 @@ class Forwarder:
     async def tell(self) -> None:
         """Tell what is new, and what has not been told for long."""
         self._listen()
-        mine = await self._mine()
+        looked = await collected(self._outbox.mine(self._clock()))
+        mine = [due for due in looked if due is not None]
         if mine and self._settles:
             await asyncio.sleep(self._settles)
-        for due in (*mine, *self._outbox.others(self._clock())):
+        for due in chain(mine, self._outbox.others(self._clock())):
             if not await self._send(due.message):
                 return
             self._outbox.sent(due, self._clock())
+            # A record each turn: hundreds would hold the loop.
+            await asyncio.sleep(0)
 
     async def close(self) -> None:
         """Say the last word, give it a moment to leave, and close the connection."""
@@ -118,17 +121,6 @@ class Forwarder:
         self._monitor.close(linger=0)
         self._socket.close(linger=LINGER)
         await asyncio.to_thread(self._context.term)
-
-    async def _mine(self) -> list[Due]:
-        found: list[Due] = []
-        since = time.perf_counter()
-        for due in self._outbox.mine(self._clock()):
-            if due is not None:
-                found.append(due)
-            if time.perf_counter() - since > SLICE:
-                await asyncio.sleep(0)
-                since = time.perf_counter()
-        return found
 
     def _clash(self, engine: str) -> None:
         self._intake.metrics.add("sidestep_forward_errors_total", 1, "label")
