@@ -58,6 +58,7 @@ test-engines: $(STAMP)
 
 tools:
 	tools/setup_debian.sh prometheus=promtool chromium=chromium
+	tools/setup_prometheus.sh build/prometheus-3
 
 $(STAMP): pyproject.toml tools/setup_python.sh
 	PYTHON=$(PYTHON) tools/setup_python.sh $(VENV)

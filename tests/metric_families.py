@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.internal.decoder import _DecodeVarint32  # type: ignore[attr-defined]
 
 from pages import Family, Labels
+from sidestep_adapters.sources.proto_table import Table, messages
 
-PACKAGE = "io.prometheus.client"
-TABLE: Mapping[str, Mapping[int, tuple[str, str]]] = {
+TABLE: Table = {
     "Timestamp": {1: ("seconds", "int64"), 2: ("nanos", "int32")},
     "LabelPair": {1: ("name", "string"), 2: ("value", "string")},
     "Gauge": {1: ("value", "double")},
@@ -57,29 +56,7 @@ TABLE: Mapping[str, Mapping[int, tuple[str, str]]] = {
 }
 """Numbers are those of client_model's metrics.proto, which is proto2; exemplars are left out."""
 KINDS = ("counter", "gauge", "summary", "untyped", "histogram")
-_Field = descriptor_pb2.FieldDescriptorProto
-
-
-def _made() -> Any:
-    file = descriptor_pb2.FileDescriptorProto(
-        name="sidestep/metrics.proto", package=PACKAGE, syntax="proto2"
-    )
-    for message, fields in TABLE.items():
-        described = file.message_type.add(name=message)
-        for number, (name, form) in fields.items():
-            kind = form.removeprefix("repeated ")
-            field = described.field.add(name=name, number=number)
-            field.label = _Field.LABEL_OPTIONAL if kind == form else _Field.LABEL_REPEATED
-            if kind in TABLE:
-                field.type, field.type_name = _Field.TYPE_MESSAGE, f".{PACKAGE}.{kind}"
-            else:
-                field.type = _Field.Type.Value(f"TYPE_{kind.upper()}")
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{PACKAGE}.MetricFamily"))
-
-
-MetricFamily = _made()
+MetricFamily = messages("io.prometheus.client", TABLE, syntax="proto2")["MetricFamily"]
 
 
 def families(page: bytes) -> Iterator[Any]:

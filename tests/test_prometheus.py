@@ -11,6 +11,7 @@ import shutil
 import socket
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,26 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from conftest import LORA_RUN, MAIN_RUN, PARALLEL_RUN, SPEC_RUN, Start, page_of_engine, until
+from conftest import (
+    LORA_RUN,
+    MAIN_RUN,
+    PARALLEL_RUN,
+    SPEC_RUN,
+    Start,
+    page_of_engine,
+    until,
+)
 from polled import page, polled
 from sidestep.app import Exporter
 from sidestep.config import read
 from sidestep_adapters.replay import Replay
 
-PROMETHEUS = shutil.which("prometheus")
+ROOT = Path(__file__).parents[1]
+BINARIES = {
+    "2": shutil.which("prometheus"),
+    "3": shutil.which("prometheus", path=ROOT / "build" / "prometheus-3" / "usr" / "bin"),
+}
+"""Debian's, and a later Debian's (``make tools``)."""
 RUNS = {"main": MAIN_RUN, "spec": SPEC_RUN, "dp": PARALLEL_RUN, "lora": LORA_RUN}
 FAMILIES = {
     "vllm:inter_token_latency_seconds": "inter_token_latencies_iter",
@@ -39,12 +53,17 @@ FAMILIES = {
     "vllm:e2e_request_latency_seconds": "",
 }
 """And where a recording has the single observations."""
-QUANTILES = (0.5, 0.9, 0.95, 0.99)
+QUANTILES = (Fraction("0.5"), Fraction("0.9"), Fraction("0.95"), Fraction("0.99"))
 ERROR = 0.044
 
-pytestmark = pytest.mark.skipif(
-    PROMETHEUS is None, reason="prometheus is not installed (apt: prometheus)"
-)
+
+@pytest.fixture(params=BINARIES)
+def binary(request: pytest.FixtureRequest) -> str:
+    """A Prometheus of each major version that is there."""
+    found = BINARIES[request.param]
+    if found is None:
+        pytest.skip(f"there is no Prometheus {request.param} (make tools)")
+    return found
 
 
 def latencies(run: Path, family: str) -> list[float]:
@@ -62,9 +81,16 @@ def latencies(run: Path, family: str) -> list[float]:
     return sorted(found)
 
 
-def exact(values: Sequence[float], share: float) -> float:
-    """The least value that has so many at or below it."""
-    return values[max(math.ceil(share * len(values)) - 1, 0)]
+def error(read: float, values: Sequence[float], share: Fraction) -> float:
+    """How far ``read`` is from a quantile of sorted ``values``, relative to it.
+
+    Where that is between two values everything between them is one: versions of Prometheus
+    differ in which of the two they take.
+    """
+    rank = share * len(values)
+    least = values[max(math.ceil(rank) - 1, 0)]
+    most = values[min(math.floor(rank), len(values) - 1)]
+    return max((least - read) / least, (read - most) / most, 0.0)
 
 
 class Prometheus:
@@ -97,10 +123,12 @@ class Prometheus:
 
 
 @contextlib.asynccontextmanager
-async def prometheus(directory: Path, targets: dict[str, str]) -> AsyncIterator[Prometheus]:
-    """Scrapes ``targets``, by job, with native histograms on."""
+async def prometheus(
+    binary: str, directory: Path, targets: dict[str, str], **settings: object
+) -> AsyncIterator[Prometheus]:
+    """Scrapes ``targets``, by job, with native histograms on and more ``settings`` of each job."""
     jobs = [
-        {"job_name": job, "static_configs": [{"targets": [url.split("/")[2]]}]}
+        {"job_name": job, "static_configs": [{"targets": [url.split("/")[2]]}], **settings}
         for job, url in targets.items()
     ]
     config = {
@@ -111,7 +139,7 @@ async def prometheus(directory: Path, targets: dict[str, str]) -> AsyncIterator[
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     process = await asyncio.create_subprocess_exec(
-        str(PROMETHEUS), f"--config.file={directory}/prometheus.yml",
+        binary, f"--config.file={directory}/prometheus.yml",
         f"--storage.tsdb.path={directory}/tsdb", f"--web.listen-address=127.0.0.1:{port}",
         "--enable-feature=native-histograms", "--log.level=error",
     )  # fmt: skip
@@ -130,7 +158,7 @@ async def replayed(exporter: Exporter, run: Path) -> str:
     return exporter.url
 
 
-async def test_quantiles_of_recorded_latencies(start: Start, tmp_path: Path) -> None:
+async def test_quantiles_of_recorded_latencies(start: Start, tmp_path: Path, binary: str) -> None:
     """Native ones are as good as the resolution says, and at least five times better than classic."""
     async with contextlib.AsyncExitStack() as stack:
         targets: dict[str, str] = {}
@@ -140,13 +168,15 @@ async def test_quantiles_of_recorded_latencies(start: Start, tmp_path: Path) -> 
                 running = start(histograms=kind, ingest_endpoint=(endpoint,))
                 exporter = await stack.enter_async_context(running)
                 targets[f"{name}-{kind}"] = await replayed(exporter, run)
-        server = await stack.enter_async_context(prometheus(tmp_path, targets))
+        server = await stack.enter_async_context(prometheus(binary, tmp_path, targets))
         await server.scraped(set(targets))
         found = {
             (family, share): {
-                **await server.query(f"histogram_quantile({share}, sum by (job) ({family}))"),
                 **await server.query(
-                    f"histogram_quantile({share}, sum by (job, le) ({family}_bucket))"
+                    f"histogram_quantile({float(share)}, sum by (job) ({family}))"
+                ),
+                **await server.query(
+                    f"histogram_quantile({float(share)}, sum by (job, le) ({family}_bucket))"
                 ),
             }
             for family in FAMILIES
@@ -158,21 +188,22 @@ async def test_quantiles_of_recorded_latencies(start: Start, tmp_path: Path) -> 
             values = latencies(run, family)
             errors: dict[str, list[float]] = {"native": [], "classic": []}
             for share in QUANTILES:
-                truth = exact(values, share)
                 for kind, all_errors in errors.items():
                     read = found[family, share][f"{name}-{kind}"]
-                    all_errors.append(abs(read - truth) / truth)
+                    all_errors.append(error(read, values, share))
             assert max(errors["native"]) <= ERROR, (family, name, errors)
             if len(values) >= 50:
                 assert 5 * sum(errors["native"]) <= sum(errors["classic"]), (family, name, errors)
 
 
 @pytest.mark.parametrize("histograms", ["native", "both"])
-async def test_what_prometheus_keeps(start: Start, tmp_path: Path, histograms: str) -> None:
-    """Of both kinds 2.42 keeps the native one; counts and sums are the series' own."""
+async def test_what_prometheus_keeps(
+    start: Start, tmp_path: Path, binary: str, histograms: str
+) -> None:
+    """Of both kinds it keeps the native one; counts and sums are the series' own."""
     async with start(histograms=histograms) as exporter:
         url = await replayed(exporter, MAIN_RUN)
-        async with prometheus(tmp_path, {"one": url}) as server:
+        async with prometheus(binary, tmp_path, {"one": url}) as server:
             await server.scraped({"one"})
             name = "vllm:inter_token_latency_seconds"
             (engine,) = exporter.registry.engines.values()
@@ -186,6 +217,22 @@ async def test_what_prometheus_keeps(start: Start, tmp_path: Path, histograms: s
     assert total == {"one": pytest.approx(ours.sum, rel=1e-12)}
     assert tokens == {"one": 6348.0}
     assert classic == {}
+
+
+async def test_both_kinds_where_they_are_asked_for(start: Start, tmp_path: Path) -> None:
+    """Prometheus 3 stores the classic series beside the native ones when it is told to."""
+    if BINARIES["3"] is None:
+        pytest.skip("there is no Prometheus 3 (make tools)")
+    settings = {"always_scrape_classic_histograms": True}
+    async with start(histograms="both") as exporter:
+        targets = {"one": await replayed(exporter, MAIN_RUN)}
+        async with prometheus(BINARIES["3"], tmp_path, targets, **settings) as server:
+            await server.scraped({"one"})
+            name = "vllm:e2e_request_latency_seconds"
+            count = await server.query(f"histogram_count({name})")
+            classic = await server.query(f'{name}_bucket{{le="+Inf"}}')
+
+    assert count == classic == {"one": 66.0}
 
 
 class Odd(Collector):
@@ -203,7 +250,7 @@ class Odd(Collector):
         yield timed
 
 
-async def test_the_whole_page_is_taken(tmp_path: Path) -> None:
+async def test_the_whole_page_is_taken(tmp_path: Path, binary: str) -> None:
     """Other exporters' families and a user's collectors as well: as many samples as the page has."""
     theirs = page_of_engine("page_triton") + page_of_engine("page_triton_custom")
     async with polled(page(theirs)) as other:
@@ -219,7 +266,7 @@ async def test_the_whole_page_is_taken(tmp_path: Path) -> None:
         async with Exporter(read(flags, {}), [Odd()]).running() as exporter:
             url = await replayed(exporter, MAIN_RUN)
             await until(lambda: bool(exporter.registry.passed.families()))
-            async with prometheus(tmp_path, {"one": url}) as server:
+            async with prometheus(binary, tmp_path, {"one": url}) as server:
                 await server.scraped({"one"})
                 found = [
                     await server.query(text)

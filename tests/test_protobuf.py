@@ -502,6 +502,22 @@ async def test_classic_histograms_have_no_protobuf_page(start: Start) -> None:
     assert kind == CONTENT_TYPES["openmetrics"]
 
 
+@pytest.mark.parametrize(
+    ("options", "path"),
+    [({}, "/pod"), ({"metrics_drop_label": ("engine",)}, ""), ({"metrics_bucket_thinning": 2}, "")],
+)
+async def test_merged_and_thinned_pages_are_text_only(
+    start: Start, options: dict[str, object], path: str
+) -> None:
+    """Whoever prefers protobuf, which has no form for them, gets text and not other series."""
+    async with start(histograms="native", **options) as exporter:
+        await play(exporter)
+        kind, body = await fetched(exporter, f"{PROTOBUF},text/plain;q=0.5", path)
+
+    assert kind == CONTENT_TYPES["text"]
+    assert parse(body.decode())["vllm:e2e_request_latency_seconds"].samples
+
+
 def test_labels_that_come_and_go_are_not_kept() -> None:
     """An engine may have another combination of adapters in every step."""
     fed = Fed(native=NATIVE)

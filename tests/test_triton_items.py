@@ -14,7 +14,8 @@ from tools import docs
 
 from intakes import Fed
 from pages import Family, parse
-from sidestep.catalogue.triton import CACHE, EXECUTES, FAILURES, LEFT_OUT, READS
+from sidestep.catalogue.triton import CACHE, EXECUTES, FAILURES
+from sidestep.catalogue.triton_fields import LEFT_OUT, READS
 from sidestep.errors import WireError
 from sidestep.feeds import ServerFeed
 from sidestep.render.text import render

@@ -15,7 +15,7 @@ from typing import get_args, get_origin, get_type_hints
 import msgspec
 
 from sidestep.buckets import DEFAULTS, SCHEMA, SCHEMAS
-from sidestep.catalogue import COMMON, DIALECTS, triton
+from sidestep.catalogue import COMMON, DIALECTS, triton, triton_fields
 from sidestep.catalogue.engine_core import ROWS as TAPPED
 from sidestep.catalogue.model import (
     Also,
@@ -206,9 +206,9 @@ def source(row: Row) -> str:
     return "<br>".join(f"`{path}`" for path in paths)
 
 
-def triton_fields() -> str:
+def fields_page() -> str:
     """Every field of Triton's statistics, and what shows it."""
-    text = NOTE.format(source="exporter/sidestep/catalogue/triton.py")
+    text = NOTE.format(source="exporter/sidestep/catalogue/triton.py and triton_fields.py")
     text += "# Triton's statistics, field by field\n\n"
     text += (
         "Below `model_stats[]`, whose `name` and `version` are the labels. Nanoseconds are kept\n"
@@ -219,7 +219,9 @@ def triton_fields() -> str:
     shown = shown_fields()
     for field in fields_of(ModelStats):
         found = shown.get(field, [])
-        said = "<br>".join(f"`{name}`" for name in found) or f"none: {triton.LEFT_OUT[field]}"
+        said = (
+            "<br>".join(f"`{name}`" for name in found) or f"none: {triton_fields.LEFT_OUT[field]}"
+        )
         text += f"| `{field}` | {said} |\n"
     text += (
         "\n`sidestep_triton_interval_mean_seconds` and `sidestep_triton_busy_ratio` come from the\n"
@@ -234,11 +236,11 @@ def shown_fields() -> dict[str, list[str]]:
     for row in triton.ROWS:
         match row.source:
             case str() as path:
-                paths = triton.DERIVED.get(path, (path,))
+                paths = triton_fields.DERIVED.get(path, (path,))
             case Mapping():
                 paths = tuple(str(path) for path in row.source.values())
             case Hook(name):
-                paths = triton.READS.get(name, ())
+                paths = triton_fields.READS.get(name, ())
             case _:
                 paths = ()
         for path in paths:
@@ -315,7 +317,7 @@ def main() -> int:
     written = {
         "metrics.md": metrics(),
         "configuration.md": configuration(),
-        "triton-fields.md": triton_fields(),
+        "triton-fields.md": fields_page(),
     }
     for name, text in written.items():
         path = DOCS / name

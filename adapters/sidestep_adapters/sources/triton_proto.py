@@ -1,20 +1,20 @@
 """What Triton's gRPC service says, as far as it is read here, and how to read it.
 
-The messages are made of a table, without generated code, and in a pool of their own: the names
-are Triton's, and ``tritonclient`` may have registered its own for them in the same process.
+The names are Triton's, and ``tritonclient`` may have registered its own messages under them in
+the same process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 from sidestep.errors import WireError
 from sidestep.wire.limits import MAX_LABEL_CHARS, is_printable
 from sidestep.wire.triton import MAX_MEMORIES, MAX_SIZES
+from sidestep_adapters.sources.proto_table import Table, messages
 from sidestep_adapters.sources.triton_config import Group, ModelConfig, known
 from sidestep_adapters.sources.triton_statistics import (
     FIRST,
@@ -32,8 +32,8 @@ KIND_GPU = 1
 """Of ``ModelInstanceGroup.Kind``."""
 
 # Numbers are those of grpc_service.proto and model_config.proto. Fields that are left out are
-# skipped by the parser. A type that is no scalar's names a message.
-TABLE: Mapping[str, Mapping[int, tuple[str, str]]] = {
+# skipped by the parser.
+TABLE: Table = {
     "ModelStatisticsRequest": {1: ("name", "string"), 2: ("version", "string")},
     # As bytes, so that one that is the same as before need not be decoded.
     "ModelStatisticsResponse": {1: ("model_stats", "repeated bytes")},
@@ -108,32 +108,7 @@ TABLE: Mapping[str, Mapping[int, tuple[str, str]]] = {
         4: ("reason", "string"),
     },
 }
-_REPEATED = "repeated "
-_Field = descriptor_pb2.FieldDescriptorProto
-
-
-def _made() -> dict[str, Any]:
-    """The messages of the table, by name: their fields are attributes that no type checker knows."""
-    file = descriptor_pb2.FileDescriptorProto(
-        name="sidestep/triton.proto", package=PACKAGE, syntax="proto3"
-    )
-    for message, fields in TABLE.items():
-        described = file.message_type.add(name=message)
-        for number, (name, form) in fields.items():
-            kind = form.removeprefix(_REPEATED)
-            field = described.field.add(name=name, number=number)
-            field.label = _Field.LABEL_OPTIONAL if kind == form else _Field.LABEL_REPEATED
-            if kind in TABLE:
-                field.type, field.type_name = _Field.TYPE_MESSAGE, f".{PACKAGE}.{kind}"
-            else:
-                field.type = _Field.Type.Value(f"TYPE_{kind.upper()}")
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    found = (pool.FindMessageTypeByName(f"{PACKAGE}.{name}") for name in TABLE)
-    return {each.name: message_factory.GetMessageClass(each) for each in found}
-
-
-MESSAGES = _made()
+MESSAGES = messages(PACKAGE, TABLE, syntax="proto3")
 
 _head, _model = MESSAGES["ModelHead"].FromString, MESSAGES["ModelStatistics"].FromString
 _duration = MESSAGES["StatisticDuration"].FromString

@@ -26,34 +26,6 @@ STAGES = (
     "request", "failure", "queue", "compute_input", "compute_infer", "compute_output",
     "cache_hit", "cache_miss", "execution", "first_response", "next_response",
 )  # fmt: skip
-READS: Mapping[str, tuple[str, ...]] = {
-    "batch_size": ("batch_stats[].batch_size", "batch_stats[].count"),
-    "batch_executions": ("batch_stats[].batch_size", "batch_stats[].count"),
-    "batch_duration": (
-        "batch_stats[].batch_size",
-        "batch_stats[].compute_input_ns",
-        "batch_stats[].compute_infer_ns",
-        "batch_stats[].compute_output_ns",
-    ),
-    "memory": ("memory_usage[].type", "memory_usage[].id", "memory_usage[].byte_size"),
-    "idle": ("last_inference",),
-}
-"""Fields that a hook reads; the others need several looks, or the model's configuration."""
-DERIVED: Mapping[str, tuple[str, ...]] = {
-    "busy_ns": (
-        "batch_stats[].compute_input_ns",
-        "batch_stats[].compute_infer_ns",
-        "batch_stats[].compute_output_ns",
-    ),
-}
-"""Likewise, of what is no field but comes from some."""
-LEFT_OUT: Mapping[str, str] = {
-    "inference_stats.queue.count": "always that of `success`",
-    "inference_stats.compute_input.count": "always `success` without `cache_hit`",
-    "inference_stats.compute_infer.count": "always `success` without `cache_hit`",
-    "inference_stats.compute_output.count": "always `success` without `cache_hit`",
-}
-"""Fields that no family shows, and why."""
 MICROSECONDS, SECONDS = 1000, 1_000_000_000
 """Nanoseconds of one."""
 MILLISECONDS = 1000
