@@ -19,8 +19,8 @@ Labels = tuple[tuple[str, str], ...]
 MAX_OUTER = 20_000
 """Label sets of engines that are kept."""
 
-Asked = tuple[tuple[int, ...], Key, bool]
-"""Which engines show a family, which of their labels it has not, and whether it counts."""
+Asked = tuple[int, Key, bool]
+"""Which list of engines show a family, which of their labels it has not, and whether it counts."""
 
 
 class Group:
@@ -50,7 +50,8 @@ class Groups:
         self._dropped = choice.dropped
         self._rosters = Rosters(registry)
         self._outers: dict[tuple[int, Key], Labels] = {}
-        self._groups: dict[Asked, list[Group]] = {}
+        self._groups: dict[Asked, tuple[Sequence[Engine], list[Group]]] = {}
+        """With the list, so that no other gets its address."""
         self._gone: dict[tuple[Layout, Key], dict[Labels, list[Engine]]] = {}
 
     def renew(self) -> None:
@@ -71,19 +72,21 @@ class Groups:
 
     def of(self, shown: Sequence[Engine], hidden: Key, *, counts: bool) -> list[Group]:
         """``shown`` by what labels they have without ``hidden`` ones."""
-        asked = tuple(map(id, shown)), hidden, counts
-        groups = self._groups.get(asked)
-        if groups is None:
-            by_labels: dict[Labels, list[Engine]] = {}
-            for engine in shown:
-                by_labels.setdefault(self._outer(engine, hidden), []).append(engine)
-            groups = self._groups[asked] = []
-            for labels, members in by_labels.items():
-                everyone = members
-                if counts and self._dropped:
-                    gone = self._gone_of(members[0].layout, hidden).get(labels, ())
-                    everyone = [engine for engine in gone if engine not in members] + members
-                groups.append(Group(labels, everyone))
+        asked = id(shown), hidden, counts
+        known = self._groups.get(asked)
+        if known is not None:
+            return known[1]
+        by_labels: dict[Labels, list[Engine]] = {}
+        for engine in shown:
+            by_labels.setdefault(self._outer(engine, hidden), []).append(engine)
+        groups: list[Group] = []
+        for labels, members in by_labels.items():
+            everyone = members
+            if counts and self._dropped:
+                gone = self._gone_of(members[0].layout, hidden).get(labels, ())
+                everyone = [engine for engine in gone if engine not in members] + members
+            groups.append(Group(labels, everyone))
+        self._groups[asked] = shown, groups
         return groups
 
     def _gone_of(self, layout: Layout, hidden: Key) -> dict[Labels, list[Engine]]:
