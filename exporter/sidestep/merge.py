@@ -138,11 +138,8 @@ def _add_part(
     registry: Registry, engine: Engine, record: Record, *, gauges: bool
 ) -> WireError | None:
     totals, of_now = record.totals, engine.layout.scalar_gauges
-    for slot, value in _scalars(engine, record):
-        if slot not in of_now:
-            engine.values[slot] = (engine.values[slot] or 0) + value
-        elif gauges:
-            engine.values[slot] = value
+    scalars = [found for found in _scalars(engine, record) if gauges or found[0] not in of_now]
+    _add_scalars(engine, scalars, newer=True)
     for children, kind, found in _keyed(engine, record):
         if kind != "gauge":
             _add_children(registry, children, kind, found, newer=False)
