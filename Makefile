@@ -15,6 +15,7 @@ test: $(STAMP) tools
 
 check: $(STAMP) lint
 	$(BIN)/python tools/docs.py --check
+	$(BIN)/python -m tools.boards --check
 	$(MAKE) --no-print-directory test
 
 lint: $(STAMP)
@@ -43,6 +44,7 @@ fuzz: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/python tools/docs.py
+	$(BIN)/python -m tools.boards
 
 # Pages that tests compare byte by byte; review the diff.
 golden: $(STAMP)
