@@ -76,23 +76,31 @@ class Fleet:
                 number = self.said[kind].to_bytes(8, "big")
                 publisher.send(message.topic, number, message.encoded)
                 self.said[kind] += 1
-        players = [
-            Replay(
-                RUNS[name.removesuffix("-native")],
-                exporter.endpoints[0],
-                realtime=RUNS[name.removesuffix("-native")] is LORA_RUN,
-                namespace=name,
-            )
-            for name, exporter in self.exporters.items()
-            if name.removesuffix("-native") in RUNS
-        ]
-        await asyncio.gather(*(asyncio.to_thread(player.run) for player in players))
+        # One after the other would be slow, all at once would starve the exporters' loop.
+        few = asyncio.Semaphore(3)
+
+        async def play(name: str, exporter: Exporter) -> None:
+            async with few:
+                await asyncio.to_thread(replay, name, exporter.endpoints[0])
+
+        fed = ((name, e) for name, e in self.exporters.items() if _kind(name) in RUNS)
+        await asyncio.gather(*(play(name, exporter) for name, exporter in fed))
 
     async def serve(self) -> None:
         """Let Triton count the load it was recorded under once more every quarter of a second."""
         for times in itertools.count(1):
             self.triton.say(STATS, answer(statistics(times)))
             await asyncio.sleep(0.25)
+
+
+def replay(name: str, endpoint: str) -> None:
+    """Play what the engine of this name did; adapters are there as long as they run, so these last."""
+    run = RUNS[_kind(name)]
+    Replay(run, endpoint, realtime=run is LORA_RUN, namespace=name).run()
+
+
+def _kind(name: str) -> str:
+    return name.removesuffix("-native")
 
 
 def statistics(times: int) -> bytes:
