@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SOURCES := exporter adapters tests benchmarks chaos fuzz
 
-.PHONY: demo test check lint fix bench chaos fuzz docs golden test-engines tools clean
+.PHONY: demo test check lint fix bench chaos fuzz docs screens golden test-engines tools clean
 
 demo: $(STAMP)
 	$(BIN)/sidestep demo
@@ -45,6 +45,10 @@ fuzz: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/python tools/docs.py
 	$(BIN)/python -m tools.boards
+
+# Pictures of the dashboards for the documents; look at each.
+screens: $(STAMP) tools
+	PYTHONPATH=tests $(BIN)/python -m tools.screens
 
 # Pages that tests compare byte by byte; review the diff.
 golden: $(STAMP)

@@ -7,14 +7,17 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from conftest import DATA, LORA_RUN, MAIN_RUN, SPEC_RUN, page_of_engine, until
 from publishers import Publisher
+from recorded import Published
 from recorded import read as published
 from sidestep.app import Exporter
 from sidestep.config import read
@@ -71,11 +74,9 @@ class Fleet:
     async def play(self) -> None:
         """A round: every recording once."""
         self.rounds += 1
-        for kind, publisher in self.publishers.items():
+        for kind in self.publishers:
             for message in published(STREAMS[kind]):
-                number = self.said[kind].to_bytes(8, "big")
-                publisher.send(message.topic, number, message.encoded)
-                self.said[kind] += 1
+                self.say(kind, message)
         # One after the other would be slow, all at once would starve the exporters' loop.
         few = asyncio.Semaphore(3)
 
@@ -85,6 +86,43 @@ class Fleet:
 
         fed = ((name, e) for name, e in self.exporters.items() if _kind(name) in RUNS)
         await asyncio.gather(*(play(name, exporter) for name, exporter in fed))
+
+    async def live(self, seconds: float) -> None:
+        """Play all recordings at the pace at which they were taken, over and over, for so long."""
+        halted = threading.Event()
+
+        def play(name: str, endpoint: str) -> None:
+            run = Replay(RUNS[name], endpoint, realtime=True, namespace=name)
+            run.run(once=False, halted=halted)
+
+        fed = [(name, e.endpoints[0]) for name, e in self.exporters.items() if name in RUNS]
+        # Threads of their own: exporters need those of the loop.
+        with ThreadPoolExecutor(len(fed)) as threads:
+            players = [threads.submit(play, *each) for each in fed]
+            streams = [
+                asyncio.create_task(self.publish(kind, seconds / 2)) for kind in self.publishers
+            ]
+            try:
+                await asyncio.sleep(seconds)
+            finally:
+                halted.set()
+                for task in streams:
+                    task.cancel()
+            await asyncio.gather(*map(asyncio.wrap_future, players))
+
+    async def publish(self, kind: str, seconds: float) -> None:
+        """Say all messages of a stream in so many seconds, again and again."""
+        messages = list(published(STREAMS[kind]))
+        while True:
+            for message in messages:
+                self.say(kind, message)
+                await asyncio.sleep(seconds / len(messages))
+
+    def say(self, kind: str, message: Published) -> None:
+        """A message, under the number that is next."""
+        number = self.said[kind].to_bytes(8, "big")
+        self.publishers[kind].send(message.topic, number, message.encoded)
+        self.said[kind] += 1
 
     async def serve(self) -> None:
         """Let Triton count the load it was recorded under once more every quarter of a second."""

@@ -7,14 +7,17 @@ import contextlib
 import re
 import time
 from collections.abc import Iterator
+from html import unescape
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from tools.screens.answers import Span
+from tools.screens.page import page
 
 import peers_boards
-from boards import DASHBOARDS, ROOT, Asked, families, filled, queries
+from boards import DASHBOARDS, ROOT, Asked, dashboard, families, filled, panels, queries
 from fleet import fleet
 from prometheus_server import BINARIES, Prometheus, prometheus
 
@@ -128,6 +131,21 @@ def test_every_panel_has_data(lit: Lit, version: str, path: Path) -> None:
 
     assert [str(asked) for asked in dark if not excuses(asked)] == []
     assert [str(a) for a in queries(path) if excuses(a) and a not in dark] == []
+
+
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
+def test_every_panel_can_be_drawn(lit: Lit, version: str, path: Path) -> None:
+    """With data, or with the reason why there is none."""
+    board = dashboard(path)
+    drawn = page(lit.servers[version], board, Span(lit.end - 10, lit.end, 1.0))
+    # A table has what there is in the end, when no adapter runs any more.
+    excused = {title for title, _ in EMPTY} | {"What routers read"}
+
+    assert set(drawn.empty) <= excused
+    for panel in panels(board):
+        assert (panel["fieldConfig"]["defaults"]["noValue"] in unescape(drawn.html)) >= (
+            panel["title"] in drawn.empty
+        )
 
 
 def test_every_excuse_is_somebodys() -> None:

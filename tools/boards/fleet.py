@@ -74,7 +74,7 @@ TILES = (
         limits=(1, 1),
     ),
     tile(
-        "Exporters out of reach",
+        "Out of reach",
         "Targets that Prometheus cannot scrape.",
         "Prometheus has no such target.",
         total(f"{target('up')} == bool 0"),
@@ -111,6 +111,7 @@ MODELS = Panel(
     empty=reasons.ENGINES,
     kind="table",
     width=24,
+    height=6,
     queries=[
         Query(once(of(*RUNNING, priority=""), "model_name")),
         Query(once(of(*WAITING, priority=""), "model_name")),

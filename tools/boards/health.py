@@ -10,6 +10,7 @@ from tools.boards.shapes import lines, tile
 
 of = Scope("job", "instance")
 LOST = "sidestep_lost_items_total"
+EXPORTERS_UP = total(of("sidestep_build_info"))
 DROPPED = "sidestep_stream_push_dropped_total"
 
 TILES = (
@@ -48,7 +49,7 @@ TILES = (
         "Without a snapshot",
         "Exporters whose counts would not outlive them.",
         reasons.EXPORTER,
-        total(f"{of('sidestep_snapshot_healthy')} == bool 0"),
+        f"{EXPORTERS_UP} - ({total(of('sidestep_snapshot_healthy'))} or 0 * {EXPORTERS_UP})",
         width=4,
         limits=(1, 100),
     ),
@@ -78,9 +79,9 @@ COUNTED = (
             " records that it could not translate."
         ),
         reasons.EXPORTER,
-        Query(rate(of(LOST), "instance"), "lost {{instance}}"),
-        Query(rate(of(DROPPED), "stream"), "dropped {{stream}}"),
-        Query(rate(of("sidestep_stream_errors_total"), "stream"), "failed {{stream}}"),
+        Query(rate(of(LOST)), "lost"),
+        Query(rate(of(DROPPED)), "dropped"),
+        Query(rate(of("sidestep_stream_errors_total")), "failed"),
         unit="cps",
         width=6,
     ),
@@ -89,7 +90,7 @@ COUNTED = (
         "Messages and items in a second by reason, and updates that were one series too many.",
         reasons.EXPORTER,
         Query(rate(of("sidestep_rejected_total"), "reason"), "{{reason}}"),
-        Query(rate(of("sidestep_series_limited_total"), "limit"), "limit {{limit}}"),
+        Query(rate(of("sidestep_series_limited_total")), "too many series"),
         unit="cps",
         width=6,
     ),
@@ -98,24 +99,26 @@ COUNTED = (
 DELIVERY = (
     lines(
         "Held by senders",
-        "Bytes that are not sent or not acknowledged.",
+        "Bytes that are not sent or not acknowledged, by exporter.",
         reasons.STREAMS,
-        Query(total(of("sidestep_stream_ring_bytes"), "stream"), "{{stream}}"),
+        Query(total(of("sidestep_stream_ring_bytes"), "instance"), "{{instance}}"),
         unit="bytes",
     ),
     lines(
         "Behind",
         "Items that senders had numbered and that are not applied, and those that no snapshot holds yet.",
         reasons.STREAMS,
-        Query(total(of("sidestep_stream_lag_items"), "stream"), "not applied {{stream}}"),
-        Query(total(of("sidestep_stream_durable_lag_items"), "stream"), "not durable {{stream}}"),
+        Query(total(of("sidestep_stream_lag_items"), "instance"), "not applied {{instance}}"),
+        Query(
+            total(of("sidestep_stream_durable_lag_items"), "instance"), "not durable {{instance}}"
+        ),
     ),
     lines(
         "Again, and folded",
         "Items in a second that came twice and counted once, and those that a sender added up because its ring was full.",
         reasons.EXPORTER,
         Query(rate(of("sidestep_duplicates_total")), "came again"),
-        Query(rate(of("sidestep_folded_items_total"), "stream"), "folded {{stream}}"),
+        Query(rate(of("sidestep_folded_items_total")), "folded"),
         unit="cps",
     ),
 )
@@ -192,9 +195,10 @@ PROCESS = (
 SOURCES = (
     lines(
         "Subscriptions",
-        "1 while there is a connection to the publisher of an engine's stream.",
+        "Publishers of engines' streams that there is a connection to, and those that there is none to.",
         reasons.SUBSCRIPTIONS,
-        Query(most(of("sidestep_subscription_connected"), "subscription"), "{{subscription}}"),
+        Query(total(f"{of('sidestep_subscription_connected')} == bool 1"), "connected"),
+        Query(total(f"{of('sidestep_subscription_connected')} == bool 0"), "not connected"),
     ),
     lines(
         "Messages of streams",
@@ -207,9 +211,9 @@ SOURCES = (
     ),
     lines(
         "Pages passed on",
-        "1 for the state of each target that is scraped and passed on.",
+        "Targets that are scraped and passed on, by state.",
         reasons.PASSED_ON,
-        Query(most(of("sidestep_scrape_state"), ("target", "state")), "{{target}} {{state}}"),
+        Query(total(of("sidestep_scrape_state"), "state"), "{{state}}"),
     ),
 )
 

@@ -75,7 +75,7 @@ TILES = (
         width=3,
     ),
     tile(
-        "Idle before eviction, median",
+        "Idle, median",
         "From a block's last hit until it was handed out again: what a hit may come late.",
         reasons.KV_METRICS,
         IDLE.quantile(0.5),

@@ -43,7 +43,6 @@ class Panel:
         most: Where the scale ends.
         limits: From which value on it is orange, and red.
         stacked: Whether series are parts of a whole.
-        words: What is shown instead of a number, by number.
         columns: Of a table: its labels and, by query in turn, their names; what is left out is hidden.
         units: Of a table: units of columns.
     """
@@ -59,7 +58,6 @@ class Panel:
     most: float | None = None
     limits: tuple[float, float] | None = None
     stacked: bool = False
-    words: Mapping[int, tuple[str, str]] = dataclasses.field(default_factory=dict)
     columns: Mapping[str, str] = dataclasses.field(default_factory=dict)
     units: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
@@ -111,12 +109,6 @@ class Panel:
         if self.most is not None:
             defaults["max"] = self.most
         defaults["mappings"] = [NO_TRAFFIC]
-        if self.words:
-            options = {
-                str(number): {"text": text, "color": color, "index": at}
-                for at, (number, (text, color)) in enumerate(self.words.items())
-            }
-            defaults["mappings"].append({"type": "value", "options": options})
         if self.kind == "timeseries":
             mode = "normal" if self.stacked else "none"
             defaults["color"] = {"mode": "palette-classic"}
@@ -124,7 +116,7 @@ class Panel:
                 "drawStyle": "line",
                 "fillOpacity": 25 if self.stacked else 8,
                 "lineWidth": 1,
-                "showPoints": "never",
+                "showPoints": "auto",
                 "spanNulls": False,
                 "stacking": {"group": "A", "mode": mode},
             }

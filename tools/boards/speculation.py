@@ -80,7 +80,7 @@ TILES = (
         width=4,
     ),
     tile(
-        "Requests waiting for an adapter",
+        "Waiting for an adapter",
         "Requests of adapters that wait; seen whole where the core is tapped.",
         reasons.LORA,
         total(of("sidestep_lora_requests", state="waiting")),

@@ -102,9 +102,7 @@ REQUESTS = (
         "Failed requests in a second, by reason where Triton's own page is polled.",
         reasons.TRITON,
         Query(rate(of("sidestep_triton_failed_requests_total"), MODEL), NAME),
-        Query(
-            rate(of("nv_inference_request_failure"), (*MODEL, "reason")), f"{NAME} {{{{reason}}}}"
-        ),
+        Query(rate(of("nv_inference_request_failure"), "reason"), "{{reason}}"),
         unit="reqps",
     ),
     lines(
@@ -176,7 +174,7 @@ BATCHING = (
     ),
     lines(
         "Busy",
-        "Share of the time that a model's instances were executing, by what they counted and between the last two polls.",
+        "Share of the time that a model's instances were executing. An execution counts when it ends, so a long one can make it more than 1.",
         reasons.BUSY,
         Query(
             ratio(
@@ -185,7 +183,6 @@ BATCHING = (
             ),
             NAME,
         ),
-        Query(most(of("sidestep_triton_busy_ratio"), MODEL), f"{NAME} last polls"),
         unit="percentunit",
     ),
     lines(

@@ -176,6 +176,7 @@ LENGTHS = (
         reasons.NO_VLLM_TRAFFIC,
         histogram("vllm:request_prompt_tokens"),
         "short",
+        width=6,
     ),
     heat(
         "Generation lengths",
@@ -183,6 +184,7 @@ LENGTHS = (
         reasons.NO_VLLM_TRAFFIC,
         histogram("vllm:request_generation_tokens"),
         "short",
+        width=6,
     ),
     quantiles(
         "Longest answer of a request",
@@ -190,13 +192,7 @@ LENGTHS = (
         reasons.NO_VLLM_TRAFFIC,
         histogram("vllm:request_max_num_generation_tokens"),
         "short",
-    ),
-    lines(
-        "Asked for, mean",
-        "Parallel samples that requests ask for, and the limit of generated tokens where they set one.",
-        reasons.NO_VLLM_TRAFFIC,
-        Query(histogram("vllm:request_params_n").mean(), "samples"),
-        Query(histogram("vllm:request_params_max_tokens").mean(), "max_tokens"),
+        width=6,
     ),
     quantiles(
         "Prefill that was computed",
@@ -204,13 +200,28 @@ LENGTHS = (
         reasons.NO_VLLM_TRAFFIC,
         histogram("vllm:request_prefill_kv_computed_tokens"),
         "short",
+        width=6,
+    ),
+    quantiles(
+        "Limits asked for",
+        "Limit of generated tokens that requests ask for, where they set one.",
+        reasons.NO_VLLM_TRAFFIC,
+        histogram("vllm:request_params_max_tokens"),
+        "short",
+    ),
+    lines(
+        "Samples and preemptions of a request, mean",
+        "Parallel samples that requests ask for, and how often finished ones were preempted.",
+        reasons.NO_VLLM_TRAFFIC,
+        Query(histogram("vllm:request_params_n").mean(), "samples"),
+        Query(histogram("vllm:request_num_preemptions").mean(), "preemptions"),
     ),
     lines(
         "Preemptions",
-        "Preemptions in a second, and how many a finished request had, mean.",
+        "Requests in a second that had to give up their place for want of memory.",
         reasons.VLLM,
-        Query(rate(of("vllm:num_preemptions_total"), EACH), f"per second {NAME}"),
-        Query(histogram("vllm:request_num_preemptions").mean(), "per request"),
+        Query(rate(of("vllm:num_preemptions_total"), EACH), NAME),
+        unit="cps",
     ),
 )
 
@@ -257,6 +268,7 @@ STEPS = (
     ),
 )
 
+ABORTED = histogram("sidestep_aborted_request_generation_tokens")
 ABORTS = (
     lines(
         "Requests by state",
@@ -264,20 +276,30 @@ ABORTS = (
         reasons.TAP,
         Query(total(of("sidestep_requests"), "state"), "{{state}}"),
         stacked=True,
+        width=6,
     ),
     lines(
         "Aborted requests",
-        "Clients that left, in a second, and what had been generated for them, in tokens a second.",
+        "Clients that left, in a second.",
         reasons.TAP,
-        Query(histogram("sidestep_aborted_request_generation_tokens").observed(), "requests"),
-        Query(histogram("sidestep_aborted_request_generation_tokens").added(), "tokens lost"),
+        Query(ABORTED.observed(), "requests"),
+        unit="reqps",
+        width=6,
+    ),
+    lines(
+        "Tokens generated in vain",
+        "Tokens in a second that had been generated for clients that left.",
+        reasons.TAP,
+        Query(ABORTED.added(), "tokens"),
         unit="cps",
+        width=6,
     ),
     quantiles(
         "Time spent preempted",
         "From a preemption until scheduled again.",
         reasons.TAP,
         histogram("sidestep_request_preempted_seconds"),
+        width=6,
     ),
 )
 
