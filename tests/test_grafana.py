@@ -15,6 +15,7 @@ from tools.boards.__main__ import BOARDS, GRAFANA, files
 from boards import DASHBOARDS, dashboard, families, filled, panels, queries, variables
 from conftest import page_of_engine
 from pages import parse
+from sidestep.buckets import DEFAULTS
 from sidestep.catalogue import DIALECTS
 from sidestep.catalogue.self_metrics import BY_NAME
 
@@ -141,6 +142,19 @@ def test_variables_choose_among_our_series(path: Path) -> None:
         assert named <= FAMILIES.keys()
 
 
+def test_bounds_to_begin_with_are_buckets_of_both_engines() -> None:
+    """As they are written on the page; any other would leave panels empty."""
+    found = variables(dashboard(GRAFANA / "latency.json"))
+    buckets = {row.name: row.buckets for rows in DIALECTS.values() for row in rows}
+
+    for name in ("ttft", "itl", "e2e"):
+        bound = found[name]["current"]["value"]
+        (family,) = re.findall(r":(\w+)_bucket", found[name]["query"]["query"])
+        assert bound == str(float(bound))
+        for dialect in ("vllm", "sglang"):
+            assert float(bound) in DEFAULTS[buckets[f"{dialect}:{family}"]]
+
+
 @every_board
 def test_panels_say_what_they_show(path: Path) -> None:
     """A title, what the numbers mean, the metrics' names, a unit, and why there may be nothing."""
@@ -212,6 +226,22 @@ def test_counters_are_rated_and_added_up(path: Path) -> None:
                 before = asked.expr[: found.start()]
                 rated = re.search(r"(?:sum|max)(?: by \([^()]*\))? \(rate\([^()]*$", before)
                 assert rated, (name, asked)
+
+
+@every_board
+def test_what_several_series_tell_counts_once(path: Path) -> None:
+    """Ranks of a replica that tell the same, and all requests beside those of each priority."""
+    rows = [row for row in DIALECTS["sglang"] if row.kind != "histogram"]
+    for asked in queries(path):
+        for row in rows:
+            for found in re.finditer(rf"(?<![\w:]){row.name}(?=[{{|\"])", asked.expr):
+                before, after = asked.expr[: found.start()], asked.expr[found.start() :]
+                selector = after.partition("}")[0]
+                if "priority" in row.labels and row.kind == "gauge":
+                    assert 'priority=""' in selector, asked
+                if row.mirrored:
+                    one = re.search(r"(?:max|avg)(?: by \([^()]*\))? \((?:rate\()?[^()]*$", before)
+                    assert one or 'tp_rank="0"' in selector, asked
 
 
 @every_board

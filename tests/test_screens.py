@@ -51,6 +51,11 @@ def test_ticks_reach_as_far_as_values(most: float, unit: str) -> None:
     assert 2 <= len(found) <= 6
 
 
+def test_bytes_have_ticks_of_their_own() -> None:
+    """Round in the unit that is written."""
+    assert ticks(1.5 * 1024**2, "bytes") == [0, 2**19, 2**20, 3 * 2**19]
+
+
 def test_parts_of_a_stack_add_up() -> None:
     """Each begins where the one below ends; a gap of one is none of the others'."""
     low = Series("a", {}, {1.0: 1.0, 2.0: 2.0})
