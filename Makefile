@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SOURCES := exporter adapters tests benchmarks chaos fuzz
 
-.PHONY: demo test check lint fix bench bench-details bench-plots chaos fuzz docs golden test-engines tools clean
+.PHONY: demo test check lint fix bench bench-details bench-plots chaos fuzz docs screens golden test-engines tools clean
 
 demo: $(STAMP)
 	$(BIN)/sidestep demo
@@ -15,6 +15,7 @@ test: $(STAMP) tools
 
 check: $(STAMP) lint
 	$(BIN)/python tools/docs.py --check
+	$(BIN)/python -m tools.boards --check
 	$(MAKE) --no-print-directory test
 
 lint: $(STAMP)
@@ -53,6 +54,11 @@ fuzz: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/python tools/docs.py
+	$(BIN)/python -m tools.boards
+
+# Pictures of the dashboards for the documents; look at each.
+screens: $(STAMP) tools
+	PYTHONPATH=tests $(BIN)/python -m tools.screens
 
 # Pages that tests compare byte by byte; review the diff.
 golden: $(STAMP)
