@@ -35,9 +35,8 @@ async def play(exporter: Exporter) -> None:
         await asyncio.to_thread(player.run)
 
 
-@contextlib.asynccontextmanager
-async def prometheus(binary: str, directory: Path, targets: dict[str, str]) -> AsyncIterator[str]:
-    """The URL of one with our rules, evaluated every second."""
+def configure(directory: Path, targets: dict[str, str]) -> None:
+    """Write what a Prometheus reads that evaluates our rules every second."""
     directory.mkdir()
     for name in ("recording.yaml", "alerts.yaml"):
         quick = [{**group, "interval": "1s"} for group in groups(name)]
@@ -51,6 +50,12 @@ async def prometheus(binary: str, directory: Path, targets: dict[str, str]) -> A
         ],
     }
     (directory / "prometheus.yml").write_text(json.dumps(config))
+
+
+@contextlib.asynccontextmanager
+async def prometheus(binary: str, directory: Path, targets: dict[str, str]) -> AsyncIterator[str]:
+    """The URL of one with our rules."""
+    configure(directory, targets)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     process = await asyncio.create_subprocess_exec(
