@@ -53,17 +53,6 @@ def test_custom_resources_are_valid() -> None:
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
-def test_prometheus_reads_its_configuration() -> None:
-    """Every file for Prometheus."""
-    for path in [one for one in EXAMPLES if one.suffix == ".yml"]:
-        subprocess.run(
-            [str(shutil.which("promtool")), "check", "config", "--syntax-only", path],
-            check=True,
-            capture_output=True,
-        )
-
-
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 def test_autoscalers_queries_are_one_number(tmp_path: Path) -> None:
     """KEDA takes one value, and an empty answer is no zero; the adapter's one for each pod."""
     (trigger,) = resources(text("keda.yaml"))[0]["spec"]["triggers"]

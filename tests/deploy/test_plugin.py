@@ -122,7 +122,7 @@ async def test_it_reaches_the_exporter_of_the_manifest(
             },
         )  # fmt: skip
         await until(lambda: "pod-1/m/0" in exporter.registry.engines, 30)
-        await process.communicate()
+        await process.communicate(b"")
 
     assert process.returncode == 0
     directory = volume / "ingest"
