@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
+import aiohttp
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from prometheus_client import generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
+from conftest import Start
 from pages import parse
 from sidestep.apply import Applier
 from sidestep.catalogue import DIALECTS
@@ -424,3 +426,25 @@ def test_labels_of_engines_that_went_are_forgotten() -> None:
     assert len(texts._labels._by_looks) == 1
     labels.keep([])
     assert labels._by_looks == {}
+
+
+async def test_a_long_page_is_sent_in_parts(start: Start) -> None:
+    """Its length is said first; whoever asks for its head gets nothing else."""
+    async with start() as exporter, aiohttp.ClientSession(auto_decompress=False) as session:
+        for number in range(90):
+            labels = {**LABELS["vllm"], "engine": str(number)}
+            exporter.registry.register(EngineInfo(f"e{number}", "vllm", labels))
+        plain: dict[str, str] = {"Accept-Encoding": "identity"}
+        url = f"{exporter.url}?name[]=vllm:e2e_request_latency_seconds_bucket"
+        async with session.get(url, headers=plain) as answer:
+            page = await answer.read()
+            assert int(answer.headers["Content-Length"]) == len(page) > 2 * PIECE
+        async with session.get(url, headers={"Accept-Encoding": "gzip"}) as answer:
+            assert gzip.decompress(await answer.read()) == page
+        async with session.head(url, headers=plain) as answer:
+            assert int(answer.headers["Content-Length"]) == len(page)
+            assert await answer.read() == b""
+        # The connection is as good as before.
+        async with session.get(url, headers=plain) as answer:
+            assert await answer.read() == page
+        assert page == render(exporter.registry, names={"vllm:e2e_request_latency_seconds"})

@@ -22,7 +22,7 @@ from sidestep.catalogue.model import (
     Row,
     Same,
 )
-from sidestep.combining import combined_histograms, combined_numbers
+from sidestep.combining import combined_histograms, combined_numbers, combined_states
 from sidestep.engine import Engine, Key, Number
 from sidestep.histogram import Histogram, State
 from sidestep.plan import Placed
@@ -206,6 +206,23 @@ def copies(registry: Registry, family: Family) -> list[Copy]:
     for dialect, placed in family.places.items():
         found += showing(registry, dialect, placed)
     return [copy_of(engine, family) for engine in found]
+
+
+def combined_of(
+    family: Family, found: Iterable[Copy]
+) -> Iterator[tuple[dict[str, str], Number | State] | None]:
+    """What all engines have of ``family``, one a label set; None where a turn may be due."""
+    groups: dict[tuple[tuple[str, str], ...], list[Number | State]] = {}
+    for engine, _, names, children in found:
+        for key, value in children:
+            labels = labels_with(engine, family, names, key)
+            groups.setdefault(tuple(sorted(labels.items())), []).append(value)
+            yield None
+    for pairs, values in groups.items():
+        states = [value for value in values if isinstance(value, tuple)]
+        numbers = [value for value in values if not isinstance(value, tuple)]
+        one = combined_states(states) if states else combined_numbers(numbers, family.combine)
+        yield dict(pairs), one
 
 
 def _in_unit(found: Iterable[tuple[Key, Number]], row: Row) -> Iterable[Child]:

@@ -8,12 +8,11 @@ from typing import Any
 
 import msgspec
 
-from sidestep.combining import combined_numbers, combined_states
 from sidestep.engine import Number
 from sidestep.histogram import State
 from sidestep.registry import Registry
 from sidestep.render import passed
-from sidestep.view import Copy, Family, copies, families, is_shared, labels_with
+from sidestep.view import Copy, Family, combined_of, copies, families, is_shared, labels_with
 
 AT_ONCE = 50
 """Samples that are encoded between two turns of the loop: some 10 us each."""
@@ -65,17 +64,8 @@ def _single(family: Family, found: Iterable[Copy]) -> Iterator[Sample]:
 
 
 def _combined(family: Family, found: Iterable[Copy]) -> Iterator[Sample | None]:
-    groups: dict[tuple[tuple[str, str], ...], list[Number | State]] = {}
-    for engine, _, names, children in found:
-        for key, value in children:
-            labels = labels_with(engine, family, names, key)
-            groups.setdefault(tuple(sorted(labels.items())), []).append(value)
-            yield None
-    for pairs, values in groups.items():
-        states = [value for value in values if isinstance(value, tuple)]
-        numbers = [value for value in values if not isinstance(value, tuple)]
-        one = combined_states(states) if states else combined_numbers(numbers, family.combine)
-        yield _sample(dict(pairs), one)
+    for one in combined_of(family, found):
+        yield None if one is None else _sample(*one)
 
 
 def _sample(labels: dict[str, str], value: Number | State) -> Sample:
