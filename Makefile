@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SOURCES := exporter adapters tests benchmarks chaos fuzz
 
-.PHONY: demo test check lint fix bench chaos fuzz docs golden test-engines tools clean
+.PHONY: demo test check lint fix bench chaos fuzz docs golden test-engines deploy-test image-test tools clean
 
 demo: $(STAMP)
 	$(BIN)/sidestep demo
@@ -15,6 +15,7 @@ test: $(STAMP) tools
 
 check: $(STAMP) lint
 	$(BIN)/python tools/docs.py --check
+	$(BIN)/python tools/charts.py --check
 	$(MAKE) --no-print-directory test
 
 lint: $(STAMP)
@@ -43,6 +44,7 @@ fuzz: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/python tools/docs.py
+	$(BIN)/python tools/charts.py
 
 # Pages that tests compare byte by byte; review the diff.
 golden: $(STAMP)
@@ -55,6 +57,15 @@ test-engines: $(STAMP)
 	tools/setup_triton.sh
 	$(BIN)/pytest -m engine --timeout 900 tests/engines
 	build/vllm-venv/bin/python -m pytest -c /dev/null --rootdir . -q tests/engines/test_vllm_connectors.py
+
+# Manifests against schemas, and charts by Go's templates: 40 s to install, and kubectl must be there.
+deploy-test: $(STAMP)
+	tools/setup_deploy.sh build/deploy
+	$(BIN)/pytest tests/deploy
+
+# The image, built by buildah on Debian's debootstrap and run: as root, minutes.
+image-test: $(STAMP)
+	$(BIN)/pytest -m image -s --timeout 900 tests/deploy/test_image.py
 
 tools:
 	tools/setup_debian.sh prometheus=promtool chromium=chromium
