@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SOURCES := exporter adapters tests benchmarks chaos fuzz
 
-.PHONY: demo test check lint fix bench bench-details bench-plots chaos fuzz docs screens golden test-engines tools clean
+.PHONY: demo test check lint fix bench bench-details bench-plots chaos fuzz docs screens golden test-engines deploy-test image-test tools clean
 
 demo: $(STAMP)
 	$(BIN)/sidestep demo
@@ -16,6 +16,7 @@ test: $(STAMP) tools
 check: $(STAMP) lint
 	$(BIN)/python tools/docs.py --check
 	$(BIN)/python -m tools.boards --check
+	$(BIN)/python tools/charts.py --check
 	$(MAKE) --no-print-directory test
 
 lint: $(STAMP)
@@ -55,6 +56,7 @@ fuzz: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/python tools/docs.py
 	$(BIN)/python -m tools.boards
+	$(BIN)/python tools/charts.py
 
 # Pictures of the dashboards for the documents; look at each.
 screens: $(STAMP) tools
@@ -71,6 +73,15 @@ test-engines: $(STAMP)
 	tools/setup_triton.sh
 	$(BIN)/pytest -m engine --timeout 900 tests/engines
 	build/vllm-venv/bin/python -m pytest -c /dev/null --rootdir . -q tests/engines/test_vllm_connectors.py
+
+# Manifests against schemas, and charts by Go's templates: 40 s to install, and kubectl must be there.
+deploy-test: $(STAMP)
+	tools/setup_deploy.sh build/deploy
+	$(BIN)/pytest tests/deploy
+
+# The image, built by buildah on Debian's debootstrap and run: as root, minutes.
+image-test: $(STAMP)
+	$(BIN)/pytest -m image -s --timeout 900 tests/deploy/test_image.py
 
 tools:
 	tools/setup_debian.sh prometheus=promtool chromium=chromium

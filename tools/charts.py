@@ -23,7 +23,10 @@ def literal(text: str) -> str:
 
 def defines(kind: str, texts: Mapping[str, str], source: str) -> str:
     """A template for each text, and one with their names."""
-    parts = [HEADER % source, f'{{{{- define "sidestep.{kind}" -}}}}{" ".join(texts)}{{{{- end -}}}}\n']
+    parts = [
+        HEADER % source,
+        f'{{{{- define "sidestep.{kind}" -}}}}{" ".join(texts)}{{{{- end -}}}}\n',
+    ]
     parts += [
         f'{{{{- define "sidestep.{kind}.{name}" -}}}}\n{literal(text.strip())}\n{{{{- end -}}}}\n'
         for name, text in texts.items()

@@ -26,7 +26,7 @@ FLAGS = {f"--{setting.flag}" for setting in SETTINGS}
 
 def rendered(chart: Path, *values: Path, library: Path | None = None) -> list[Resource]:
     """What Helm would apply."""
-    more = ["-library", library] if library else []
+    more = [f"-library={library}"] if library else []
     done = subprocess.run(
         [tool("helm-render"), *more, chart, *values], capture_output=True, text=True, check=False
     )

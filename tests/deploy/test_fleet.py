@@ -111,7 +111,8 @@ async def test_the_store_has_every_scrape_although_it_was_away(
 
         seen = {name: found[-1][1] for name, found in (await store.samples(READS)).items()}
         await store.until(
-            READS, lambda found: all(found.get(name, 0) > seen.get(name, 0) + 8 for name in everyone)
+            READS,
+            lambda found: all(found.get(name, 0) > seen.get(name, 0) + 8 for name in everyone),
         )
         stored = await store.samples(READS)
         tokens = {float(one["value"][1]) for one in await store.ask(TOKENS)}

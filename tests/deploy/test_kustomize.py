@@ -97,7 +97,7 @@ def engines() -> list[Resource]:
     ]
     contexts: list[Any] = [None, {}, {"fsGroup": 3, "supplementalGroups": [7, 165532]}]
     volumes: list[Any] = [None, [{"name": "models", "emptyDir": {}}]]
-    found = []
+    found: list[Resource] = []
     mixed = itertools.product(variables, contexts)
     others = itertools.cycle(itertools.product(volumes, first))
     for (env, context), (volume, before) in zip(mixed, others, strict=False):
@@ -131,8 +131,10 @@ def workload(kind: str, name: str, pod: Resource, **more: Any) -> Resource:
 def applied(directory: Path, component: str, *given: Resource) -> dict[str, Resource]:
     """By name, after the one line that a user writes."""
     # Names with quotes, as JSON has them, and without; JSON has no anchors.
-    texts = [json.dumps(one) if n % 2 else yaml.safe_dump(json.loads(json.dumps(one)))
-             for n, one in enumerate(given)]
+    texts = [
+        json.dumps(one) if n % 2 else yaml.safe_dump(json.loads(json.dumps(one)))
+        for n, one in enumerate(given)
+    ]
     (directory / "given.yaml").write_text("\n---\n".join(texts))
     line = f"components: [{os.path.relpath(KUSTOMIZE / component, directory)}]"
     (directory / "kustomization.yaml").write_text(f"resources: [given.yaml]\n{line}\n")

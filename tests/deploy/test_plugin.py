@@ -38,16 +38,19 @@ sys.stdin.read()
 publisher.close()
 """
 
+
 @pytest.fixture(scope="module")
 def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As the image has it: the distribution without its dependencies."""
     directory = tmp_path_factory.mktemp("plugin")
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    wheel = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", directory, ROOT]
-    subprocess.run(wheel, check=True)
-    (built,) = directory.glob("*.whl")
+    built = directory / "wheel"
+    make = [*pip, "wheel", "--no-deps", "--no-build-isolation", f"--wheel-dir={built}", str(ROOT)]
+    subprocess.run(make, check=True)
+    (wheel,) = built.glob("*.whl")
     target = directory / "opt"
-    subprocess.run([*pip, "install", "--no-deps", "--no-compile", "--target", target, built], check=True)
+    put = [*pip, "install", "--no-deps", "--no-compile", f"--target={target}", str(wheel)]
+    subprocess.run(put, check=True)
     return target
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+import subprocess
 
 import pytest
 
-from manifests import ROOT, Resource, named, template
+from manifests import ROOT, Resource, named, template, tool
 from sidestep import __version__
 from sidestep.config import SETTINGS, Config, read
 
@@ -117,7 +118,9 @@ def test_the_exporter_stops_growing_before_it_is_killed() -> None:
 
 def test_it_starts_before_the_engine_and_ends_after_it() -> None:
     """A native sidecar, looked after by all three probes, that waits for one more scrape."""
-    probes = {name: SIDECAR[f"{name}Probe"]["httpGet"] for name in ("startup", "readiness", "liveness")}
+    probes = {
+        name: SIDECAR[f"{name}Probe"]["httpGet"] for name in ("startup", "readiness", "liveness")
+    }
 
     assert SIDECAR["restartPolicy"] == "Always"
     assert {name: probe["path"] for name, probe in probes.items()} == {
@@ -136,3 +139,15 @@ def test_images_are_this_release() -> None:
 
     assert images == {f"sidestep:{__version__}"}
     assert f"ARG VERSION={__version__}\n" in DOCKERFILE
+
+
+def test_hadolint_has_nothing_to_say() -> None:
+    """All its rules."""
+    done = subprocess.run(
+        [tool("hadolint"), ROOT / "deploy" / "Dockerfile"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (done.returncode, done.stdout) == (0, "")
