@@ -10,8 +10,9 @@ SOURCES := exporter adapters tests benchmarks chaos fuzz
 demo: $(STAMP)
 	$(BIN)/sidestep demo
 
+# Most tests wait for other processes most of the time.
 test: $(STAMP) tools
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2
 
 check: $(STAMP) lint
 	$(BIN)/python tools/docs.py --check

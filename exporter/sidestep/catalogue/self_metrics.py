@@ -233,8 +233,8 @@ ROWS: tuple[SelfRow, ...] = (
     SelfRow(
         "sidestep_snapshot_healthy",
         "gauge",
-        "1 while what is shown outlives this process, 0 while it cannot be written or --state.dir"
-        " is not set.",
+        "1 while what is shown outlives this process, 0 while it cannot be written; no sample"
+        " without --state.dir.",
     ),
     SelfRow("sidestep_snapshot_duration_seconds", "gauge", "Time to make the last snapshot."),
     SelfRow("sidestep_snapshot_bytes", "gauge", "Size of the last snapshot."),
