@@ -92,11 +92,11 @@ def engines() -> list[Resource]:
     ]
     first: list[Any] = [
         None,
-        [{"name": "fetch-models", "image": "theirs"}],
+        [{"name": "fetch-sidestep-2", "image": "theirs"}],
         [{"name": "their-proxy", "image": "theirs", "restartPolicy": "Always"}],
     ]
     contexts: list[Any] = [None, {}, {"fsGroup": 3, "supplementalGroups": [7, 165532]}]
-    volumes: list[Any] = [None, [{"name": "models", "emptyDir": {}}]]
+    volumes: list[Any] = [None, [{"name": "my-sidestep-socket-2", "emptyDir": {}}]]
     found: list[Resource] = []
     mixed = itertools.product(variables, contexts)
     others = itertools.cycle(itertools.product(volumes, first))
@@ -111,7 +111,7 @@ def engines() -> list[Resource]:
             pod["securityContext"] = context
         if volume is not None:
             pod["volumes"] = volume
-            engine["volumeMounts"] = [{"name": "models", "mountPath": "/models"}]
+            engine["volumeMounts"] = [{"name": "my-sidestep-socket-2", "mountPath": "/models"}]
         found.append(pod)
     return found
 
