@@ -10,9 +10,9 @@ SOURCES := exporter adapters tests benchmarks chaos fuzz
 demo: $(STAMP)
 	$(BIN)/sidestep demo
 
-# Most tests wait for other processes most of the time.
+# Most tests wait for other processes most of the time; what a module starts serves all its tests.
 test: $(STAMP) tools
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist loadfile
 
 check: $(STAMP) lint
 	$(BIN)/python tools/docs.py --check
