@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
+import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -470,3 +471,14 @@ def test_labels_that_a_forwarded_engine_calls_something_else() -> None:
         assert f'{label}="x"'.encode() in page
         binary = b"".join(b"".join(piece) for piece in protobuf.pieces(registry))
         assert label.encode() in binary
+
+
+async def test_a_body_that_could_not_be_packed_is_tried_again() -> None:
+    """It is kept as long as nothing changes: nobody would have the page in gzip any more."""
+    parts: list[Any] = [None]
+    body = Body(parts)
+    with pytest.raises(TypeError):
+        await body.packed()
+    parts[:] = [b"text"]
+
+    assert gzip.decompress(b"".join((await body.packed()).parts)) == b"text"
