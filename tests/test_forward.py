@@ -564,3 +564,22 @@ def test_other_frames_are_no_forwards(data: bytes) -> None:
         assert is_forward(frame) or frame == data
         with pytest.raises(WireError):
             decode_forward(frame)
+
+
+def test_a_word_without_room_leaves_what_was_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its other bounds would have the histograms begin anew."""
+    first, root = leaf("leaf", 1, step(5)), Node("root")
+    first.tell(root)
+    before = samples(root.page)
+    monkeypatch.setattr(lives, "MAX_BYTES", 10)
+    said = info()
+    said.bounds = {"inter_token_latency": [9.0]}
+    first.greet("s", [said])
+    push(first, step(6))
+    first.tell(root)
+    assert root.rejected == {("over_limit",): 1.0}
+    name = "vllm:inter_token_latency_seconds_"
+    after = samples(root.page)
+    assert {k: v for k, v in after.items() if k.startswith(name)} == {
+        k: v for k, v in before.items() if k.startswith(name)
+    }

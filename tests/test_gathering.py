@@ -204,6 +204,24 @@ def test_a_large_frame_is_applied_in_parts() -> None:
     assert max(parts) < (8 << 10) + len(items[0])
 
 
+def test_little_waits_however_much_a_turn_applies() -> None:
+    """To make what waits is part of the turn: it may not take longer than the turn itself."""
+    made = fed([])
+    items = [encode_item(step(number, latencies=40)) for number in range(400)]
+    message = msgspec.msgpack.encode(["B", 1, 1, [msgspec.Raw(item) for item in items]])
+    made.intake.take(b"s", [message], 0.0)
+    engine = made.intake.registry.engines["e0"]
+    slot = engine.layout.find("vllm:iteration_tokens_total").slots[0]
+    gathered = 0
+    while made.intake.busy:
+        made.intake.work()
+        waiting = made.intake.items - sum(engine.histogram(slot).counts)
+        assert waiting * min(map(len, items)) < (16 << 10) + max(map(len, items))
+        gathered = max(gathered, waiting)
+
+    assert gathered * max(map(len, items)) >= 8 << 10
+
+
 async def test_a_turn_that_ends_early_leaves_nothing_waiting(start: Start) -> None:
     """What was applied in it is on the page that somebody asks for before the next."""
     async with start() as exporter:

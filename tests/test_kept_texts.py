@@ -9,6 +9,7 @@ from itertools import chain
 from typing import Any
 
 import aiohttp
+import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -23,15 +24,19 @@ from sidestep.catalogue.engine_core import FEATURE
 from sidestep.choice import Choice
 from sidestep.engine import Engine
 from sidestep.histogram import Histogram
+from sidestep.merge import sum_up
+from sidestep.native import Native
 from sidestep.packing import NOTHING, Body, deflated
 from sidestep.plan import compile_layout
+from sidestep.records import decode_record, encode_record, totals_of
 from sidestep.registry import GONE, Registry
-from sidestep.render import values
+from sidestep.render import protobuf, values
 from sidestep.render.kept import Block, changed, renewed
 from sidestep.render.merged import Merged
 from sidestep.render.own import OwnTexts
 from sidestep.render.rosters import LabelTexts
 from sidestep.render.text import Texts, render
+from sidestep.samples import add_samples
 from sidestep.selfmetrics import SelfMetrics, own_registry
 from sidestep.web.parts import PIECE, pieces
 from sidestep.wire.items import Family, Sample, Samples
@@ -448,3 +453,56 @@ async def test_a_long_page_is_sent_in_parts(start: Start) -> None:
         async with session.get(url, headers=plain) as answer:
             assert await answer.read() == page
         assert page == render(exporter.registry, names={"vllm:e2e_request_latency_seconds"})
+
+
+def test_engines_whose_bounds_have_none_in_common() -> None:
+    """One bucket is left of such a histogram, and the page is there."""
+    registry = Registry(LAYOUTS, {})
+    name = "vllm:time_in_queue_requests"
+    (slot,) = LAYOUTS["vllm"].find(name).slots
+    for number, bounds in enumerate(([1.0, 2.0], [3.0, 4.0])):
+        labels = {"engine": str(number), "model_name": "m"}
+        told = EngineInfo(f"e{number}", "vllm", labels, bounds={"request_latency": bounds})
+        registry.register(told).histogram(slot).observe(1.5)
+    found = {
+        (sample, dict(labels).get("le")): value
+        for (sample, labels), value in parse(render(registry).decode())[name].samples.items()
+    }
+    assert found == {
+        (f"{name}_bucket", "+Inf"): 2.0,
+        (f"{name}_count", None): 2.0,
+        (f"{name}_sum", None): 3.0,
+    }
+
+
+def test_labels_that_a_forwarded_engine_calls_something_else() -> None:
+    """Its series are replaced in place, and their labels are not those of before."""
+    name, own = "sglang:prompt_tokens_total", ["is_streaming"]
+    info = EngineInfo("e", "sglang", LABELS["sglang"])
+    registry = Registry(LAYOUTS, {}, native=Native({}, lambda: 0.0))
+    engine = registry.register(info)
+    texts = Texts(registry)
+    for label in ("tenant", "customer"):
+        counting = Registry(LAYOUTS, {})
+        counted = counting.register(info)
+        sample = Sample(["true", "x"], 3)
+        family = Family(name, "counter", [*own, label], [sample])
+        add_samples(counting, counted, Samples(0, 0.0, [family]))
+        record = decode_record(encode_record(counted, totals_of(counted)))
+        assert sum_up(registry, engine, [], [record]) is None
+        page = joined(texts.pieces())
+        assert page == render(registry)
+        assert f'{label}="x"'.encode() in page
+        binary = b"".join(b"".join(piece) for piece in protobuf.pieces(registry))
+        assert label.encode() in binary
+
+
+async def test_a_body_that_could_not_be_packed_is_tried_again() -> None:
+    """It is kept as long as nothing changes: nobody would have the page in gzip any more."""
+    parts: list[Any] = [None]
+    body = Body(parts)
+    with pytest.raises(TypeError):
+        await body.packed()
+    parts[:] = [b"text"]
+
+    assert gzip.decompress(b"".join((await body.packed()).parts)) == b"text"

@@ -104,13 +104,15 @@ class Forwarded:
             self._settle(shown, now)
             return
         record = decode_record(word.record)
-        group, shown = self._place(word, record)
+        group, shown, info = self._place(word, record)
         try:
             self.lives.put(word)
         except WireError:
             if not shown.words:
                 self._drop(group)
             raise
+        # Not before it stands: other bounds cost what was counted by those of before.
+        self._describe(shown, info, record)
         self._bind(word, group, shown, now)
         refused = self._sum(shown, {word.key: record})
         self._fold(word, now)
@@ -125,11 +127,12 @@ class Forwarded:
             WireError: It cannot be shown.
         """
         record = decode_record(word.record)
-        group, found = self._place(word, record, name)
+        group, found, info = self._place(word, record, name)
         engine = found.engine
         if origin:
             engine.labels[ORIGIN] = engine.id
         self.lives.put(word)
+        self._describe(found, info, record)
         self._bind(word, group, found, word.heard)
         self._sum(found, {word.key: record})
         engine.heard = max(engine.heard, word.heard)
@@ -163,8 +166,10 @@ class Forwarded:
         """Exporters that are heard."""
         return len({word.source for word in self.lives if not word.silent})
 
-    def _place(self, word: Word, record: Record, name: str = "") -> tuple[Group, _Shown]:
-        """The engine that shows ``word``, known or new; a new one is not shown yet."""
+    def _place(
+        self, word: Word, record: Record, name: str = ""
+    ) -> tuple[Group, _Shown, EngineInfo]:
+        """The engine that shows ``word``, and what that says of it; a new one is not shown yet."""
         registry, said = self._registry, record.head.engine
         # Where a label's name is taken, what the engine itself says stands.
         labels = {**word.labels, **said.labels}
@@ -193,16 +198,19 @@ class Forwarded:
             registry.kept[name] = shown.engine
         else:
             check_record(shown.engine, record)
-            if info != shown.info:
-                shown.engine.update(info)
-                shown.info = info
+        return group, shown, info
+
+    def _describe(self, shown: _Shown, info: EngineInfo, record: Record) -> None:
+        """Let the engine be what a word that stands says that it is."""
         engine = shown.engine
-        engine.excess = excess(registry, info)
+        if info != shown.info:
+            engine.update(info)
+            shown.info = info
+        engine.excess = excess(self._registry, info)
         if record.head.core_info != engine.core_info:
             engine.core_info = record.head.core_info
             engine.info = {**engine.core_info, **engine.front_info}
             engine.look_anew()
-        return group, shown
 
     def _name(self, group: Group, word: Word) -> str:
         """An identity that nobody has: readable, and the same each time."""

@@ -48,6 +48,9 @@ MANY = 4
 PART = 8 << 10
 """Bytes of small items that are applied in one go: 0.3 ms; at worst what one dear item takes."""
 
+WAITING = 16 << 10
+"""Bytes of items whose observations may wait: to make those takes up to 1 ms, of the same turn."""
+
 Replies = list[tuple[bytes, FromExporter]]
 Work = Callable[[], None]
 
@@ -91,6 +94,8 @@ class Intake:
         self._engines: dict[int, list[Engine]] = {}
         """By incarnation: what a stream's engine indices mean."""
         self._work: deque[Work] = deque()
+        self._waiting = 0
+        """Bytes of items whose observations are not made yet."""
         self._arrived = 0.0
         """Unix time of the frame whose items are being applied."""
         self._bugs = Limited(log, clock=clock)
@@ -194,11 +199,12 @@ class Intake:
             self._bugs.error(
                 "bug", "an item could not be applied; this is a bug in sidestep", trace=error
             )
-        if not self._work:
+        if not self._work or self._waiting >= WAITING:
             self.settle()
 
     def settle(self) -> None:
         """Have all that was applied be in the series, before anybody looks at them."""
+        self._waiting = 0
         self.applier.settle()
 
     def enqueue(self, work: Work) -> None:
@@ -294,6 +300,7 @@ class Intake:
                 engine = engines[item.engine]
                 if are_many and self.applier.gather(engine, item):
                     size += len(raw)
+                    self._waiting += len(raw)
                 else:
                     self.applier.apply(engine, item)
                     size = PART

@@ -123,6 +123,7 @@ def sum_up(
     """
     limited = registry.limited["label_values"]
     before = _histograms(engine)
+    labels = {name: family.labels for name, family in engine.open.items()}
     registry.empty(engine)
     refused: WireError | None = None
     for record in (*counted, *present):
@@ -130,6 +131,9 @@ def sum_up(
     # Who counted has said so already.
     registry.limited["label_values"] = limited
     _keep_same(engine, before)
+    if any(labels.get(name, f.labels) != f.labels for name, f in engine.open.items()):
+        # Another process's, which calls its labels something else.
+        engine.look_anew()
     registry.touch(engine)
     return refused
 

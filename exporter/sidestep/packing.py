@@ -86,10 +86,15 @@ class Body:
 
     async def packed(self, *, last: bool = True) -> Packed:
         """All of them in gzip; of what others follow nothing is packed again."""
-        if self._packed is None:
+        if self._packed is None or self._has_failed(self._packed):
             self._packed = asyncio.create_task(self._pack(last=last))
         # One who hangs up must not take it from others.
         return await asyncio.shield(self._packed)
+
+    @staticmethod
+    def _has_failed(task: asyncio.Task[Packed]) -> bool:
+        """Whether it could not be packed, for want of memory maybe: the next who asks tries again."""
+        return task.done() and (task.cancelled() or task.exception() is not None)
 
     async def _pack(self, *, last: bool) -> Packed:
         if self._before is None:

@@ -84,7 +84,8 @@ class Groups:
             everyone = members
             if counts and self._dropped:
                 gone = self._gone_of(members[0].layout, hidden).get(labels, ())
-                everyone = [engine for engine in gone if engine not in members] + members
+                there = set(members)
+                everyone = [engine for engine in gone if engine not in there] + members
             groups.append(Group(labels, everyone))
         self._groups[asked] = shown, groups
         return groups

@@ -54,10 +54,10 @@ class Frames:
             self._text = self._of(bounds, labelled=bool(pairs))
             self._last = bounds if pairs else None
         counts = [*accumulate(counts)]
-        if bounds:
-            return (self._text % (*counts, counts[-1], total)).replace(PLACE, pairs)
-        # It is a summary's, which shows no bucket.
-        return (self._text % (counts[-1], total)).replace(PLACE, pairs)
+        # A summary shows no bucket. A histogram without bounds shows one: several engines' that
+        # have no bound in common.
+        shown = () if self._kind == "summary" else counts
+        return (self._text % (*shown, counts[-1], total)).replace(PLACE, pairs)
 
     def _of(self, bounds: Bounds, *, labelled: bool) -> bytes:
         found = self._known.get((bounds, labelled))
