@@ -5,16 +5,19 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SOURCES := exporter adapters tests benchmarks chaos fuzz
 
-.PHONY: demo test check lint fix bench chaos fuzz docs golden test-engines tools clean
+.PHONY: demo test check lint fix bench bench-details bench-plots chaos fuzz docs screens golden test-engines deploy-test image-test tools clean
 
 demo: $(STAMP)
 	$(BIN)/sidestep demo
 
+# Most tests wait for other processes most of the time; what a module starts serves all its tests.
 test: $(STAMP) tools
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile
 
 check: $(STAMP) lint
 	$(BIN)/python tools/docs.py --check
+	$(BIN)/python -m tools.boards --check
+	$(BIN)/python tools/charts.py --check
 	$(MAKE) --no-print-directory test
 
 lint: $(STAMP)
@@ -27,9 +30,19 @@ fix: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# One table of sidestep and its peers, 15 minutes; BENCH="--quick", "--only scrape load", "--write".
 bench: $(STAMP)
-	for bench in engine_cost ingest events scrape snapshot residency streams pages triton sglang_items; do $(BIN)/python -m benchmarks.bench_$$bench || exit 1; done
+	$(BIN)/python -m benchmarks $(BENCH)
+
+# The tables of all topics, with more rows than the one table has.
+bench-details: $(STAMP)
+	for bench in engine_cost ingest events scrape views snapshot forward residency streams pages triton sglang_items; do $(BIN)/python -m benchmarks.bench_$$bench || exit 1; done
 	$(or $(wildcard build/sglang-venv/bin/python),$(BIN)/python) -m benchmarks.bench_sglang_cost
+
+# How costs grow, into docs/images; PLOTS="--quick --to DIRECTORY", "--drawn-from build/growth.json".
+bench-plots: $(STAMP)
+	$(BIN)/pip install --quiet -e '.[plots]'
+	$(BIN)/python -m benchmarks.plots $(PLOTS)
 
 # Every fault over every transport: over an hour. CHAOS="--quick", "--fault kill --seed 7", ...
 chaos: $(STAMP)
@@ -43,6 +56,12 @@ fuzz: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/python tools/docs.py
+	$(BIN)/python -m tools.boards
+	$(BIN)/python tools/charts.py
+
+# Pictures of the dashboards for the documents; look at each.
+screens: $(STAMP) tools
+	PYTHONPATH=tests $(BIN)/python -m tools.screens
 
 # Pages that tests compare byte by byte; review the diff.
 golden: $(STAMP)
@@ -55,6 +74,15 @@ test-engines: $(STAMP)
 	tools/setup_triton.sh
 	$(BIN)/pytest -m engine --timeout 900 tests/engines
 	build/vllm-venv/bin/python -m pytest -c /dev/null --rootdir . -q tests/engines/test_vllm_connectors.py
+
+# Manifests against schemas, and charts by Go's templates: 40 s to install, and kubectl must be there.
+deploy-test: $(STAMP)
+	tools/setup_deploy.sh build/deploy
+	$(BIN)/pytest tests/deploy
+
+# The image, built by buildah on Debian's debootstrap and run: as root, minutes.
+image-test: $(STAMP)
+	$(BIN)/pytest -m image -s --timeout 900 tests/deploy/test_image.py
 
 tools:
 	tools/setup_debian.sh prometheus=promtool chromium=chromium

@@ -18,7 +18,7 @@ import contextlib
 import dataclasses
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -312,17 +312,7 @@ def main() -> None:
         for requests in args.requests
         for turnover in dict.fromkeys((0, requests // TOKENS_A_REQUEST))
     ]
-    found: dict[Case, dict[str, list[Result]]] = {}
-    with ExporterProcess() as exporter, contextlib.ExitStack() as stack:
-        module = "benchmarks.bench_core_tap"
-        workers = {
-            role: stack.enter_context(Worker([module, "--worker", role, exporter.endpoint], {}))
-            for role in ROLES
-        }
-        for _ in range(args.rounds):
-            for case in sizes:
-                for role, worker in workers.items():
-                    found.setdefault(case, {}).setdefault(role, []).append(worker.run(case))
+    found = results(sizes, args.rounds)
     show(
         f"CPU time of a step's metrics in us, KV blocks sampled at {RATE}",
         (
@@ -332,6 +322,22 @@ def main() -> None:
         ),
         [row for case in sizes for row in rows(case, found[case])],
     )
+
+
+def results(sizes: Sequence[Case], rounds: int) -> dict[Case, dict[str, list[Result]]]:
+    """Measure all sizes with both roles in turns."""
+    found: dict[Case, dict[str, list[Result]]] = {}
+    with ExporterProcess() as exporter, contextlib.ExitStack() as stack:
+        module = "benchmarks.bench_core_tap"
+        workers = {
+            role: stack.enter_context(Worker([module, "--worker", role, exporter.endpoint], {}))
+            for role in ROLES
+        }
+        for _ in range(rounds):
+            for case in sizes:
+                for role, worker in workers.items():
+                    found.setdefault(case, {}).setdefault(role, []).append(worker.run(case))
+    return found
 
 
 def _wait(done: Callable[[], bool]) -> None:

@@ -2,8 +2,8 @@
 
 Every logger gets the same steps, made freshly before each call, in turns: each
 lives in a process of its own, and one at a time is measured. The peer is vLLM's
-real PrometheusStatLogger where vLLM is installed, else prometheus_client metrics
-of the same catalogue; once with values in memory, once in multiprocess mode.
+real PrometheusStatLogger where vLLM is installed, else (or with ``--peer client``)
+prometheus_client metrics of the same catalogue; once with values in memory, once in multiprocess mode.
 
 "step" is the CPU time of the thread that calls ``record``, measured around the
 call, less the clock's own. "process" is the CPU time of the whole process per
@@ -22,7 +22,7 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ from sidestep_adapters.vllm_description import describe
 GAP = 0.005
 PEERS = ("single process", "multiprocess")
 ROLES = ("sidestep", *PEERS)
+PEER_KINDS = ("vllm", "client")
 TARGETS = {
     ("step", 256, "single process"): 25,
     ("step", 256, "multiprocess"): 50,
@@ -75,6 +76,10 @@ class Case:
     calls: int
 
 
+Found = dict[tuple[Case, str], list[Result]]
+"""Of each case and role, a result a round."""
+
+
 def main() -> None:
     """Measure and print the table."""
     parser = argparse.ArgumentParser(
@@ -87,30 +92,24 @@ def main() -> None:
     )
     parser.add_argument("--worker", choices=ROLES, help=argparse.SUPPRESS)
     parser.add_argument("--endpoint", default="", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--peer",
+        choices=PEER_KINDS,
+        default="vllm" if has_vllm() else "client",
+        help="vLLM's own logger, or prometheus_client metrics of the catalogue",
+    )
     args = parser.parse_args()
     if args.worker:
-        work(args.worker, args.endpoint)
+        work(args.worker, args.endpoint, real=args.peer == "vllm")
         return
     cases = [
         Case(latencies, turnover, args.calls)
         for latencies in args.latencies
         for turnover in dict.fromkeys((0, latencies // TOKENS_A_REQUEST))
     ]
-    found: dict[tuple[Case, str], list[Result]] = {}
-    with ExporterProcess() as exporter:
-        with contextlib.ExitStack() as stack:
-            workers = {role: start(role, exporter, stack) for role in ROLES}
-            for _ in range(args.rounds):
-                for case in cases:
-                    for role, worker in workers.items():
-                        found.setdefault((case, role), []).append(worker.run(case))
-        recorded = sum(
-            r.recorded for (_, role), rs in found.items() if role == "sidestep" for r in rs
-        )
-        arrived = exporter.totals["sidestep_items_total"]
-    if arrived != recorded:
-        raise SystemExit(f"{recorded} steps were recorded, {arrived:.0f} arrived")
-    peer = "vLLM's PrometheusStatLogger" if has_vllm() else "prometheus_client (no vLLM here)"
+    found = results(cases, args.rounds, args.peer)
+    recorded = sum(r.recorded for (_, role), rs in found.items() if role == "sidestep" for r in rs)
+    peer = "vLLM's PrometheusStatLogger" if args.peer == "vllm" else "prometheus_client"
     show(
         f"CPU time of one record() in us; peer: {peer}",
         (
@@ -123,7 +122,26 @@ def main() -> None:
     print(f"\n{recorded} steps were recorded, and all arrived at the exporter.")
 
 
-def rows_of(case: Case, found: dict[tuple[Case, str], list[Result]]) -> Iterator[list[str]]:
+def results(cases: Sequence[Case], rounds: int, peer: str) -> Found:
+    """Measure all cases with all roles in turns; ``peer`` is one of ``PEER_KINDS``."""
+    found: Found = {}
+    with ExporterProcess() as exporter:
+        with contextlib.ExitStack() as stack:
+            workers = {role: start(role, peer, exporter, stack) for role in ROLES}
+            for _ in range(rounds):
+                for case in cases:
+                    for role, worker in workers.items():
+                        found.setdefault((case, role), []).append(worker.run(case))
+        recorded = sum(
+            r.recorded for (_, role), rs in found.items() if role == "sidestep" for r in rs
+        )
+        arrived = exporter.totals["sidestep_items_total"]
+    if arrived != recorded:
+        raise SystemExit(f"{recorded} steps were recorded, {arrived:.0f} arrived")
+    return found
+
+
+def rows_of(case: Case, found: Found) -> Iterator[list[str]]:
     """Step thread with gap and hot, then the process, against each peer."""
     ended = f" + {case.turnover} ended" if case.turnover else ""
     for what, pacing in (("step", "5 ms"), ("step", "hot"), ("process", "5 ms")):
@@ -167,21 +185,21 @@ def ratio(theirs: float, ours: float) -> str:
     return f"{theirs / ours:.1f}x" if ours > 0 else "-"
 
 
-def start(role: str, exporter: ExporterProcess, stack: contextlib.ExitStack) -> Worker:
+def start(role: str, peer: str, exporter: ExporterProcess, stack: contextlib.ExitStack) -> Worker:
     """The process of ``role``."""
     environ = {}
     if role == "multiprocess":
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-multiprocess-"))
         environ["PROMETHEUS_MULTIPROC_DIR"] = folder
-    module = ("benchmarks.bench_engine_cost", "--worker", role, "--endpoint", exporter.endpoint)
-    return stack.enter_context(Worker(module, environ))
+    module = ("benchmarks.bench_engine_cost", "--worker", role, "--peer", peer)
+    return stack.enter_context(Worker((*module, "--endpoint", exporter.endpoint), environ))
 
 
-def work(role: str, endpoint: str) -> None:
+def work(role: str, endpoint: str, *, real: bool) -> None:
     """Be a worker: a case a line on standard input, a result a line on standard output."""
     answers = own_output()
-    steps = Steps(real=has_vllm())
-    config = vllm_config() if has_vllm() else None
+    steps = Steps(real=real)
+    config = vllm_config() if real else None
     logger = open_sidestep(config, endpoint) if role == "sidestep" else open_peer(config)
     overhead = clock_overhead()
     # vLLM's server does so too when it starts (vllm/utils/gc_utils.py).

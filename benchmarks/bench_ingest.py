@@ -39,9 +39,9 @@ from benchmarks.table import percentile, show
 from sidestep.app import Exporter
 from sidestep.apply import Applier
 from sidestep.config import Config, read
-from sidestep.http import REUSED
 from sidestep.plan import compile_layout
 from sidestep.registry import Registry
+from sidestep.scrapes import REUSED
 from sidestep.session.folding import Folder
 from sidestep.session.sender import Sender, State
 from sidestep.wire.items import VllmStep, encode_item

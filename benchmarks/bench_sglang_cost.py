@@ -21,7 +21,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -80,6 +80,9 @@ class Case:
         """For the table."""
         return self.name.replace("_", " ") + (f", {self.size} requests" if self.size > 1 else "")
 
+
+Found = dict[tuple[Case, str], list[Result]]
+"""Of each case and role, a result a round."""
 
 CASES = (
     Case("log_stats", target=20),
@@ -209,21 +212,8 @@ def main() -> None:
         work(args.worker)
         return
     chosen = [case for case in CASES if not args.only or case.name in args.only]
-    found: dict[tuple[Case, str], list[Result]] = {}
-    with ExporterProcess() as exporter, contextlib.ExitStack() as stack:
-        workers = {role: start(role, exporter, stack) for role in ROLES}
-        for _ in range(args.rounds):
-            for case in chosen:
-                for role, worker in workers.items():
-                    result = worker.run(Request(case, args.calls))
-                    found.setdefault((case, role), []).append(result)
-        recorded = sum(
-            r.recorded for (_, role), rs in found.items() for r in rs if role != "native"
-        )
-        totals = exporter.totals
-    arrived = sum(totals[name] for name in COUNTED)
-    if arrived != recorded:
-        raise SystemExit(f"{recorded} were told, {arrived:.0f} arrived")
+    found = results(chosen, args.rounds, args.calls)
+    recorded = told(found)
     show(
         "CPU time in us, of SGLang's own collectors and of sidestep's",
         (
@@ -236,6 +226,28 @@ def main() -> None:
     print(f"\n{recorded} observations were told, and all arrived at the exporter.")
 
 
+def results(chosen: Sequence[Case], rounds: int, calls: int, roles: Sequence[str] = ROLES) -> Found:
+    """Measure all cases with all roles in turns."""
+    found: Found = {}
+    with ExporterProcess() as exporter, contextlib.ExitStack() as stack:
+        workers = {role: start(role, exporter, stack) for role in roles}
+        for _ in range(rounds):
+            for case in chosen:
+                for role, worker in workers.items():
+                    result = worker.run(Request(case, calls))
+                    found.setdefault((case, role), []).append(result)
+        totals = exporter.totals
+    arrived = sum(totals.get(name, 0.0) for name in COUNTED)
+    if arrived != told(found):
+        raise SystemExit(f"{told(found)} were told, {arrived:.0f} arrived")
+    return found
+
+
+def told(found: Found) -> int:
+    """Observations that sidestep was told of."""
+    return sum(r.recorded for (_, role), rs in found.items() for r in rs if role != "native")
+
+
 @dataclasses.dataclass(frozen=True)
 class Request:
     """What a worker is asked for."""
@@ -244,7 +256,7 @@ class Request:
     calls: int
 
 
-def rows_of(case: Case, found: dict[tuple[Case, str], list[Result]]) -> Iterator[list[str]]:
+def rows_of(case: Case, found: Found) -> Iterator[list[str]]:
     """With the gap, and hot."""
     for pacing in ("5 ms", "hot"):
         (native, instead, beside) = (

@@ -215,8 +215,10 @@ def new_metric(
     """A metric of prometheus_client; ``name`` as exposed."""
     if kind == "histogram":
         return Histogram(name, text, list(labels), buckets=list(bounds), registry=registry)
-    made = Counter if kind == "counter" else Gauge
-    return made(name, text, list(labels), registry=registry)
+    if kind == "counter":
+        return Counter(name, text, list(labels), registry=registry)
+    # Heeded in multiprocess mode only; vLLM's loggers say so, too.
+    return Gauge(name, text, list(labels), registry=registry, multiprocess_mode="mostrecent")
 
 
 def _pairs(fields: Fields) -> Pairs | None:

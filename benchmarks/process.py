@@ -22,6 +22,9 @@ from sidestep.plan import compile_layout
 START = 30.0
 """Seconds that an exporter may take until it is ready."""
 
+REUSED = 0.2
+"""Seconds after which no page answers that was made before; the exporter keeps one for 0.1."""
+
 SERVE = ("-m", "sidestep", "serve")
 
 
@@ -36,7 +39,7 @@ class ExporterProcess:
     def __init__(self, command: Sequence[str] = SERVE) -> None:
         self._folder = tempfile.mkdtemp(prefix="bench-")
         self.endpoint = f"ipc://{self._folder}/ingest.ipc"
-        port = _free_port()
+        port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         flags = {
             "ingest.endpoint": self.endpoint,
@@ -45,7 +48,9 @@ class ExporterProcess:
             "log.level": "warning",
         }
         given = [word for flag, value in flags.items() for word in (f"--{flag}", value)]
-        self._process = subprocess.Popen([sys.executable, *command, *given])
+        # What the peer would show beside, sidestep does not have in text either.
+        environ = {**os.environ, "PROMETHEUS_DISABLE_CREATED_SERIES": "true"}
+        self._process = subprocess.Popen([sys.executable, *command, *given], env=environ)
 
     def __enter__(self) -> ExporterProcess:
         deadline = time.monotonic() + START
@@ -73,24 +78,36 @@ class ExporterProcess:
             self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def get(self, path: str) -> bytes:
-        """The body of a page."""
-        with urllib.request.urlopen(self.url + path, timeout=60.0) as response:
+    def get(self, path: str, headers: Mapping[str, str] | None = None) -> bytes:
+        """The body of a page, as it travels."""
+        request = urllib.request.Request(self.url + path, headers=dict(headers or {}))
+        with urllib.request.urlopen(request, timeout=60.0) as response:
             body: bytes = response.read()
         return body
 
     @property
     def totals(self) -> Mapping[str, float]:
-        """The metrics page: per sample name the sum over its series."""
+        """The metrics page as of now: per sample name the sum over its series."""
+        time.sleep(REUSED)
         return totals(self.get("/metrics").decode())
 
     @property
     def cpu_seconds(self) -> float:
         """User and system time of all threads so far; Linux only."""
-        stat = Path(f"/proc/{self._process.pid}/stat").read_text(encoding="ascii")
-        # proc_pid_stat(5): the name may hold blanks, and ends with the last parenthesis.
-        fields = stat.rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return cpu_seconds(self._process.pid)
+
+    @property
+    def pid(self) -> int:
+        """The process."""
+        return self._process.pid
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of all threads of a process so far; Linux only."""
+    stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii")
+    # proc_pid_stat(5): the name may hold blanks, and ends with the last parenthesis.
+    fields = stat.rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def totals(page: str) -> Mapping[str, float]:
@@ -109,7 +126,8 @@ def observations(page_totals: Mapping[str, float]) -> int:
     return int(sum(page_totals.get(f"{name}_count", 0.0) for name in names))
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """One that nobody has just now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from pathlib import Path
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -13,18 +15,36 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ordered[min(int(len(ordered) * share), len(ordered) - 1)]
 
 
-def show(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print ``rows`` under ``head``: the first column to the left, numbers to the right."""
+def show(
+    title: str, head: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[str] = ()
+) -> None:
+    """Print ``rows`` under ``head``: the first column and ``left`` to the left, numbers right."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    lefts = [not index or name in left for index, name in enumerate(head)]
     print(f"{title}\n{machine()}\n")
     for row in (head, ["-" * width for width in widths], *rows):
-        first, *rest = (
-            text.rjust(width) if index else text.ljust(width)
-            for index, (text, width) in enumerate(zip(row, widths, strict=True))
+        texts = (
+            text.ljust(width) if at_left else text.rjust(width)
+            for text, width, at_left in zip(row, widths, lefts, strict=True)
         )
-        print("  ".join([first, *rest]).rstrip())
+        print("  ".join(texts).rstrip())
+
+
+def today() -> str:
+    """When and on what figures were measured."""
+    return f"{dt.datetime.now(dt.timezone.utc).date()}, {machine()}"
 
 
 def machine() -> str:
     """What the figures belong to: absolute ones do not travel, ratios nearly do."""
-    return f"Python {platform.python_version()}, {platform.machine()}, {os.cpu_count()} cores"
+    return f"Python {platform.python_version()}, {processor()}, {os.cpu_count()} cores"
+
+
+def processor() -> str:
+    """Its model where Linux says so, else its architecture."""
+    try:
+        said = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        said = ""
+    models = (line.partition(":")[2].strip() for line in said.splitlines() if "model name" in line)
+    return next(models, "") or platform.machine()

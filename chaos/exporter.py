@@ -25,12 +25,14 @@ class ExporterProcess:
     Args:
         folder: For its log.
         flags: Of ``sidestep serve``, behind those for address and log.
+        path: Where engines connect, of one that serves no pages.
     """
 
-    def __init__(self, folder: Path, flags: Sequence[str]) -> None:
+    def __init__(self, folder: Path, flags: Sequence[str], path: Path | None = None) -> None:
         self.log = folder / "exporter.log"
         self.port = free_port()
         self._flags = list(flags)
+        self._path = path
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -55,12 +57,7 @@ class ExporterProcess:
         Raises:
             RuntimeError: It has ended, or is not ready in time.
         """
-        command = [sys.executable, "-m", "sidestep", "serve", *self._flags]
-        command += ["--web.listen-address", f"127.0.0.1:{self.port}"]
-        command += ["--log.stats-interval", "0", "--log.level", "info"]
-        started = time.monotonic()
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+        started = self.begin()
         while not self.ready():
             if not self.running or time.monotonic() > started + START:
                 self.kill()
@@ -68,8 +65,21 @@ class ExporterProcess:
             time.sleep(PAUSE)
         return started
 
+    def begin(self) -> float:
+        """Start one, and do not wait for it; the monotonic time of now."""
+        command = [sys.executable, "-m", "sidestep", "serve", *self._flags]
+        address = f"127.0.0.1:{self.port}" if self._path is None else ""
+        command += ["--web.listen-address", address]
+        command += ["--log.stats-interval", "0", "--log.level", "info"]
+        started = time.monotonic()
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+        return started
+
     def ready(self) -> bool:
-        """Whether ``/-/ready`` says so."""
+        """Whether ``/-/ready`` says so, or there is a socket where no pages are served."""
+        if self._path is not None:
+            return self._path.is_socket()
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=2.0)
         try:
             connection.request("GET", "/-/ready")

@@ -26,6 +26,7 @@ from sidestep.session.folding import Folder
 from sidestep.snapshot import Capture, restore
 from sidestep.web.files import Files
 from sidestep.web.webconfig import load
+from sidestep.wire.forwarded import FORWARD_VERSION, Forward, Standing, encode_forward
 from sidestep.wire.items import VllmRejection, VllmSleep, encode_item
 from sidestep.wire.limits import VERSION
 from sidestep.wire.messages import (
@@ -138,6 +139,19 @@ def records(data: bytes) -> None:
     turn.check(world)
 
 
+def forwards(data: bytes) -> None:
+    """Each chunk is a record that another exporter forwards; its first byte says of which life."""
+    world = World()
+    world.be_honest()
+    for seq, chunk in enumerate(chunks(data), start=1):
+        life = chunk[0] % 3 + 1 if chunk else 1
+        said = Forward(
+            FORWARD_VERSION, "elsewhere", "e", life, 1, seq, 0, 1, chunk[1:], Standing(up=True)
+        )
+        world.take(b"exporter", encode_forward(said))
+    turn.check(world)
+
+
 def snapshot(data: bytes) -> None:
     """Each chunk is a piece of a file with a good checksum; and the input is such a file."""
     with contextlib.suppress(WireError):
@@ -225,6 +239,12 @@ def _records() -> Iterator[bytes]:
         yield from (joined(frame) for frame in folder.seal().frames)
 
 
+def _forwards() -> Iterator[bytes]:
+    for seed in _records():
+        found = chunks(seed)
+        yield joined([bytes([life]) + record for life in (0, 1) for record in found])
+
+
 def _snapshots() -> Iterator[bytes]:
     for run in CORE_RUNS:
         for count in (3, 40):
@@ -246,6 +266,7 @@ TARGETS = (
     Target("frames", frames, _frames),
     Target("items", items, _items),
     Target("records", records, _records),
+    Target("forwards", forwards, _forwards),
     Target("snapshot", snapshot, _snapshots),
     Target("web", web, _web),
 )

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import msgspec
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.openmetrics.parser import (
@@ -35,7 +35,7 @@ from sidestep.registry import (
     Sampling,
 )
 from sidestep.render.text import render
-from sidestep.selfmetrics import SelfMetrics
+from sidestep.selfmetrics import OwnRegistry, SelfMetrics
 from sidestep.session.receiver import MAX_RETIRED, MAX_STREAMS
 from sidestep.snapshot import Capture, restore
 from sidestep.wire.items import VllmStep, encode_item
@@ -75,8 +75,7 @@ class World:
         self.intake = Intake(
             registry, SelfMetrics(), boot=boot, clock=lambda: 0.0, wall=lambda: 1.0
         )
-        self.own = CollectorRegistry()
-        self.own.register(self.intake.metrics)
+        self.own = OwnRegistry(self.intake.metrics)
         self.now = 0.0
         self.slowest = 0.0
         self._steps = 0

@@ -48,11 +48,12 @@ class Fed:
         boot: int = 1,
         native: Native | None = None,
         legacy: bool = False,
+        merge: bool = False,
     ) -> None:
         layouts = {name: compile_layout(name, legacy=legacy) for name in DIALECTS}
         registry = Registry(layouts, {}, Rules(), Sampling(rate), native)
         self.intake = Intake(
-            registry, SelfMetrics(), boot=boot, clock=lambda: 0.0, wall=lambda: 1.0
+            registry, SelfMetrics(), boot=boot, clock=lambda: 0.0, wall=lambda: 1.0, merge=merge
         )
         self.now = 0.0
         self.processes: dict[str, int] = {}

@@ -56,7 +56,7 @@ async def serving(*arguments: object) -> AsyncIterator[tuple[asyncio.subprocess.
     assert process.stdout is not None
     try:
         line = (await asyncio.wait_for(process.stdout.readline(), 30)).decode()
-        found = re.search(r"http://\S+/metrics", line)
+        found = re.search(r"http://\S+/metrics|metrics on no page", line)
         assert found, line
         yield process, found[0]
     finally:

@@ -28,12 +28,12 @@ from sidestep.transport import keys
 from sidestep.transport.access import Access
 from sidestep.transport.authorized import INTERVAL, AuthorizedKeys
 from sidestep.transport.bindings import LOCAL, MAX_NAMES, Bindings
+from sidestep.transport.connection import CLIENT_KEY, SERVER_KEY, keys_for
 from sidestep.transport.endpoint import require_keys, router
 from sidestep.transport.zap import Authenticator
 from sidestep.wire.limits import VERSION
 from sidestep.wire.messages import EngineInfo, FromExporter, Hello, Nack
 from sidestep_adapters import push
-from sidestep_adapters.connection import CLIENT_KEY, SERVER_KEY, keys_for
 from sidestep_adapters.tee import Tee
 from test_cli import one_line, sidestep
 from test_ingest import Peer, batch, connect, step, tokens

@@ -52,6 +52,26 @@ async def test_page_is_the_one_kept(
         golden(name, render(exporter.registry, openmetrics=openmetrics).decode())
 
 
+async def test_old_names_take_no_new_ones_away(start: Start) -> None:
+    """A recording has no options; the first drafts show their counters, by old names and new."""
+    async with start(metrics_legacy=True) as exporter:
+        player = Replay(SPEC_RUN, exporter.endpoints[0], realtime=False, namespace="golden")
+        await asyncio.to_thread(player.run)
+        shown = parse(await get(exporter.url))
+
+    drafts = {name for name in shown if name.startswith("vllm:spec_decode_num_")}
+    assert drafts >= {
+        f"vllm:spec_decode_num_{what}"
+        for what in (
+            "drafts",
+            "draft_tokens",
+            "accepted_tokens",
+            "accepted_tokens_per_pos",
+            "emitted_tokens",
+        )
+    }
+
+
 async def replayed(start: Start, run: str) -> dict[str, Family]:
     """Our page after the recording of ``run``."""
     async with start() as exporter:

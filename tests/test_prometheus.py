@@ -7,7 +7,6 @@ import contextlib
 import gzip
 import json
 import math
-import shutil
 import socket
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -36,16 +35,11 @@ from conftest import (
     until,
 )
 from polled import page, polled
+from prometheus_server import BINARIES
 from sidestep.app import Exporter
 from sidestep.config import read
 from sidestep_adapters.replay import Replay
 
-ROOT = Path(__file__).parents[1]
-BINARIES = {
-    "2": shutil.which("prometheus"),
-    "3": shutil.which("prometheus", path=ROOT / "build" / "prometheus-3" / "usr" / "bin"),
-}
-"""Debian's, and a later Debian's (``make tools``)."""
 RUNS = {"main": MAIN_RUN, "spec": SPEC_RUN, "dp": PARALLEL_RUN, "lora": LORA_RUN}
 FAMILIES = {
     "vllm:inter_token_latency_seconds": "inter_token_latencies_iter",

@@ -49,7 +49,9 @@ def test_a_snapshot_is_the_same_after_it_was_read() -> None:
     other = Fed(boot=2)
     restore(other.intake, fed.snapshot(), 0.0)
 
-    assert fed.snapshot() == other.snapshot()
+    # But for the process, which is another one.
+    assert fed.snapshot()[:-1] == other.snapshot()[:-1]
+    assert (fed.intake.life, fed.intake.run + 1) == (other.intake.life, other.intake.run)
 
 
 def test_gauges_wait_for_their_engine() -> None:

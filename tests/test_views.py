@@ -26,9 +26,12 @@ from sidestep.errors import ConfigError
 from sidestep.formats import CONTENT_TYPES
 from sidestep.pod_pages import LONGEST, PodPages
 from sidestep.render.merged import Merged
+from sidestep.render.own import OwnTexts
+from sidestep.selfmetrics import OwnRegistry, SelfMetrics
 from sidestep_adapters.replay import Replay
 
 RUNS = ("core_dp", "sglang_dp")
+OWN = OwnTexts(OwnRegistry(SelfMetrics()))
 
 
 async def play(exporter: Exporter, run: str) -> None:
@@ -167,10 +170,10 @@ async def test_a_page_is_made_as_rarely_as_may_be() -> None:
     async def settled() -> None:
         await asyncio.sleep(0)
 
-    pages = PodPages(registry, merged, lambda _, names: b"# own\n" * (not names), settled)
+    pages = PodPages(registry, merged, OWN, settled)
 
     async def ask(*, packed: bool) -> bytes:
-        return await pages.page(openmetrics=False, names=frozenset(), packed=packed)
+        return b"".join(await pages.page(openmetrics=False, names=frozenset(), packed=packed))
 
     some = await asyncio.gather(*(ask(packed=number % 2 == 0) for number in range(20)))
     assert merged.made == 1
@@ -202,13 +205,12 @@ async def test_a_page_that_could_not_be_made_is_made_anew() -> None:
             raise OSError
 
     broken.insert(0, False)
-    pages = PodPages(
-        fed.intake.registry, Merged(fed.intake.registry, Choice()), lambda *_: b"own", settled
-    )
+    pages = PodPages(fed.intake.registry, Merged(fed.intake.registry, Choice()), OWN, settled)
 
     with pytest.raises(OSError):
         await pages.page(openmetrics=False, names=frozenset(), packed=False)
-    assert await pages.page(openmetrics=False, names=frozenset(), packed=False) == b"own"
+    parts = await pages.page(openmetrics=False, names=frozenset(), packed=False)
+    assert parts == [b"".join(OWN.pieces("text"))]
 
 
 async def test_a_dropped_label(start: Start) -> None:

@@ -24,11 +24,11 @@ import zmq
 from sidestep.errors import ConfigError
 from sidestep.session.folding import Folder
 from sidestep.session.sender import Sender, State
+from sidestep.transport.connection import connect
 from sidestep.wire.items import Item, encode_item
 from sidestep.wire.limits import MAX_ITEM_BYTES
 from sidestep.wire.messages import EngineInfo
 from sidestep_adapters import processes
-from sidestep_adapters.connection import connect
 
 log = logging.getLogger(__name__)
 

@@ -19,9 +19,9 @@ import zmq
 from sidestep.errors import RunError, WireError
 from sidestep.session.receiver import Received, Receiver
 from sidestep.transport.access import Access
+from sidestep.transport.connection import connect, keys_for
 from sidestep.transport.listener import Listener
 from sidestep.wire.messages import FromExporter, decode_from_sender, encode
-from sidestep_adapters.connection import connect, keys_for
 from sidestep_adapters.recording import Greeting, Items, Writer
 
 POLL_MS = 50

@@ -10,31 +10,35 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 from prometheus_client.registry import Collector
 
-from sidestep import __version__, logs
+from sidestep import __version__, logs, loops, packing
 from sidestep.catalogue import DIALECTS
 from sidestep.choice import Choice
 from sidestep.config import Config
 from sidestep.durable import StateDirectory
 from sidestep.ending import Ending
+from sidestep.engine import ORIGIN
 from sidestep.errors import ConfigError
-from sidestep.http import Pages, application
+from sidestep.forward import Forwarder
+from sidestep.http import application
 from sidestep.ingest import Ingest
 from sidestep.intake import Intake
 from sidestep.lifecycle.rules import Rules
 from sidestep.native import Native
-from sidestep.plan import compile_layout
+from sidestep.plan import Layout, compile_layout
 from sidestep.registry import Registry, Sampling
+from sidestep.scrapes import Pages
 from sidestep.selfmetrics import SelfMetrics, names, own_registry
 from sidestep.snapshots import Snapshots
 from sidestep.sources import Source
 from sidestep.statslog import StatsLog
+from sidestep.told import Present
 from sidestep.transport.access import Access
 from sidestep.transport.guard import Guard
 from sidestep.transport.process import calm_collector, raise_open_files, resident
@@ -96,7 +100,9 @@ class Exporter:
             clock=time.monotonic,
             wall=time.time,
             guard=Guard(self.metrics, time.monotonic, allowed.keys, lambda: watchdog.full),
+            merge=config.forward_merge,
         )
+        _check_labels(config, layouts)
         self.intake.receiver.settings = _settings(config)
         self.ingest = Ingest(self.intake, allowed, watchdog)
         self.promise = NO_PROMISE
@@ -113,7 +119,9 @@ class Exporter:
 
     @property
     def url(self) -> str:
-        """The metrics page, by the first listener."""
+        """The metrics page, by the first listener; in words, where nobody is served."""
+        if not self.addresses:
+            return "no page"
         host, port = self.addresses[0]
         shown = "127.0.0.1" if host in ("", "0.0.0.0", "::") else host  # noqa: S104
         shown = f"[{shown}]" if ":" in shown else shown
@@ -148,8 +156,12 @@ class Exporter:
                 sockets.append(listen(host, port))
                 stack.callback(sockets[-1].close)
             self.addresses = [s.getsockname()[:2] for s in sockets]
-            stack.callback(self.ingest.leave)
             snapshots = self._recover()
+            forwarder = self._forwarder(snapshots)
+            if forwarder is not None:
+                # After the last snapshot and the last acknowledgement: all there is may be told.
+                stack.push_async_callback(forwarder.close)
+            stack.callback(self.ingest.leave)
             if snapshots is not None:
                 stack.push_async_callback(snapshots.close)
             stack.push_async_callback(self.ingest.wait_closed)
@@ -157,22 +169,44 @@ class Exporter:
             stack.callback(self.ingest.drain)
             sources = installed_sources(self.config, self.intake)
             self.ingest.open(self.config.ingest_endpoint, sources)
-            pages = Pages(
-                self.registry,
-                self.collectors,
-                self.metrics,
-                self.endpoints,
-                snapshots,
-                choice=self.choice,
-            )
-            path, view = self.config.web_telemetry_path, self.config.web_default_view
-            app = application(pages, path, lambda: bool(self.endpoints), view)
-            await stack.enter_async_context(self.front.serving(app, sockets))
+            if sockets:
+                await stack.enter_async_context(self._serving(sockets, snapshots))
             lines = StatsLog(self.registry).run(self.config.log_stats_interval)
             stack.callback(_background(lines).cancel)
             if snapshots is not None:
                 stack.callback(_background(snapshots.run()).cancel)
+            if forwarder is not None:
+                telling = _background(forwarder.run(self.config.forward_interval))
+                stack.push_async_callback(_cancelled, telling)
             yield self
+
+    def _serving(
+        self, sockets: Iterable[socket.socket], snapshots: Snapshots | None
+    ) -> contextlib.AbstractAsyncContextManager[None]:
+        """The pages, while the block lasts."""
+        pages = Pages(
+            self.registry,
+            self.collectors,
+            self.metrics,
+            self.endpoints,
+            snapshots,
+            choice=self.choice,
+        )
+        path, view = self.config.web_telemetry_path, self.config.web_default_view
+        app = application(pages, path, lambda: bool(self.endpoints), view)
+        return self.front.serving(app, sockets)
+
+    def _forwarder(self, snapshots: Snapshots | None) -> Forwarder | None:
+        config = self.config
+        if not config.forward:
+            return None
+        source = config.forward_source or socket.gethostname()
+        if source in ("", "localhost"):
+            raise ConfigError("--forward.source: this host has no name of its own; give one")
+        self.intake.forwarded.own = source, self.intake.life
+        records = Present() if snapshots is None else snapshots.records
+        labels = dict(config.forward_label)
+        return Forwarder(self.intake, config.forward, source, records, labels)
 
     def _recover(self) -> Snapshots | None:
         if not self.config.state_dir:
@@ -189,6 +223,25 @@ def _background(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
     task = asyncio.create_task(work)
     task.add_done_callback(lambda task: None if task.cancelled() else task.result())
     return task
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    """Cancel ``task``, and return when it has ended."""
+    task.cancel()
+    await asyncio.wait([task])
+
+
+def _check_labels(config: Config, layouts: Mapping[str, Layout]) -> None:
+    """Whether series can have the labels that forwarding adds.
+
+    Raises:
+        ConfigError: Some have one of that name.
+    """
+    for name, _ in config.forward_label:
+        if name in (ORIGIN, "le", "quantile") or any(
+            name in layout.own_labels | layout.required for layout in layouts.values()
+        ):
+            raise ConfigError(f"--forward.label {name}: engines' series have a label of that name")
 
 
 def _native(config: Config) -> Native | None:
@@ -327,8 +380,10 @@ async def serve(config: Config, reload: Callable[[], Config] | None = None) -> N
     async with exporter.running():
         calm_collector()
         log.info(
-            "sidestep %s: metrics on %s, engines connect to %s; %s",
+            "sidestep %s on %s and %s: metrics on %s, engines connect to %s; %s",
             __version__,
+            loops.LIBRARY,
+            packing.LIBRARY,
             exporter.url,
             ", ".join(exporter.endpoints),
             exporter.promise,

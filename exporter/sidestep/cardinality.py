@@ -8,10 +8,10 @@ from typing import Any
 
 from sidestep.catalogue.model import Kind
 from sidestep.engine import Number
-from sidestep.histogram import Histogram
+from sidestep.histogram import Histogram, State
 from sidestep.registry import Registry
 from sidestep.render.merged import Merged
-from sidestep.view import Family, children, combined, families, is_shared, labels_of
+from sidestep.view import Family, children, combined_of, copies, families, is_shared, labels_of
 
 SLICE = 50
 """Series between two turns of the loop."""
@@ -24,7 +24,7 @@ class Count:
     series: int = 0
     samples: int = 0
 
-    def add(self, value: Number | Histogram) -> None:
+    def add(self, value: Number | Histogram | State) -> None:
         """One series more."""
         self.series += 1
         self.samples += samples_of(value)
@@ -53,7 +53,9 @@ class Report:
     other: dict[str, int] = dataclasses.field(default_factory=dict)
     pages: dict[str, Count] = dataclasses.field(default_factory=dict)
 
-    def add(self, name: str, kind: Kind, labels: dict[str, str], value: Number | Histogram) -> None:
+    def add(
+        self, name: str, kind: Kind, labels: dict[str, str], value: Number | Histogram | State
+    ) -> None:
         """Count one series."""
         self.total.add(value)
         self.families.setdefault(name, (kind, Count()))[1].add(value)
@@ -85,11 +87,15 @@ class Report:
         }
 
 
-def samples_of(value: Number | Histogram) -> int:
+def samples_of(value: Number | Histogram | State) -> int:
     """Lines that a series has on a page; a summary has no bounds and no buckets."""
-    if not isinstance(value, Histogram):
+    if isinstance(value, Histogram):
+        bounds = value.bounds
+    elif isinstance(value, tuple):
+        bounds = value[0]
+    else:
         return 1
-    return len(value.bounds) + 3 if value.bounds else 2
+    return len(bounds) + 3 if bounds else 2
 
 
 def counted(registry: Registry, views: Mapping[str, Merged]) -> Iterator[Report]:
@@ -102,9 +108,11 @@ def counted(registry: Registry, views: Mapping[str, Merged]) -> Iterator[Report]
     found = Report()
     for family in list(families(registry)):
         if is_shared(family):
-            for labels, value in combined(registry, family):
-                found.add(family.name, family.kind, labels, value)
-            yield found
+            for one in combined_of(family, copies(registry, family)):
+                if one is None:
+                    yield found
+                else:
+                    found.add(family.name, family.kind, *one)
         else:
             yield from _of_engines(registry, family, found)
     for passed in registry.passed.families():
@@ -114,9 +122,12 @@ def counted(registry: Registry, views: Mapping[str, Merged]) -> Iterator[Report]
         merged.refresh()
         count = found.pages.setdefault(view, Count())
         for family in merged.families():
-            for value in merged.series(family).values():
-                count.series += 1
-                count.samples += merged.samples_of(family, value)
+            for series in merged.series(family):
+                if series is None:
+                    yield found
+                else:
+                    count.series += 1
+                    count.samples += merged.samples_of(family, series[1])
             yield found
     yield found
 

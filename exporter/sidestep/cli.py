@@ -60,10 +60,11 @@ def _option(setting: Setting) -> Callable[[Command], Command]:
 def serve(**flags: Any) -> None:
     """Run the exporter: engines push to it, Prometheus scrapes it."""
     from sidestep.app import serve as run_exporter
+    from sidestep.loops import run
 
     config = read(flags, os.environ)
     logs.set_up(config.log_level, config.log_format)
-    asyncio.run(run_exporter(config, lambda: read(flags, os.environ)))
+    run(run_exporter(config, lambda: read(flags, os.environ)))
 
 
 @cli.command()
@@ -97,7 +98,7 @@ def demo(*, once: bool, speed: str, **flags: Any) -> None:
 )
 def replay(file: Path, connect: str | None, speed: str, namespace: str) -> None:
     """Play FILE, a recording of either form, to an exporter."""
-    from sidestep_adapters.connection import keys_for
+    from sidestep.transport.connection import keys_for
     from sidestep_adapters.replay import Replay
 
     logs.set_up("warning", "text")
@@ -136,7 +137,7 @@ def record(file: Path, listen: str | None, connect: str) -> None:
 @click.option("--namespace", metavar="NAME", help="Before the identities of what is polled.")
 def poll_triton(servers: tuple[str, ...], connect: str | None, namespace: str | None) -> None:
     """Poll Triton servers as serve --triton does, and push what they say to an exporter elsewhere."""
-    from sidestep_adapters.connection import keys_for
+    from sidestep.transport.connection import keys_for
     from sidestep_adapters.environment import namespace as usual_namespace
     from sidestep_adapters.poll_triton import poll
 

@@ -9,7 +9,7 @@ from itertools import accumulate
 from sidestep.buckets import Bounds
 from sidestep.catalogue.model import Combine
 from sidestep.engine import Number
-from sidestep.histogram import Histogram
+from sidestep.histogram import Histogram, State
 
 ADDED = ("num_gpu_blocks", "num_cpu_blocks", "num_pages", "kv_cache_size_tokens")
 """Labels of a cache's configuration that say how much there is of it."""
@@ -40,18 +40,25 @@ def combined_histograms(found: Sequence[Histogram]) -> Histogram:
     first = found[0]
     if len(found) == 1:
         return first
-    bounds = first.bounds
-    if any(other.bounds is not bounds and other.bounds != bounds for other in found):
-        bounds = common_bounds(other.bounds for other in found)
-        counts = [_over(other, bounds) for other in found]
-    elif type(first) is not Histogram:
+    if type(first) is not Histogram and all(other.bounds == first.bounds for other in found):
         return _merged(found)
-    else:
-        counts = [other.counts for other in found]
+    bounds, counts, summed = combined_states([(h.bounds, h.counts, h.sum) for h in found])
     total = Histogram(bounds)
-    total.counts = list(map(sum, zip(*counts, strict=True)))
-    total.sum = math.fsum(other.sum for other in found)
+    total.counts, total.sum = [*counts], summed
     return total
+
+
+def combined_states(found: Sequence[State]) -> State:
+    """Likewise, of what pages show of them: without native buckets."""
+    first = found[0]
+    if len(found) == 1:
+        return first
+    bounds = first[0]
+    counts = [other for _, other, _ in found]
+    if any(other is not bounds and other != bounds for other, _, _ in found):
+        bounds = common_bounds(other for other, _, _ in found)
+        counts = [_over(other, bounds) for other in found]
+    return bounds, [*map(sum, zip(*counts, strict=True))], math.fsum(total for _, _, total in found)
 
 
 def _merged(found: Sequence[Histogram]) -> Histogram:
@@ -70,10 +77,11 @@ def common_bounds(found: Iterable[Bounds]) -> Bounds:
     return tuple(bound for bound in first if bound in shared)
 
 
-def _over(histogram: Histogram, bounds: Bounds) -> list[int]:
-    """Counts of ``histogram`` in buckets of ``bounds``, each of which it has."""
-    cumulative = list(accumulate(histogram.counts))
-    places = {bound: place for place, bound in enumerate(histogram.bounds)}
+def _over(state: State, bounds: Bounds) -> list[int]:
+    """Counts of ``state`` in buckets of ``bounds``, each of which it has."""
+    known, counts, _ = state
+    cumulative = [*accumulate(counts)]
+    places = {bound: place for place, bound in enumerate(known)}
     upto = [*(cumulative[places[bound]] for bound in bounds), cumulative[-1]]
     return [count - before for count, before in zip(upto, [0, *upto], strict=False)]
 

@@ -75,8 +75,9 @@ class Setting:
 SETTINGS: tuple[Setting, ...] = (
     Setting(
         "web.listen-address",
-        "Where to serve the page; repeatable, an empty host means all addresses.",
-        parsing.address,
+        "Where to serve the page; repeatable, an empty host means all addresses. Empty: nobody is"
+        " served, as where everything is forwarded.",
+        parsing.addresses,
         ("127.0.0.1:9857",),
         repeatable=True,
         metavar="HOST:PORT",
@@ -135,6 +136,45 @@ SETTINGS: tuple[Setting, ...] = (
         parsing.text,
         "",
         metavar="GROUP",
+    ),
+    Setting(
+        "forward",
+        "Another exporter's ingest endpoint, which all that is counted here is told to. See"
+        " forwarding.md.",
+        parsing.forward_endpoint,
+        "",
+        metavar="ENDPOINT",
+    ),
+    Setting(
+        "forward.interval",
+        "Seconds between two times that what is new is forwarded.",
+        parsing.age,
+        1.0,
+        metavar="SECONDS",
+    ),
+    Setting(
+        "forward.label",
+        "Label that all series get on the way; repeatable, in the variable blanks separate.",
+        parsing.named_label,
+        (),
+        repeatable=True,
+        metavar="NAME=VALUE",
+        separator=None,
+    ),
+    Setting(
+        "forward.source",
+        "What this exporter calls itself: no other that forwards to the same one may, and it stays"
+        " the same. By default the host's name.",
+        parsing.source,
+        "",
+        metavar="NAME",
+    ),
+    Setting(
+        "forward.merge",
+        "Let engines of one identity that several exporters forward to this one be one engine.",
+        parsing.boolean,
+        default=False,
+        switch=True,
     ),
     Setting(
         "subscribe",
@@ -338,6 +378,11 @@ class Config:
     ingest_authorized_keys: str
     ingest_allow_plain_tcp: bool
     ingest_ipc_group: str
+    forward: str
+    forward_interval: float
+    forward_label: tuple[tuple[str, str], ...]
+    forward_source: str
+    forward_merge: bool
     subscribe: tuple[Subscription, ...]
     scrape: tuple[Target, ...]
     triton: tuple[triton_servers.Server, ...]
@@ -411,12 +456,34 @@ def read(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
         except ValueError as error:
             raise ConfigError(f"{key}: {error}") from None
     values["ingest_endpoint"] = values["ingest_endpoint"] or (default_endpoint(),)
+    values["web_listen_address"] = tuple(filter(None, values["web_listen_address"]))
+    _check_forwarding(values)
     return Config(
         **values,
         buckets=tables["buckets"],
         schemas=tables["schemas"],
         shown_buckets=tables["shown_buckets"],
     )
+
+
+def _check_forwarding(values: Mapping[str, Any]) -> None:
+    """What no setting by itself can say.
+
+    Raises:
+        ConfigError: What is counted would be seen nowhere, or it would be told to itself.
+    """
+    endpoint, names = values["forward"], [name for name, _ in values["forward_label"]]
+    if not endpoint:
+        if not values["web_listen_address"]:
+            raise ConfigError(
+                "nobody would see what is counted: give --web.listen-address or --forward"
+            )
+        if names:
+            raise ConfigError("--forward.label: there is no --forward to add it to")
+    if endpoint in values["ingest_endpoint"]:
+        raise ConfigError(f"--forward {endpoint}: this is where engines connect to this exporter")
+    if len(set(names)) < len(names):
+        raise ConfigError("--forward.label: give each label once")
 
 
 def _find(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping
 
 from sidestep.buckets import DEFAULTS, Bounds
@@ -26,6 +27,7 @@ ORIGIN = "origin"
 """Label of the later of two engines that would look alike: its identity."""
 LEAST_RATE = 1e-9
 RESTART = UNTRACKED.index("restart")
+_LOOKS = itertools.count()
 LINE = 32
 """Bytes of a line on a page beside names and labels."""
 
@@ -73,8 +75,7 @@ class Engine:
         open_bytes: What they take on a page, about.
         label_chars: Characters of the labels that stand in each of its lines.
         excess: Bytes that its page can have over an ordinary engine's; see ``descriptions``.
-        text: The renderer's own: what stands before a value, by family and key.
-        frames: The renderer's own: a histogram's lines without their values.
+        looks: A number that it alone has, and another one when its labels may be others.
         head: The records' own: what changes with a hello only, encoded.
         throughput: Prompt and generated tokens per second of the last interval.
         requests: Its requests in flight, where it sends request events.
@@ -82,6 +83,8 @@ class Engine:
         looked: What was last read of statistics that its server keeps.
         looked_first: What was first, where only the exporter knows what was before.
         absent: Whether its server does not have it now: nothing of it is shown.
+        forwarded: Whether other exporters count it: nothing is applied to it here.
+        told: Its computed gauges by their readings' names, where it is.
         native: How native histograms are kept beside the classic ones; None where they are not.
         created: Unix time since when its counters count, where native histograms are kept.
         marks: The protobuf renderer's own: labels of a child, by family and key.
@@ -97,7 +100,7 @@ class Engine:
         "excess",
         "external_hits",
         "features",
-        "frames",
+        "forwarded",
         "front_info",
         "gauge_stamp",
         "head",
@@ -114,6 +117,7 @@ class Engine:
         "live",
         "looked",
         "looked_first",
+        "looks",
         "marks",
         "mm_hits",
         "native",
@@ -127,8 +131,8 @@ class Engine:
         "sent_bounds",
         "series",
         "streams",
-        "text",
         "throughput",
+        "told",
         "values",
         "version",
 
@@ -160,7 +164,7 @@ class Engine:
         self.open: dict[str, OpenFamily] = {}
         self.sent_bounds: Mapping[str, list[float]] = {}
         self.gauge_stamp = self.last_seen = self.heard = 0.0
-        self.held_tokens = self.version = 0
+        self.held_tokens = self.version = self.looks = 0
         self.live = True
         self.head = b""
         self.prefix_hits, self.external_hits, self.mm_hits = HitWindow(), HitWindow(), HitWindow()
@@ -169,14 +173,13 @@ class Engine:
         self.blocks: Residency | None = None
         self.looked: TritonStats | None = None
         self.looked_first: TritonStats | None = None
-        self.absent = False
+        self.absent = self.forwarded = False
+        self.told: Mapping[str, float] = {}
         self.restarts = 0
         self.streams: set[int] = set()
         self.seen: set[str] = set()
         self.series = self.open_bytes = self.excess = 0
         self.label_chars = sum(len(name) + len(value) + 4 for name, value in info.labels.items())
-        self.text: dict[tuple[str, Key], str] = {}
-        self.frames: dict[tuple[str, Key, Bounds], bytes] = {}
         self.update(info)
 
     def update(self, info: EngineInfo) -> None:
@@ -195,7 +198,7 @@ class Engine:
             self.front_info = info.info
         # In this order: a front end's word replaces the core's, whoever greets last.
         self.info = {**self.core_info, **self.front_info}
-        self.forget_texts()
+        self.look_anew()
         self.head = b""
         self.closed = info.closed
         self.sent_bounds = info.bounds
@@ -223,18 +226,10 @@ class Engine:
             ):
                 self.show(placed)
 
-    def forget_texts(self) -> None:
+    def look_anew(self) -> None:
         """Its labels are others now."""
-        self.text.clear()
-        self.frames.clear()
+        self.looks = next(_LOOKS)
         self.marks.clear()
-        histograms = [*self.histograms]
-        for family in self.open.values():
-            if family.kind in OBSERVED:
-                histograms += [h for h in family.children.values() if isinstance(h, Histogram)]
-        for histogram in histograms:
-            if histogram is not None:
-                histogram.cache = None
 
     @property
     def name(self) -> str:
@@ -261,6 +256,17 @@ class Engine:
         for name in ("requests_by_state", "longest_preemption"):
             for slot in hooks[name].slots if name in hooks else ():
                 self.values[slot] = None
+
+    def empty(self) -> None:
+        """Have no series at all, not even those that begin at 0."""
+        self.values[:] = [None] * len(self.values)
+        self.histograms[:] = [None] * len(self.histograms)
+        self.keyed[:] = [{} for _ in self.keyed]
+        self.open = {}
+        self.series = self.open_bytes = self.restarts = 0
+        self.seen.clear()
+        for window in (self.prefix_hits, self.external_hits, self.mm_hits):
+            window.reset()
 
     def show(self, placed: Placed) -> None:
         """Start ``placed``'s counters and histograms at 0 where the engine does; gauges wait."""

@@ -8,7 +8,7 @@ from typing import TypeVar
 from sidestep.engine import Engine
 from sidestep.errors import WireError
 from sidestep.merge import check_places
-from sidestep.records import number_of
+from sidestep.records import extremes, number_of
 from sidestep.wire.limits import MAX_OBSERVATIONS, MAX_OPEN_VALUES
 from sidestep.wire.totals import Amount, Buckets, Child, Record
 
@@ -17,6 +17,8 @@ LARGEST = 10**30
 seqs last, are still numbers that a float holds and a snapshot takes back."""
 MAX_CHILDREN = 4 * MAX_OPEN_VALUES
 """Of one family: one with two labels has twice the values."""
+
+TOO_LARGE = "a number that nothing adds up to"
 
 Name = TypeVar("Name", str, tuple[str, str])
 
@@ -56,12 +58,14 @@ def _check_children(children: Sequence[Child]) -> None:
 def _check_histograms(histograms: Iterable[Buckets | None]) -> None:
     for buckets in histograms:
         if buckets is not None:
-            _check_numbers((buckets.total, *buckets.counts))
+            _check_numbers((buckets.total,))
+            if extremes(buckets.counts)[1] > LARGEST:
+                raise WireError("bad_item", TOO_LARGE)
 
 
 def _check_numbers(values: Iterable[Amount]) -> None:
     if any(not -LARGEST <= _plain(value) <= LARGEST for value in values):
-        raise WireError("bad_item", "a number that nothing adds up to")
+        raise WireError("bad_item", TOO_LARGE)
 
 
 def _plain(value: Amount) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from itertools import accumulate
 
 from sidestep.buckets import Bounds
@@ -15,22 +16,26 @@ FEW = 5
 """Below this many values a bisection each is cheaper than sorting (measured)."""
 
 
+State = tuple[Bounds, Sequence[int], float]
+"""A copy of what a page shows of a histogram: its bounds, its counts and its sum."""
+
+
 class Histogram:
     """Counts per bucket and the sum of one series.
 
     Attributes:
         bounds: Upper bounds, without +Inf.
         counts: One per bucket, not cumulative, the last for +Inf.
-        cache: The renderer's text of this state; None after every change.
+        mark: What renderers tell this state by; None after every change.
     """
 
-    __slots__ = ("bounds", "cache", "counts", "sum")
+    __slots__ = ("bounds", "counts", "mark", "sum")
 
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
         self.sum = 0.0
-        self.cache: bytes | None = None
+        self.mark: object = None
 
     def observe(self, value: float) -> int:
         """Count one value; 1 where it was refused, else 0."""
@@ -38,7 +43,7 @@ class Histogram:
             return 1
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
-        self.cache = None
+        self.mark = None
         return 0
 
     def observe_run(self, value: float, count: int) -> int:
@@ -47,7 +52,7 @@ class Histogram:
             return count
         self.counts[bisect_left(self.bounds, value)] += count
         self.sum += value * count
-        self.cache = None
+        self.mark = None
         return 0
 
     def observe_many(self, values: list[float]) -> int:
@@ -89,7 +94,7 @@ class Histogram:
 
     def _count(self, values: list[float]) -> None:
         """Count ``values``, some that are sorted and may be, but for their sum."""
-        self.cache = None
+        self.mark = None
         bounds, counts = self.bounds, self.counts
         bucket = bisect_left(bounds, values[0])
         last = bisect_left(bounds, values[-1], bucket)
@@ -115,7 +120,7 @@ class Histogram:
             else:
                 refused += count
         self.sum += total
-        self.cache = None
+        self.mark = None
         return refused
 
     def add(self, counts: list[int], total: float, native: NativeBuckets | None = None) -> None:  # noqa: ARG002
@@ -125,7 +130,7 @@ class Histogram:
         """
         self.counts = [a + b for a, b in zip(self.counts, counts, strict=True)]
         self.sum += total
-        self.cache = None
+        self.mark = None
 
     def merge(self, other: Histogram) -> None:
         """Add what ``other``, of equal bounds, has counted."""
@@ -142,6 +147,20 @@ class Histogram:
     def kept(self) -> Buckets:
         """Its state, as it travels."""
         return Buckets(self.sum, [*self.counts])
+
+    def marked(self, mark: object) -> object:
+        """What its state is told by: ``mark``, where it has changed since it was asked last.
+
+        Who asks gives each moment a mark of its own: two states never have the same.
+        """
+        if self.mark is None:
+            self.mark = mark
+        return self.mark
+
+    @property
+    def state(self) -> State:
+        """Its state of now, to be shown later."""
+        return self.bounds, [*self.counts], self.sum
 
     @property
     def cumulative(self) -> list[int]:

@@ -21,17 +21,21 @@ from sidestep.descriptions import check as check_engines
 from sidestep.descriptions import excess
 from sidestep.engine import Engine
 from sidestep.errors import WireError
+from sidestep.forwarded import Forwarded
 from sidestep.logs import Limited
 from sidestep.records import decode_record
 from sidestep.registry import GONE, SILENT, Registry
 from sidestep.selfmetrics import SelfMetrics
+from sidestep.session.lives import new_life
 from sidestep.session.receiver import Receiver, Stream
 from sidestep.transport.guard import Guard
+from sidestep.wire.forwarded import decode_forward, is_forward
 from sidestep.wire.items import Item, decode_item
 from sidestep.wire.limits import MAX_ITEM_BYTES
 from sidestep.wire.messages import (
     EngineInfo,
     FromExporter,
+    FromSender,
     Heartbeat,
     Hello,
     decode_from_sender,
@@ -54,8 +58,12 @@ class Intake:
     Args:
         wall: Unix time, told to people only.
         guard: Knows who may say what; by default everybody may say everything.
+        merge: Whether engines of one identity are one, whichever exporter forwards them.
 
     Attributes:
+        forwarded: Engines that other exporters count.
+        life: Of the counts here; see ``session.lives``. A snapshot goes on with its own.
+        run: Which of the processes that went on with it.
         refused: Frames that could not be taken, so far.
         items: Items applied so far.
     """
@@ -69,6 +77,7 @@ class Intake:
         clock: Callable[[], float],
         wall: Callable[[], float],
         guard: Guard | None = None,
+        merge: bool = False,
     ) -> None:
         self.registry = registry
         self.metrics = metrics
@@ -76,6 +85,8 @@ class Intake:
         self.applier = Applier(registry)
         self.guard = guard or Guard(metrics, clock)
         self.refused = self.items = 0
+        self.forwarded = Forwarded(registry, merge=merge)
+        self.life, self.run = new_life(wall(), boot), 1
         self._wall = wall
         self._engines: dict[int, list[Engine]] = {}
         """By incarnation: what a stream's engine indices mean."""
@@ -110,6 +121,8 @@ class Intake:
     def _take(self, peer: bytes, frames: Sequence[bytes], now: float, key: str) -> Replies:
         if len(frames) != 1:
             return self._refuse("multipart")
+        if is_forward(frames[0]):
+            return self._take_forward(peer, frames[0], now, key)
         try:
             self.guard.check(key)
             message = decode_from_sender(frames[0])
@@ -123,6 +136,9 @@ class Intake:
             except WireError as error:
                 refusal = self.receiver.refuse_hello(peer, message, error)
                 return [*self._refuse(error.reason), *refusal.replies]
+        return self._receive(peer, message, frames[0], now)
+
+    def _receive(self, peer: bytes, message: FromSender, frame: bytes, now: float) -> Replies:
         received = self.receiver.receive(peer, message, now)
         self.metrics.add("sidestep_duplicates_total", received.duplicates)
         self.metrics.add("sidestep_lost_items_total", received.lost)
@@ -136,7 +152,7 @@ class Intake:
             self._join(stream)
         self._arrived = self._wall()
         engines = self._engines[stream.incarnation]
-        raws = self._sized(frames[0], received.items)
+        raws = self._sized(frame, received.items)
         if raws:
             # The next one last, where it is cheap to take away.
             self._work.append(partial(self._apply_items, engines, [*raws][::-1], len(raws)))
@@ -144,6 +160,25 @@ class Intake:
         if not stream.open:
             self._part(stream, now)
         return received.replies
+
+    def _take_forward(self, peer: bytes, frame: bytes, now: float, key: str) -> Replies:
+        try:
+            self.guard.check(key)
+            message = decode_forward(frame)
+        except WireError as error:
+            return [*self._refuse(error.reason), *self.receiver.refuse_frame(peer, error)]
+        known = bool(self.forwarded.lives.of(message.source, message.engine))
+        try:
+            self.guard.admit_source(key, message.source, message.engine, known=known)
+        except WireError as error:
+            # Of one engine, which is no reason not to hear of the others.
+            self.reject(error.reason)
+            return self.receiver.refuse_frame(peer, error)
+        self.metrics.add("sidestep_messages_total", 1, "forward")
+        word = self.forwarded.take(message, now)
+        if word is not None:
+            self._work.append(partial(self.forwarded.apply, word, now))
+        return []
 
     def work(self) -> None:
         """Apply an item or some small ones, or bind an engine; what is wrong costs that one alone.
@@ -233,6 +268,7 @@ class Intake:
                 # Its engines are not shown any more: before it feeds any it has to greet.
                 self._leave(stream.incarnation, stream.heard)
                 stream.peer = b""
+        self.forwarded.pass_time(now)
         self.registry.pass_time(now)
 
     def restore(self, streams: Sequence[Stream], now: float) -> None:
@@ -415,6 +451,7 @@ class Intake:
             "sidestep_streams",
             lambda: [((), sum(s.open and not s.silent for s in streams.values()))],
         )
+        read("sidestep_forward_sources", lambda: [((), self.forwarded.sources)])
         read("sidestep_items_total", lambda: [((), self.items)])
         read("sidestep_engines", lambda: [((), len(self.registry.engines))])
         read("sidestep_stream_ring_bytes", of_streams(lambda stream: _beat(stream).ring_bytes))

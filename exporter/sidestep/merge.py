@@ -6,19 +6,20 @@ engine that went on is the same work: counters and buckets add up, a gauge yield
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from sidestep.buckets import Bounds
 from sidestep.engine import Engine, Key, Number
 from sidestep.errors import WireError
 from sidestep.exponential import as_classic
 from sidestep.histogram import Histogram, rebucket
+from sidestep.native import NativeHistogram
 from sidestep.records import WINDOWS, check_buckets, number_of
 from sidestep.registry import Registry
 from sidestep.samples import add_samples
 from sidestep.wire.items import Family, Sample, Samples
 from sidestep.wire.limits import OTHER, is_printable
-from sidestep.wire.totals import TOTAL_LIMIT, Buckets, OpenTotals, Record, Totals
+from sidestep.wire.totals import TOTAL_LIMIT, Buckets, OpenTotals, Record
 
 
 def add_record(registry: Registry, engine: Engine, record: Record) -> int:
@@ -55,7 +56,7 @@ def _merge(registry: Registry, engine: Engine, record: Record) -> tuple[int, Wir
     engine.seen |= engine.layout.shown_paths.intersection(totals.seen)
     registry.limited["label_values"] += totals.limited
     registry.touch(engine)
-    more, refused = _add_families(registry, engine, totals)
+    more, refused = _add_families(registry, engine, totals.open)
     return moved + more, refused
 
 
@@ -103,6 +104,88 @@ def restored(registry: Registry, record: Record) -> Engine:
     return engine
 
 
+def sum_up(
+    registry: Registry, engine: Engine, counted: Sequence[Record], present: Sequence[Record]
+) -> WireError | None:
+    """Let ``engine`` have what records counted together, and nothing else.
+
+    What they do not have is not shown either, though an engine of the dialect begins with it at 0.
+    Histograms that did not change stay the same objects, with what renderers know of them.
+
+    Args:
+        registry: Which has the engine, or no engines at all.
+        engine: Whose series are replaced.
+        counted: Checked records of the engine's dialect, of which only what they counted is added.
+        present: Likewise, and they say how it is now: of two that say the same the later counts.
+
+    Returns:
+        What is wrong with families that describe themselves, which are left out.
+    """
+    limited = registry.limited["label_values"]
+    before = _histograms(engine)
+    registry.empty(engine)
+    refused: WireError | None = None
+    for record in (*counted, *present):
+        refused = _add_part(registry, engine, record, gauges=record in present) or refused
+    # Who counted has said so already.
+    registry.limited["label_values"] = limited
+    _keep_same(engine, before)
+    registry.touch(engine)
+    return refused
+
+
+def _add_part(
+    registry: Registry, engine: Engine, record: Record, *, gauges: bool
+) -> WireError | None:
+    totals, of_now = record.totals, engine.layout.scalar_gauges
+    scalars = [found for found in _scalars(engine, record) if gauges or found[0] not in of_now]
+    _add_scalars(engine, scalars, newer=True)
+    for children, kind, found in _keyed(engine, record):
+        if kind != "gauge":
+            _add_children(registry, children, kind, found, newer=False)
+        elif gauges:
+            children.update(found)
+    _add_histograms(engine, record)
+    for window, hits in zip(WINDOWS, totals.hits, strict=False):
+        if hits.requests:
+            getattr(engine, window).add(hits.requests, hits.queries, hits.hits)
+    engine.seen |= engine.layout.shown_paths.intersection(totals.seen)
+    engine.restarts = min(engine.restarts + totals.restarts, TOTAL_LIMIT)
+    engine.last_seen = max(engine.last_seen, totals.last_seen)
+    if totals.created:
+        engine.created = min(engine.created, totals.created)
+    families = [family for family in totals.open if gauges or family.kind != "gauge"]
+    return _add_families(registry, engine, families)[1]
+
+
+def _histograms(engine: Engine) -> dict[tuple[str, Key], Histogram]:
+    """All of ``engine``, by family and own label values, or by slot."""
+    found: dict[tuple[str, Key], Histogram] = {
+        (str(slot), ()): known for slot, known in enumerate(engine.histograms) if known is not None
+    }
+    for family in engine.open.values():
+        for key, child in family.children.items():
+            if isinstance(child, Histogram):
+                found[family.name, key] = child
+    return found
+
+
+def _keep_same(engine: Engine, before: Mapping[tuple[str, Key], Histogram]) -> None:
+    for (name, key), new in _histograms(engine).items():
+        known = before.get((name, key))
+        if known is None or known.bounds != new.bounds:
+            continue
+        if isinstance(known, NativeHistogram) and isinstance(new, NativeHistogram):
+            # Where nobody tells since when it counts, it is since the first word.
+            new.created = min(new.created, known.created)
+        if known.kept() != new.kept():
+            continue
+        if name in engine.open:
+            engine.open[name].children[key] = known
+        else:
+            engine.histograms[int(name)] = known
+
+
 def _drop_foreign(engine: Engine, record: Record) -> None:
     """A histogram whose bounds are others now starts anew: only native counts can be moved."""
     slots = {name: slot for slot, name in enumerate(engine.layout.histogram_names)}
@@ -117,12 +200,15 @@ def _drop_foreign(engine: Engine, record: Record) -> None:
 
 def _scalars(engine: Engine, record: Record) -> Iterator[tuple[int, Number]]:
     """Where each number goes; what no row here has is left out."""
-    layout = engine.layout
-    places = {name: slot for slot, name in enumerate(layout.scalar_names)}
+    places, gauges = engine.layout.scalar_slots, engine.layout.scalar_gauges
     for (name, label), value in zip(record.head.scalars, record.totals.scalars, strict=True):
-        slot = places.get((name, label), places.get((name, OTHER)))
-        if value is not None and slot is not None:
-            yield slot, number_of(value, negative=slot in layout.scalar_gauges)
+        if value is None:
+            continue
+        slot = places.get((name, label))
+        if slot is None:
+            slot = places.get((name, OTHER))
+        if slot is not None:
+            yield slot, number_of(value, negative=slot in gauges)
 
 
 def _keyed(
@@ -183,12 +269,12 @@ def _add_histograms(engine: Engine, record: Record) -> int:
 
 
 def _add_families(
-    registry: Registry, engine: Engine, totals: Totals
+    registry: Registry, engine: Engine, families: Iterable[OpenTotals]
 ) -> tuple[int, WireError | None]:
     """Add those that describe themselves, all that can be; say what is wrong with the last other."""
     moved = 0
     refused: WireError | None = None
-    for family in totals.open:
+    for family in families:
         try:
             moved += _add_open(registry, engine, family)
         except WireError as error:

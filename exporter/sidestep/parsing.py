@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from sidestep.wire.limits import MAX_LABEL_CHARS, is_printable
+
 DAY = 86400.0
 _PATH = re.compile(r"[A-Za-z0-9._/-]+")
 _LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]{0,127}")
@@ -32,12 +34,43 @@ def path(value: object) -> str:
     return given
 
 
+def named_label(value: object) -> tuple[str, str]:
+    """``NAME=VALUE``."""
+    name, equals, said = text(value).partition("=")
+    if not equals or not said or not _LABEL.fullmatch(name):
+        raise ValueError("must be NAME=VALUE, with the name of a label")
+    if len(said) > MAX_LABEL_CHARS or not is_printable(said):
+        raise ValueError(f"must have a printable value, {MAX_LABEL_CHARS} characters at most")
+    return name, said
+
+
+def source(value: object) -> str:
+    """What an exporter calls itself; empty: by its host."""
+    given = text(value)
+    if len(given) > MAX_LABEL_CHARS // 2 or not is_printable(given):
+        raise ValueError(f"must be printable, {MAX_LABEL_CHARS // 2} characters at most")
+    return given
+
+
+def forward_endpoint(value: object) -> str:
+    """Of another exporter; empty: none."""
+    given = text(value)
+    if given and not given.startswith(("ipc://", "tcp://")):
+        raise ValueError("must begin with ipc:// or tcp://")
+    return given
+
+
 def address(value: object) -> tuple[str, int]:
     """``host:port``, ``:port`` or ``[v6]:port``; an empty host is every address."""
     host, colon, port = text(value).rpartition(":")
     if not colon or not port.isdecimal() or not 0 <= int(port) <= 65535:  # noqa: PLR2004
         raise ValueError("must be host:port")
     return host.strip("[]"), int(port)
+
+
+def addresses(value: object) -> tuple[str, int] | None:
+    """Likewise, or nothing at all: then nobody is served."""
+    return None if value == "" else address(value)
 
 
 def label(value: object) -> str:

@@ -59,7 +59,7 @@ ELSEWHERE: Mapping[type, Where] = {
 """Sources without a slot."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class Placed:
     """A row and where an engine keeps its series.
 
@@ -74,7 +74,7 @@ class Placed:
     where: Where
     slots: tuple[int, ...] = ()
 
-    @property
+    @functools.cached_property
     def values_of_label(self) -> tuple[tuple[str, ...], ...]:
         """Own label values of the slots, in order."""
         if not self.row.closed:
@@ -238,6 +238,11 @@ class Layout:
                 for slot, key in zip(placed.slots, placed.values_of_label, strict=True):
                     found[slot] = placed.row.name, "".join(key)
         return tuple(found)
+
+    @functools.cached_property
+    def scalar_slots(self) -> dict[tuple[str, str], int]:
+        """Slots by ``scalar_names``."""
+        return {name: slot for slot, name in enumerate(self.scalar_names)}
 
     @functools.cached_property
     def scalar_gauges(self) -> frozenset[int]:

@@ -9,14 +9,16 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-import zlib
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import TypeVar
 
+from sidestep.formats import Format
+from sidestep.packing import Body
 from sidestep.registry import Registry
 from sidestep.render import passed
 from sidestep.render.merged import Merged
+from sidestep.render.own import OwnTexts
 from sidestep.turns import collected
 
 SHARE = 50
@@ -25,8 +27,6 @@ LONGEST = 0.1
 """Seconds that a page is kept at most while it changes."""
 OWN = 1.0
 """Seconds for which the exporter's own part of it may be kept."""
-_GZIP_BITS = 16 + zlib.MAX_WBITS
-
 State = tuple[int, int]
 Item = TypeVar("Item")
 
@@ -39,12 +39,12 @@ class Page:
         until: When it is too old, monotonic.
     """
 
-    def __init__(self, state: State, made: Awaitable[bytes]) -> None:
+    def __init__(self, state: State, made: Awaitable[Body]) -> None:
         self.state = state
         self.until = math.inf
         self._at = self._spent = 0.0
-        self._plain = asyncio.ensure_future(made)
-        self._packed: asyncio.Future[bytes] | None = None
+        self._is_packed = False
+        self._made = asyncio.ensure_future(made)
 
     def spend(self, seconds: float) -> None:
         """It is there, and took so much CPU time more: it is kept the longer."""
@@ -55,22 +55,19 @@ class Page:
     @property
     def failed(self) -> bool:
         """Whether it could not be made."""
-        task = self._plain
+        task = self._made
         return task.done() and (task.cancelled() or task.exception() is not None)
 
-    async def body(self, *, packed: bool) -> bytes:
+    async def parts(self, *, packed: bool) -> Sequence[bytes]:
         """The page, or the page in gzip; one who hangs up does not take it from others."""
-        if packed:
-            if self._packed is None:
-                self._packed = asyncio.ensure_future(self._pack())
-            return await asyncio.shield(self._packed)
-        return await asyncio.shield(self._plain)
-
-    async def _pack(self) -> bytes:
-        plain = await asyncio.shield(self._plain)
-        packed, took = await asyncio.get_running_loop().run_in_executor(None, _gzipped, plain)
-        self.spend(took)
-        return packed
+        body = await asyncio.shield(self._made)
+        if not packed:
+            return body.parts
+        found = await body.packed()
+        if not self._is_packed:
+            self._is_packed = True
+            self.spend(found.spent)
+        return found.parts
 
 
 class PodPages:
@@ -85,7 +82,7 @@ class PodPages:
         self,
         registry: Registry,
         merged: Merged,
-        own: Callable[[bool, frozenset[str]], bytes],
+        own: OwnTexts,
         settled: Callable[[], Awaitable[None]],
     ) -> None:
         self._registry = registry
@@ -95,16 +92,18 @@ class PodPages:
         self._pages: dict[bool, Page] = {}
         self._own_texts: dict[bool, tuple[float, bytes]] = {}
 
-    async def page(self, *, openmetrics: bool, names: frozenset[str], packed: bool) -> bytes:
-        """The whole page, or that of some ``names``; in gzip where it is to be ``packed``."""
+    async def page(
+        self, *, openmetrics: bool, names: frozenset[str], packed: bool
+    ) -> Sequence[bytes]:
+        """The parts of the whole page, or that of some ``names``; in gzip where it is to be ``packed``."""
         if names:
             chosen = Page(self._state, self._made(openmetrics=openmetrics, names=names))
-            return await chosen.body(packed=packed)
+            return await chosen.parts(packed=packed)
         page = self._pages.get(openmetrics)
         if page is None or page.failed or self._is_old(page, openmetrics=openmetrics):
             page = Page(self._state, self._timed(openmetrics=openmetrics))
             self._pages[openmetrics] = page
-        return await page.body(packed=packed)
+        return await page.parts(packed=packed)
 
     @property
     def _state(self) -> State:
@@ -117,7 +116,7 @@ class PodPages:
         kept_until, _ = self._own_texts.get(openmetrics, (0.0, b""))
         return page.state != self._state or now >= kept_until
 
-    async def _timed(self, *, openmetrics: bool) -> bytes:
+    async def _timed(self, *, openmetrics: bool) -> Body:
         spent = [0.0]
         body = await self._made(openmetrics=openmetrics, names=frozenset(), spent=spent)
         self._pages[openmetrics].spend(spent[0])
@@ -125,23 +124,30 @@ class PodPages:
 
     async def _made(
         self, *, openmetrics: bool, names: frozenset[str], spent: list[float] | None = None
-    ) -> bytes:
+    ) -> Body:
         engines = self._merged.pieces(openmetrics=openmetrics, names=names)
         others = passed.pieces(self._registry.passed, openmetrics=openmetrics, names=names)
         clocked = _clocked(chain(engines, others), [0.0] if spent is None else spent)
         families = await collected(clocked)
-        own = self._own(openmetrics, names) if names else self._own_text(openmetrics=openmetrics)
+        if names:
+            own = b"".join(await collected(self._own.pieces(_form(openmetrics), names)))
+        else:
+            own = await self._own_text(openmetrics=openmetrics)
         await self._settled()
-        return b"".join([*chain.from_iterable(families), own])
+        return Body([b"".join([*chain.from_iterable(families), own])])
 
-    def _own_text(self, *, openmetrics: bool) -> bytes:
+    async def _own_text(self, *, openmetrics: bool) -> bytes:
         """The exporter's own part: dear to make, and no router's business."""
         now = time.monotonic()
         until, text = self._own_texts.get(openmetrics, (0.0, b""))
         if now >= until:
-            text = self._own(openmetrics, frozenset())
+            text = b"".join(await collected(self._own.pieces(_form(openmetrics))))
             self._own_texts[openmetrics] = now + OWN, text
         return text
+
+
+def _form(openmetrics: bool) -> Format:
+    return "openmetrics" if openmetrics else "text"
 
 
 def _clocked(items: Iterable[Item], spent: list[float]) -> Iterator[Item]:
@@ -151,11 +157,3 @@ def _clocked(items: Iterable[Item], spent: list[float]) -> Iterator[Item]:
         spent[0] += time.thread_time() - started
         yield item
         started = time.thread_time()
-
-
-def _gzipped(body: bytes) -> tuple[bytes, float]:
-    """``body``, compressed a little, for it is read at once; and the CPU time that took."""
-    started = time.thread_time()
-    compressor = zlib.compressobj(1, zlib.DEFLATED, _GZIP_BITS)
-    packed = compressor.compress(body) + compressor.flush()
-    return packed, time.thread_time() - started

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
-from itertools import pairwise
 
 import msgspec
 
@@ -130,13 +130,28 @@ def check_buckets(buckets: Buckets, bounds: Sequence[float]) -> None:
     Raises:
         WireError: They are not.
     """
-    if len(buckets.counts) != len(bounds) + 1 or any(a >= b for a, b in pairwise(bounds)):
+    if len(buckets.counts) != len(bounds) + 1 or sorted(set(bounds)) != list(bounds):
         raise WireError("bad_bounds", "a histogram's bounds and counts do not fit")
-    if min(n if isinstance(n, int) else number_of(n) for n in buckets.counts) < 0:
+    if extremes(buckets.counts)[0] < 0:
         raise WireError("bad_item", "a histogram cannot have these counts")
     number_of(buckets.total)
     if buckets.native is not None:
         check_native(buckets.native, sum(map(int, buckets.counts)))
+
+
+def extremes(counts: Sequence[int | str]) -> tuple[Number, Number]:
+    """The lowest and the highest of ``counts``.
+
+    Raises:
+        WireError: One of them is no number.
+    """
+    # Text is rare, and does not compare with numbers.
+    with contextlib.suppress(TypeError):
+        lowest, highest = min(counts), max(counts)
+        if isinstance(lowest, int) and isinstance(highest, int):
+            return lowest, highest
+    numbers = [n if isinstance(n, int) else number_of(n) for n in counts]
+    return min(numbers), max(numbers)
 
 
 def number_of(value: Amount, *, negative: bool = False) -> Number:

@@ -134,7 +134,9 @@ class Registry:
         names = set(info.labels)
         if not layout.required <= names or (layout.own_labels | {ORIGIN}) & names:
             raise WireError("bad_label", f"an engine cannot have the labels {sorted(names)}")
-        known = self.engines.get(info.id)
+        known = self.engines.get(info.id) or self.kept.get(info.id)
+        if known is not None and known.forwarded:
+            raise WireError("engine_conflict", f"{info.id} is another exporter's")
         if known is not None and known.streams and known.layout is not layout:
             # Whoever feeds it would go on with what nobody shows.
             raise WireError("changed_dialect", f"{info.id} is one of {known.layout.dialect}")
@@ -166,6 +168,7 @@ class Registry:
         if _look(engine) in self._looks:
             # The later engine says where it is from.
             engine.labels[ORIGIN] = engine.id
+            engine.look_anew()
         self._looks.add(_look(engine))
         self.engines[engine.id] = engine
         self.parts += _is_part(engine)
@@ -178,6 +181,10 @@ class Registry:
     def _forget(self, engine: Engine) -> None:
         """Nobody will hear of ``engine`` again: what it took is there for others."""
         engine.forget_core()
+        self._release(engine)
+
+    def _release(self, engine: Engine) -> None:
+        """Give free what its self-described families took."""
         self.open_series -= engine.series
         self.open_bytes -= engine.open_bytes
         for name in engine.open.keys() & self._users.keys():
@@ -185,6 +192,34 @@ class Registry:
             if not self._users[name]:
                 del self._users[name]
                 self.open_names -= taken(name, self.open_families.pop(name)[0])
+        engine.open = {}
+        engine.series = engine.open_bytes = 0
+
+    def empty(self, engine: Engine) -> None:
+        """Let ``engine`` have no series at all, not even those that begin at 0."""
+        self._release(engine)
+        engine.empty()
+
+    def retire(self, engine: Engine) -> None:
+        """Show ``engine`` no more, and remember what it has counted."""
+        self._hide(engine)
+        self.kept[engine.id] = engine
+        self.touch(engine)
+
+    def recall(self, engine: Engine) -> None:
+        """Show ``engine`` again, if it is only remembered."""
+        if self.kept.pop(engine.id, None) is not None:
+            self.enter(engine)
+            self.touch(engine)
+
+    def discard(self, engine: Engine) -> None:
+        """Forget ``engine``, shown or remembered."""
+        if self.engines.get(engine.id) is engine:
+            self._hide(engine)
+        if self.kept.get(engine.id) is engine:
+            del self.kept[engine.id]
+        self._forget(engine)
+        self.version += 1
 
     def describe(self, family: OpenFamily) -> None:
         """Note that one engine more has ``family``, which no catalogue has."""
@@ -267,10 +302,9 @@ class Registry:
                 engine.live = False
                 self.touch(engine)
             if silence >= GONE or (engine.absent and not engine.streams):
-                engine.forget_core()
-                self._hide(engine)
-                self.kept[engine.id] = engine
-                self.touch(engine)
+                if not engine.forwarded:
+                    engine.forget_core()
+                self.retire(engine)
         # What a polled server once had goes first: it can have another name every second.
         for engine in sorted(self.kept.values(), key=lambda engine: not engine.absent):
             if now - engine.heard >= KEPT or len(self.kept) > MAX_ENGINES:

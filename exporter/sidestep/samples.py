@@ -51,7 +51,7 @@ def add_samples(registry: Registry, engine: Engine, item: Samples, *, kept: bool
         before = engine.open[name]
         size = sum(before.size(key, engine) for key in before.children)
         registry.resize(engine, -len(before.children), -size)
-        engine.forget_texts()
+        engine.look_anew()
     engine.open.update(made.families)
     for name, target in made.families.items():
         if name not in engine.layout.sampled:

@@ -76,17 +76,21 @@ class SelfMetrics(Collector):
         for row in BY_NAME.values():
             yield _family(row)
 
+    def samples(self) -> Iterator[tuple[SelfRow, list[tuple[Labels, float]]]]:
+        """The families that have samples, as they are now, in the order of the page."""
+        for name, row in BY_NAME.items():
+            reading = self._readings.get(name)
+            found = list(reading() if reading is not None else self._values[name].items())
+            if found:
+                yield row, found
+
     def collect(self) -> Iterator[Metric]:
         """The families, for prometheus_client."""
-        for name, row in BY_NAME.items():
-            samples: Iterable[tuple[Labels, float]] = self._values[name].items()
-            if name in self._readings:
-                samples = self._readings[name]()
+        for row, samples in self.samples():
             family = _family(row)
             for labels, value in samples:
                 family.add_metric(labels, value)
-            if family.samples:
-                yield family
+            yield family
 
 
 def _family(row: SelfRow) -> CounterMetricFamily | GaugeMetricFamily:
@@ -94,7 +98,31 @@ def _family(row: SelfRow) -> CounterMetricFamily | GaugeMetricFamily:
     return make(row.name, row.help, labels=row.labels)
 
 
-def own_registry(metrics: SelfMetrics, others: Iterable[Collector]) -> CollectorRegistry:
+class OwnRegistry(CollectorRegistry):
+    """What this process tells of itself.
+
+    Attributes:
+        metrics: The exporter's own numbers.
+        others: All collectors but those: of the process, and users' own.
+    """
+
+    def __init__(self, metrics: SelfMetrics) -> None:
+        super().__init__(auto_describe=True)
+        self.metrics = metrics
+        self.others = CollectorRegistry()
+        super().register(metrics)
+
+    def register(self, collector: Collector) -> None:
+        """One more collector.
+
+        Raises:
+            ValueError: It has names that are taken.
+        """
+        super().register(collector)
+        self.others.register(collector)
+
+
+def own_registry(metrics: SelfMetrics, others: Iterable[Collector]) -> OwnRegistry:
     """A registry of this process's own: self-metrics, process, GC, platform, and ``others``.
 
     A collector of somebody else's that fails costs its own samples, not the page.
@@ -102,8 +130,7 @@ def own_registry(metrics: SelfMetrics, others: Iterable[Collector]) -> Collector
     Raises:
         ConfigError: One of ``others`` has names that are taken.
     """
-    registry = CollectorRegistry(auto_describe=True)
-    registry.register(metrics)
+    registry = OwnRegistry(metrics)
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
     GCCollector(registry=registry)

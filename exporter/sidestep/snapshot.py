@@ -6,6 +6,7 @@ blocks are not in it; they start anew.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
@@ -13,6 +14,7 @@ import msgspec
 from sidestep import __version__
 from sidestep.engine import ORIGIN, Engine
 from sidestep.errors import WireError
+from sidestep.forwarded import Forwarded
 from sidestep.intake import Intake
 from sidestep.lifecycle import kept
 from sidestep.lifecycle.kept import KeptGroup, KeptLifecycle, KeptRequests
@@ -20,7 +22,10 @@ from sidestep.lifecycle.siblings import Siblings
 from sidestep.merge import restored
 from sidestep.records import decode_record, encode_record, totals_of
 from sidestep.registry import Registry
+from sidestep.session.lives import Word
 from sidestep.session.receiver import Stream
+from sidestep.told import engines
+from sidestep.wire.forwarded import Standing
 from sidestep.wire.messages import DECODE_ERRORS, EngineInfo, Heartbeat
 from sidestep.wire.totals import TOTAL_LIMIT
 
@@ -49,6 +54,23 @@ class KeptEngine(msgspec.Struct, array_like=True, gc=False, tag="e"):
     origin: bool = False
 
 
+class KeptWord(msgspec.Struct, array_like=True, gc=False, tag="w"):
+    """What another exporter said, and the engine here that shows it; see ``session.lives``."""
+
+    source: str
+    engine: str
+    life: int
+    run: int
+    seq: int
+    record: bytes
+    standing: Standing
+    labels: dict[str, str]
+    name: str
+    shown: bool
+    origin: bool
+    summed: list[int] = []
+
+
 class KeptProcess(msgspec.Struct, array_like=True, gc=False, tag="p"):
     """The exporter's own counters, which go on like the engines'."""
 
@@ -56,10 +78,14 @@ class KeptProcess(msgspec.Struct, array_like=True, gc=False, tag="p"):
     items: int
     limited: dict[str, int]
     counters: list[tuple[str, tuple[str, ...], float]]
+    life: int = 0
+    run: int = 0
 
 
 State = tuple[int, int]
-Piece = KeptStream | KeptEngine | KeptProcess | KeptLifecycle | KeptRequests | KeptGroup
+Piece = KeptStream | KeptEngine | KeptWord | KeptProcess | KeptLifecycle | KeptRequests | KeptGroup
+Known = dict[str, tuple[int, list[bytes]]]
+"""By engine: its version, and what was said of it then."""
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Piece] = msgspec.msgpack.Decoder(Piece)
 
@@ -76,18 +102,35 @@ class Capture:
         self._intake = intake
         self._taken: State = (-1, -1)
         self._marks: list[tuple[Stream, int]] = []
-        self._known: dict[str, tuple[int, list[bytes]]] = {}
-        """By engine: its version, and what was said of it then."""
+        self._known: Known = {}
+        self._safe: Known = {}
 
     @property
     def state(self) -> State:
         """Grows with all that a snapshot would hold."""
         return self._intake.registry.version, self._intake.receiver.changes
 
+    @property
+    def has_saved(self) -> bool:
+        """Whether any snapshot of this process is safe."""
+        return self.saved[0] >= 0
+
     def safe(self) -> None:
         """The snapshot taken last outlives this process: senders may let go of what it holds."""
         self.saved = self._taken
+        self._safe = self._known
         self._intake.receiver.saved(self._marks)
+
+    def version(self, engine: Engine) -> int | None:
+        """Of ``engine`` in the last snapshot that is safe."""
+        found = self._safe.get(engine.id)
+        return None if found is None else found[0]
+
+    def record(self, engine: Engine) -> bytes:
+        """Of ``engine`` in the last snapshot that is safe, which has it."""
+        piece = _decoder.decode(self._safe[engine.id][1][0])
+        assert isinstance(piece, KeptEngine)
+        return bytes(piece.record)
 
     def pieces(self) -> Iterator[bytes]:
         """A snapshot of now; nothing may be applied until its last piece is taken."""
@@ -97,7 +140,7 @@ class Capture:
         for stream in intake.receiver.streams.values():
             yield _encoder.encode(_kept(stream))
         known, self._known = self._known, {}
-        for engine in (*registry.engines.values(), *registry.kept.values()):
+        for engine in engines(registry):
             version, pieces = known.get(engine.id, (-1, []))
             if version != engine.version:
                 pieces = []
@@ -107,11 +150,13 @@ class Capture:
             else:
                 yield from pieces
             self._known[engine.id] = engine.version, pieces
+        for word in intake.forwarded.lives:
+            yield _encoder.encode(self._of_word(word))
         groups = kept.keep_questions(registry.questions, _siblings(registry))
         yield from map(_encoder.encode, groups)
         counters = list(intake.metrics.counters())
         limited = {limit: min(count, TOTAL_LIMIT) for limit, count in registry.limited.items()}
-        process = KeptProcess(__version__, intake.items, limited, counters)
+        process = KeptProcess(__version__, intake.items, limited, counters, intake.life, intake.run)
         yield _encoder.encode(process)
 
     def _of(self, engine: Engine) -> Iterator[bytes]:
@@ -120,6 +165,20 @@ class Capture:
         yield _encoder.encode(KeptEngine(shown, record, ORIGIN in engine.labels))
         if engine.requests is not None:
             yield from map(_encoder.encode, kept.keep(engine.id, engine.requests))
+
+    def _of_word(self, word: Word) -> KeptWord:
+        engine = self._intake.forwarded.engine_of(word)
+        return KeptWord(
+            *word.key,
+            *word.order,
+            word.record,
+            word.standing,
+            dict(word.labels),
+            engine.id,
+            engine.id in self._intake.registry.engines,
+            ORIGIN in engine.labels,
+            list(word.summed),
+        )
 
 
 def restore(intake: Intake, pieces: Iterable[bytes], now: float) -> None:
@@ -132,6 +191,7 @@ def restore(intake: Intake, pieces: Iterable[bytes], now: float) -> None:
         _restore(intake, [_decoder.decode(piece) for piece in pieces], now)
     except (*DECODE_ERRORS, WireError, LookupError, ValueError) as error:
         intake.registry.clear()
+        intake.forwarded.clear()
         raise WireError("unreadable", str(error)) from None
 
 
@@ -139,18 +199,13 @@ def _restore(intake: Intake, pieces: Sequence[Piece], now: float) -> None:
     registry = intake.registry
     streams: list[Stream] = []
     groups: list[KeptGroup] = []
+    life, run = intake.life, intake.run
     for piece in pieces:
         match piece:
             case KeptEngine():
-                engine = restored(registry, decode_record(piece.record))
-                engine.heard = now
-                if piece.origin:
-                    # Whom it looked like may have gone: its series stay the same all the same.
-                    engine.labels[ORIGIN] = engine.id
-                if piece.shown:
-                    registry.enter(engine)
-                else:
-                    registry.kept[engine.id] = engine
+                _restore_engine(registry, piece, now)
+            case KeptWord():
+                _restore_word(intake.forwarded, piece, now)
             case KeptLifecycle():
                 kept.restore(registry.requests_of(registry.engines[piece.engine]), piece)
             case KeptRequests():
@@ -164,9 +219,43 @@ def _restore(intake: Intake, pieces: Sequence[Piece], now: float) -> None:
                 intake.items = piece.items
                 registry.limited.update(piece.limited)
                 intake.metrics.restore(piece.counters)
+                if piece.life:
+                    life, run = piece.life, piece.run + 1
     _settle(registry, groups)
     # The last: an engine's gauges are hidden until one of its streams greets.
     intake.restore(streams, now)
+    intake.life, intake.run = life, run
+
+
+def _restore_engine(registry: Registry, piece: KeptEngine, now: float) -> None:
+    engine = restored(registry, decode_record(piece.record))
+    engine.heard = now
+    if piece.origin:
+        # Whom it looked like may have gone: its series stay the same all the same.
+        engine.labels[ORIGIN] = engine.id
+    if piece.shown:
+        registry.enter(engine)
+    else:
+        registry.kept[engine.id] = engine
+
+
+def _restore_word(forwarded: Forwarded, piece: KeptWord, now: float) -> None:
+    order = piece.run, piece.seq
+    word = Word(
+        piece.source,
+        piece.engine,
+        piece.life,
+        order,
+        piece.record,
+        piece.standing,
+        piece.labels,
+        now,
+        silent=True,
+        summed=tuple(piece.summed),
+    )
+    # What cannot be shown any more must not cost all counters; whoever counts says it again.
+    with contextlib.suppress(WireError):
+        forwarded.restore(word, piece.name, origin=piece.origin, shown=piece.shown)
 
 
 def _settle(registry: Registry, groups: Sequence[KeptGroup]) -> None:

@@ -9,10 +9,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from sidestep.durable import StateDirectory
+from sidestep.engine import Engine
 from sidestep.errors import WireError
 from sidestep.ingest import Ingest
 from sidestep.logs import Limited
 from sidestep.snapshot import Capture, restore
+from sidestep.told import Present
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +27,34 @@ PATIENCE = 4.0
 """Seconds that a page waits for a snapshot: less than a scrape may take."""
 SLICE = 0.001
 """Seconds of encoding after which the loop gets a turn."""
+
+
+class Safe:
+    """Records that a snapshot has, for whom nobody may take anything back.
+
+    While the directory takes nothing, those of now: what they say would not outlive this process
+    then, as on its own page.
+    """
+
+    settles = 0.0
+
+    def __init__(self, capture: Capture, is_healthy: Callable[[], bool]) -> None:
+        self._capture = capture
+        self._is_healthy = is_healthy
+        self._present = Present()
+
+    def version(self, engine: Engine) -> int | None:
+        """Of the record of ``engine``; None where there is none yet."""
+        # Before the first snapshot nobody would know of this process as one that had spoken.
+        if self._is_healthy() or not self._capture.has_saved:
+            return self._capture.version(engine)
+        return self._present.version(engine)
+
+    def record(self, engine: Engine) -> bytes:
+        """It."""
+        if self._is_healthy():
+            return self._capture.record(engine)
+        return self._present.record(engine)
 
 
 class Snapshots:
@@ -102,6 +132,11 @@ class Snapshots:
                 self._directory.path,
                 PATIENCE,
             )
+
+    @property
+    def records(self) -> Safe:
+        """Engines' records that the directory has."""
+        return Safe(self._capture, lambda: self._healthy)
 
     async def close(self) -> None:
         """Make the last snapshot; the directory is free afterwards."""

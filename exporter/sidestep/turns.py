@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable
 from typing import TypeVar
 
-SLICE = 0.0015
+SLICE = 0.001
 """Seconds after which the loop gets a turn."""
 
 Item = TypeVar("Item")

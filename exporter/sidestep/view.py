@@ -7,8 +7,9 @@ it; the text page reads the two common places itself, for speed.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
+from typing import NamedTuple
 
 from sidestep.catalogue.model import (
     ENGINE_LABELS,
@@ -21,15 +22,24 @@ from sidestep.catalogue.model import (
     Row,
     Same,
 )
-from sidestep.combining import combined_histograms, combined_numbers
+from sidestep.combining import combined_histograms, combined_numbers, combined_states
 from sidestep.engine import Engine, Key, Number
-from sidestep.histogram import Histogram
+from sidestep.histogram import Histogram, State
 from sidestep.plan import Placed
-from sidestep.readings import READINGS
+from sidestep.readings import reading
 from sidestep.registry import Registry
 
 Child = tuple[Key, Number | Histogram]
 """Own label values, and the series."""
+
+
+class Copy(NamedTuple):
+    """What one engine has of a family at one moment: its look, own label names, and children."""
+
+    engine: Engine
+    looks: int
+    names: Key
+    children: Sequence[tuple[Key, Number | State]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -80,6 +90,8 @@ def catalogued(registry: Registry, dialects: Collection[str]) -> Iterator[Family
 
 def described(registry: Registry) -> Iterator[Family]:
     """Those that engines described themselves."""
+    if not registry.open_families:
+        return
     sampled = {name for layout in registry.layouts.values() for name in layout.sampled}
     seen: set[str] = set()
     for engine in registry.engines.values():
@@ -113,9 +125,13 @@ def asked(registry: Registry, dialect: str, placed: Placed) -> tuple[bool, str]:
 
 
 def present(registry: Registry, dialect: str, live: bool, feature: str = "") -> list[Engine]:
-    """The engines of a dialect that are there, alive where wanted, with this option where any."""
-    layout = registry.layouts[dialect]
-    found = [e for e in registry.engines.values() if e.layout is layout and not e.absent]
+    """The engines of a dialect, or of all, that are there, alive where wanted, with this option where any."""
+    engines = registry.engines.values()
+    if dialect:
+        layout = registry.layouts[dialect]
+        found = [engine for engine in engines if engine.layout is layout and not engine.absent]
+    else:
+        found = [engine for engine in engines if not engine.absent]
     if live:
         found = [engine for engine in found if engine.live]
     if feature:
@@ -172,20 +188,62 @@ def stored_children(engine: Engine, family: Family) -> Iterable[Child]:  # noqa:
     return _computed(engine, placed)
 
 
+def copy_of(engine: Engine, family: Family) -> Copy:
+    """What ``engine`` has of ``family`` now, also where it is not shown."""
+    found: list[tuple[Key, Number | State]] = [
+        (key, value.state if isinstance(value, Histogram) else value)
+        for key, value in stored_children(engine, family)
+    ]
+    return Copy(engine, engine.looks, own_names(engine, family), found)
+
+
+def copies(registry: Registry, family: Family) -> list[Copy]:
+    """What all engines show of ``family`` now."""
+    found: list[Engine] = []
+    if not family.places:
+        everyone = present(registry, "", live=family.kind == "gauge")
+        found = [engine for engine in everyone if family.name in engine.open]
+    for dialect, placed in family.places.items():
+        found += showing(registry, dialect, placed)
+    return [copy_of(engine, family) for engine in found]
+
+
+def combined_of(
+    family: Family, found: Iterable[Copy]
+) -> Iterator[tuple[dict[str, str], Number | State] | None]:
+    """What all engines have of ``family``, one a label set; None where a turn may be due."""
+    groups: dict[tuple[tuple[str, str], ...], list[Number | State]] = {}
+    for engine, _, names, children in found:
+        for key, value in children:
+            labels = labels_with(engine, family, names, key)
+            groups.setdefault(tuple(sorted(labels.items())), []).append(value)
+            yield None
+    for pairs, values in groups.items():
+        states = [value for value in values if isinstance(value, tuple)]
+        numbers = [value for value in values if not isinstance(value, tuple)]
+        one = combined_states(states) if states else combined_numbers(numbers, family.combine)
+        yield dict(pairs), one
+
+
 def _in_unit(found: Iterable[tuple[Key, Number]], row: Row) -> Iterable[Child]:
     return found if row.per == 1 else [(key, value / row.per) for key, value in found]
 
 
 def _computed(engine: Engine, placed: Placed) -> Iterable[Child]:
-    match placed.row.source:
-        case Reading(name):
-            value = READINGS[name](engine)
-            return () if value is None else [((), value)]
-        case Constant(value):
-            return [((), value)]
-        case Info(name) if name in engine.info:
-            return [((), 1)]
-    return ()
+    source = placed.row.source
+    if isinstance(source, Info):
+        return [((), 1)] if source.name in engine.info else ()
+    (value,) = read_values(placed, (engine,))
+    return () if value is None else [((), value)]
+
+
+def read_values(placed: Placed, engines: Sequence[Engine]) -> list[Number | None]:
+    """What a row has for each of ``engines`` that is computed for a page, or always the same."""
+    source = placed.row.source
+    if isinstance(source, Reading):
+        return [reading(engine, source.name) for engine in engines]
+    assert isinstance(source, Constant)
+    return [source.value] * len(engines)
 
 
 def stored(placed: Placed) -> str:
@@ -207,8 +265,13 @@ def own_names(engine: Engine, family: Family) -> Key:
 
 def labels_of(engine: Engine, family: Family, key: Key) -> dict[str, str]:
     """All labels of one child."""
+    return labels_with(engine, family, own_names(engine, family), key)
+
+
+def labels_with(engine: Engine, family: Family, names: Key, key: Key) -> dict[str, str]:
+    """All labels of one child whose own ones are ``names``."""
     placed = family.places.get(engine.layout.dialect)
-    labels = dict(zip(own_names(engine, family), key, strict=True))
+    labels = dict(zip(names, key, strict=True))
     if placed is None:
         return {**labels, **engine.labels}
     if placed.row.unless_empty:

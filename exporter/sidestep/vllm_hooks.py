@@ -67,7 +67,7 @@ class VllmHooks:
         if not last:
             engine.held_tokens = min(engine.held_tokens + tokens, TOTAL_LIMIT)
             histogram.sum += tokens
-            histogram.cache = None
+            histogram.mark = None
             return
         before = histogram.sum
         if histogram.observe(tokens + engine.held_tokens):

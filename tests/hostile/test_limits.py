@@ -18,7 +18,6 @@ from harm import World, check_page
 from intakes import Fed
 from sidestep.engine import ORIGIN
 from sidestep.folded import LARGEST
-from sidestep.http import Pages
 from sidestep.lifecycle.inflight import InFlight
 from sidestep.lifecycle.places import Places
 from sidestep.records import encode_record, totals_of
@@ -31,6 +30,7 @@ from sidestep.registry import (
     Sampling,
 )
 from sidestep.render.text import render
+from sidestep.scrapes import Pages
 from sidestep.statslog import StatsLog
 from sidestep.wire.blocks import MAX_HASHES, BlockEvents, CacheChange, CacheEvents
 from sidestep.wire.items import Family, Sample, Samples, VllmStep, encode_item
@@ -677,7 +677,7 @@ async def test_a_large_page_does_not_hold_the_loop() -> None:
         await asyncio.sleep(0)
         turns += 1
         registry.register(engine(f"late{turns}"))
-    page = (await making).decode()
+    page = b"".join(await making).decode()
 
     assert turns > 5
     assert 'vllm:request_params_n_count{engine="299",model_name="m"} 0\n' in page

@@ -201,6 +201,31 @@ ROWS: tuple[SelfRow, ...] = (
         ("target", "reason"),
     ),
     SelfRow(
+        "sidestep_forward_connected",
+        "gauge",
+        "1 while there is a connection to the exporter that everything is forwarded to; no sample"
+        " without --forward.",
+    ),
+    SelfRow(
+        "sidestep_forward_lag_seconds",
+        "gauge",
+        "Time for which something new has waited to be forwarded; no sample without --forward.",
+    ),
+    SelfRow("sidestep_forward_records_total", "counter", "Engines' records forwarded."),
+    SelfRow("sidestep_forward_bytes_total", "counter", "Bytes forwarded."),
+    SelfRow(
+        "sidestep_forward_errors_total",
+        "counter",
+        "Records that were not forwarded or not taken, by reason; label is a --forward.label that"
+        " an engine has already, and whose own value stands.",
+        ("reason",),
+    ),
+    SelfRow(
+        "sidestep_forward_sources",
+        "gauge",
+        "Exporters whose engines are forwarded to this one, and were heard in the last 30 s.",
+    ),
+    SelfRow(
         "sidestep_loop_lag_seconds",
         "gauge",
         "Longest the event loop was late for its own timer in the last second.",
@@ -208,8 +233,8 @@ ROWS: tuple[SelfRow, ...] = (
     SelfRow(
         "sidestep_snapshot_healthy",
         "gauge",
-        "1 while what is shown outlives this process, 0 while it cannot be written or --state.dir"
-        " is not set.",
+        "1 while what is shown outlives this process, 0 while it cannot be written; no sample"
+        " without --state.dir.",
     ),
     SelfRow("sidestep_snapshot_duration_seconds", "gauge", "Time to make the last snapshot."),
     SelfRow("sidestep_snapshot_bytes", "gauge", "Size of the last snapshot."),

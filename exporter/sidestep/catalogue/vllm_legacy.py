@@ -33,6 +33,7 @@ def _old(
     labels: tuple[str, ...] = _V0,
     combine: Combine = "sum",
     buckets: str = "",
+    feature: str = "",
 ) -> Row:
     return Row(
         name=f"vllm:{name}",
@@ -42,6 +43,7 @@ def _old(
         labels=labels,
         buckets=buckets,
         combine=combine,
+        feature=feature,
         until=until,
         status="hidden",
         successor=successor,
@@ -190,5 +192,7 @@ ROWS: tuple[Row, ...] = (
         "vllm:spec_decode_num_accepted_tokens_total plus vllm:spec_decode_num_drafts_total",
         "Tokens emitted by speculative decoding: accepted ones and one more each round.",
         until="0.8",
+        # As its struct's other rows: one that was always there would hide them without the option.
+        feature="spec_decode",
     ),
 )

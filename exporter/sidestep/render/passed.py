@@ -7,9 +7,9 @@ from typing import Any
 
 from sidestep.catalogue.model import OBSERVED
 from sidestep.exposition import Labels, plain
-from sidestep.pages import Series
+from sidestep.pages import Moment, Part, Series
 from sidestep.passed import Passed, PassedFamily
-from sidestep.render.text import header
+from sidestep.render.words import header
 
 
 def pieces(
@@ -38,44 +38,40 @@ def _may_be(family: PassedFamily) -> bool:
     return family.kind != "counter" or family.name.endswith("_total")
 
 
-def typed(passed: Passed, names: Collection[str] = ()) -> Iterator[dict[str, Any]]:
-    """The families as values."""
+def typed(
+    passed: Passed, names: Collection[str] = ()
+) -> Iterator[tuple[dict[str, Any], Iterator[dict[str, Any] | None]]]:
+    """The families as values: what each is, and its samples; None where a turn is due."""
     moment = passed.moment
     for family in passed.families(names):
-        found = [
-            (series, *_numbers(value))
-            for part in family.shown
-            for series, value in zip(part.series, part.values(moment), strict=True)
-        ]
-        yield {
-            "name": family.name,
-            "type": family.kind,
-            "help": family.help,
-            "samples": list(_observed(family, found) if family.kind in OBSERVED else _plain(found)),
-        }
+        read = _read(family.shown, moment)
+        samples = _observed(family, read) if family.kind in OBSERVED else _plain(read)
+        yield {"name": family.name, "type": family.kind, "help": family.help}, samples
 
 
 Read = tuple[Series, float, float | None]
 """A sample: its value, and the time that the page has for it, in seconds."""
 
 
-def _numbers(text: bytes) -> tuple[float, float | None]:
-    value, _, stamp = text.partition(b" ")
-    number = int(value) if value.isdigit() else float(value)
-    return number, int(stamp) / 1000 if stamp else None
+def _read(parts: list[Part], moment: Moment) -> Iterator[Read]:
+    for part in parts:
+        for series, text in zip(part.series, part.values(moment), strict=True):
+            value, _, stamp = text.partition(b" ")
+            number = int(value) if value.isdigit() else float(value)
+            yield series, number, int(stamp) / 1000 if stamp else None
 
 
-def _plain(found: list[Read]) -> Iterator[dict[str, Any]]:
-    for series, value, stamp in found:
+def _plain(read: Iterator[Read]) -> Iterator[dict[str, Any]]:
+    for series, value, stamp in read:
         time = {} if stamp is None else {"timestamp": stamp}
         yield {"labels": plain(series.labels), "value": value, **time}
 
 
-def _observed(family: PassedFamily, found: list[Read]) -> Iterator[dict[str, Any]]:
+def _observed(family: PassedFamily, read: Iterator[Read]) -> Iterator[dict[str, Any] | None]:
     """One a group; bounds and quantiles with their values, as an engine's histogram has them."""
     label, key = ("le", "buckets") if family.kind == "histogram" else ("quantile", "quantiles")
     groups: dict[Labels, dict[str, Any]] = {}
-    for series, value, _ in found:
+    for series, value, _ in read:
         outer = tuple(pair for pair in series.labels if pair[0] != label)
         group = groups.setdefault(outer, {"labels": plain(outer), key: []})
         end = series.name.removeprefix(family.name)
@@ -83,4 +79,5 @@ def _observed(family: PassedFamily, found: list[Read]) -> Iterator[dict[str, Any
             group[end[1:]] = value
         elif (bound := float(dict(series.labels)[label])) != float("inf"):
             group[key].append([bound, value])
+        yield None
     yield from groups.values()

@@ -1,199 +1,122 @@
-"""Prometheus text 0.0.4 and OpenMetrics 1.0 from cached prefixes.
+"""Prometheus text 0.0.4 and OpenMetrics 1.0, of which all that has not changed is kept.
 
-Names, labels and bounds of a series never change, so its text up to the value
-is made once; a histogram that saw nothing since the last page is not even
-rendered again.
+A page costs what changed since the one before. Its texts are kept in blocks of some engines of one
+family, which both formats and all pages share: only headers differ.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import chain
 
-from prometheus_client.utils import floatToGoString
-
-from sidestep.buckets import Bounds
-from sidestep.catalogue.model import Kind, Same
-from sidestep.engine import Engine, Key, Number
-from sidestep.exposition import escape
-from sidestep.histogram import Histogram
-from sidestep.plan import Placed
+from sidestep.engine import Key
 from sidestep.registry import Registry
-from sidestep.view import Family, children, combined, families, is_shared, labels_of, showing
+from sidestep.render.open_sections import OpenSection, SharedSection
+from sidestep.render.rosters import LabelTexts, Rosters
+from sidestep.render.sections import HistogramSection, ReadSection, ScalarSection, Section
+from sidestep.render.words import header
+from sidestep.view import Family, catalogued, described, is_shared, owns, spoken
 
 
 def render(registry: Registry, *, openmetrics: bool = False, names: Collection[str] = ()) -> bytes:
-    """The engines' page, without OpenMetrics' closing line.
-
-    Its pieces are bytes, so that it is copied once: joining 20 MB of text and
-    encoding them takes ten times as long.
-    """
-    found = pieces(registry, openmetrics=openmetrics, names=names)
-    return b"".join(line for family in found for line in family)
+    """The engines' page, without OpenMetrics' closing line, from nothing."""
+    found = Texts(registry).pieces(openmetrics=openmetrics, names=names)
+    return b"".join(chain.from_iterable(found))
 
 
-def pieces(
-    registry: Registry, *, openmetrics: bool = False, names: Collection[str] = ()
-) -> Iterator[list[bytes]]:
-    """The page, a family at a time; the registry may change between two of them."""
-    for family in list(families(registry, names)):
-        samples = _of_family(registry, family)
-        if samples:
-            head = header(family.name, family.kind, family.help, openmetrics=openmetrics)
-            yield [head.encode(), *samples]
+class _Kept:
+    """A family and its texts."""
 
-
-def _of_family(registry: Registry, family: Family) -> list[bytes]:
-    if is_shared(family):
-        return _shared(registry, family)
-    if not family.places:
-        return _samples(registry.engines.values(), family)
-    out: list[bytes] = []
-    for dialect, placed in family.places.items():
-        engines = showing(registry, dialect, placed)
-        if placed.where == "histogram":
-            out += _histograms(engines, family, placed)
-        elif placed.where == "scalars":
-            out += _scalars(engines, family, placed)
+    def __init__(self, family: Family, labels: LabelTexts) -> None:
+        self.family = family
+        self._heads: dict[bool, bytes] = {}
+        self._version = -1
+        self._texts: Sequence[bytes] = ()
+        self.sections: list[Section] = []
+        if is_shared(family):
+            self.sections.append(SharedSection(family, labels))
+        elif not family.places:
+            self.sections.append(OpenSection(family, "", None, labels))
         else:
-            out += _samples(engines, family)
-    return out
+            for dialect, placed in family.places.items():
+                if placed.where == "histogram":
+                    self.sections.append(HistogramSection(family, dialect, placed, labels))
+                elif placed.where == "scalars":
+                    self.sections.append(ScalarSection(family, dialect, placed, labels))
+                elif placed.where in ("reading", "constant"):
+                    self.sections.append(ReadSection(family, dialect, placed, labels))
+                else:
+                    self.sections.append(OpenSection(family, dialect, placed, labels))
+
+    def texts(self, version: int, rosters: Rosters) -> Iterator[bytes]:
+        """Its samples now, in that ``version`` of the registry; nothing where a turn is due."""
+        if version == self._version:
+            return iter(self._texts)
+        begun = [section.begin(rosters) for section in self.sections]
+        return self._made(version, chain.from_iterable(begun))
+
+    def _made(self, version: int, texts: Iterable[bytes]) -> Iterator[bytes]:
+        found: list[bytes] = []
+        for text in texts:
+            if text:
+                found.append(text)
+            yield text
+        self._version, self._texts = version, found
+
+    def head(self, *, openmetrics: bool) -> bytes:
+        """The lines before its samples."""
+        found = self._heads.get(openmetrics)
+        if found is None:
+            family = self.family
+            text = header(family.name, family.kind, family.help, openmetrics=openmetrics)
+            found = self._heads[openmetrics] = text.encode()
+        return found
 
 
-def _histograms(engines: Iterable[Engine], family: Family, placed: Placed) -> list[bytes]:
-    out: list[bytes] = []
-    # A histogram keeps its text under its own name only.
-    alias = isinstance(placed.row.source, Same)
-    places = list(zip(placed.values_of_label, placed.slots, strict=True))
-    for engine in engines:
-        histograms = engine.histograms
-        for key, slot in places:
-            histogram = histograms[slot]
-            if histogram is not None:
-                text = None if alias else histogram.cache
-                out.append(text or _histogram_text(engine, family, key, histogram, alias=alias))
-    return out
+class Texts:
+    """The texts of a registry's families, kept from page to page."""
 
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._rosters = Rosters(registry)
+        self._labels = LabelTexts()
+        self._dialects: frozenset[str] = frozenset()
+        self._catalogued: list[_Kept] = []
+        self._described: dict[tuple[str, str, str, Key], _Kept] = {}
 
-def _scalars(engines: Iterable[Engine], family: Family, placed: Placed) -> list[bytes]:
-    lines: list[str] = []
-    name, per = family.name, placed.row.per
-    places = [
-        (slot, (name, key)) for key, slot in zip(placed.values_of_label, placed.slots, strict=True)
-    ]
-    for engine in engines:
-        values, texts = engine.values, engine.text
-        for slot, place in places:
-            value = values[slot]
-            if value is not None:
-                prefix = texts.get(place) or _prefix(engine, family, place[1])
-                lines.append(f"{prefix}{value if per == 1 else value / per!r}\n")
-    return ["".join(lines).encode()] if lines else []
+    def pieces(
+        self, *, openmetrics: bool = False, names: Collection[str] = ()
+    ) -> Iterator[list[bytes]]:
+        """The page, piece by piece; the registry may change between two of them.
 
+        Each family is of one moment: that when its first piece is made. A piece may be empty,
+        where the next one takes a while.
+        """
+        self._refresh()
+        for kept in [*self._catalogued, *self._described.values()]:
+            family = kept.family
+            if names and not owns(family.name, family.kind, names):
+                continue
+            shown = False
+            for text in kept.texts(self._registry.version, self._rosters):
+                if text and not shown:
+                    shown = True
+                    yield [kept.head(openmetrics=openmetrics), text]
+                else:
+                    yield [text] if text else []
+            yield []
 
-def header(name: str, kind: str, text: str, *, openmetrics: bool) -> str:
-    """HELP and TYPE lines; OpenMetrics names a counter's family without its suffix."""
-    escaped = text.replace("\\", "\\\\").replace("\n", "\\n")
-    if openmetrics:
-        escaped = escaped.replace('"', '\\"')
-        if kind == "counter" and name.endswith("_total"):
-            name = name.removesuffix("_total")
-        elif kind == "counter":
-            # There is no other way to keep such a name there.
-            kind = "unknown"
-    return f"# HELP {name} {escaped}\n# TYPE {name} {kind}\n"
-
-
-def label_text(labels: dict[str, str]) -> str:
-    """``{a="x",b="y"}``, sorted by name and escaped; empty without labels."""
-    if not labels:
-        return ""
-    pairs = (f'{name}="{escape(value)}"' for name, value in sorted(labels.items()))
-    return "{" + ",".join(pairs) + "}"
-
-
-def number(value: Number) -> str:
-    """A sample's value: integers without a point, the rest as short as they round-trip."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
-    return repr(value)
-
-
-def bound_text(bound: float) -> str:
-    """``le`` as the engines write it, which is as Go does: ``0.5``, ``1e+06``."""
-    return str(floatToGoString(bound))  # type: ignore[no-untyped-call]
-
-
-def _samples(engines: Iterable[Engine], family: Family) -> list[bytes]:
-    """Every other place: through the view."""
-    out: list[bytes] = []
-    for engine in engines:
-        placed = family.places.get(engine.layout.dialect)
-        alias = placed is not None and isinstance(placed.row.source, Same)
-        for key, value in children(engine, family):
-            if isinstance(value, Histogram):
-                out.append(_histogram_text(engine, family, key, value, alias=alias))
-            else:
-                # Not kept: adapters and the like come and go.
-                labels = label_text(labels_of(engine, family, key))
-                out.append(f"{family.name}{labels} {value!r}\n".encode())
-    return out
-
-
-def _prefix(engine: Engine, family: Family, key: Key) -> str:
-    text = family.name + label_text(labels_of(engine, family, key)) + " "
-    engine.text[family.name, key] = text
-    return text
-
-
-def _histogram_text(
-    engine: Engine, family: Family, key: Key, histogram: Histogram, *, alias: bool
-) -> bytes:
-    """The lines of one histogram, kept until it changes unless they have another's name."""
-    if alias:
-        return _histogram_of(engine, family, key, histogram)
-    if histogram.cache is None:
-        histogram.cache = _histogram_of(engine, family, key, histogram)
-    return histogram.cache
-
-
-def _histogram_of(engine: Engine, family: Family, key: Key, histogram: Histogram) -> bytes:
-    """The lines of one histogram, from the frame kept beside the engine's other texts."""
-    name = (family.name, key, histogram.bounds)
-    frame = engine.frames.get(name)
-    if frame is None:
-        labels = labels_of(engine, family, key)
-        frame = histogram_frame(family.name, labels, histogram.bounds, family.kind)
-        engine.frames[name] = frame
-    return fill(frame, histogram)
-
-
-def histogram_frame(name: str, labels: dict[str, str], bounds: Bounds, kind: Kind) -> bytes:
-    """A template with a place for every value: in bytes, for the page is."""
-    if kind == "summary":
-        shown = label_text(labels).replace("%", "%%")
-        return f"{name}_count{shown} %d\n{name}_sum{shown} %b\n".encode()
-    les = [*(bound_text(bound) for bound in bounds), "+Inf"]
-    outer = label_text(labels)
-    own = f"{outer[1:-1]}," if outer else ""
-    lines = [f'{name}_bucket{{{own}le="{le}"}} ' for le in les] + [f"{name}_count{outer} "]
-    counts = "".join(f"{line.replace('%', '%%')}%d\n" for line in lines)
-    return f"{counts}{name}_sum{outer.replace('%', '%%')} %b\n".encode()
-
-
-def fill(frame: bytes, histogram: Histogram) -> bytes:
-    """The frame with ``histogram``'s state in it."""
-    counts = histogram.cumulative
-    # Without bounds it is a summary's, which shows no bucket.
-    buckets = counts if histogram.bounds else ()
-    return frame % (*buckets, counts[-1], repr(histogram.sum).encode())
-
-
-def _shared(registry: Registry, family: Family) -> list[bytes]:
-    out: list[bytes] = []
-    for labels, value in combined(registry, family):
-        if isinstance(value, Histogram):
-            out.append(fill(histogram_frame(family.name, labels, value.bounds, family.kind), value))
-        else:
-            out.append(f"{family.name}{label_text(labels)} {number(value)}\n".encode())
-    return out
+    def _refresh(self) -> None:
+        """See which families and engines there are now, and forget what was of others."""
+        registry = self._registry
+        self._rosters.renew()
+        self._labels.keep([engine.looks for engine in registry.engines.values()])
+        dialects = spoken(registry)
+        if dialects != self._dialects:
+            self._dialects = dialects
+            found = catalogued(registry, dialects)
+            self._catalogued = [_Kept(family, self._labels) for family in found]
+        before, self._described = self._described, {}
+        for family in described(registry):
+            name = family.name, family.kind, family.help, family.labels
+            self._described[name] = before.get(name) or _Kept(family, self._labels)

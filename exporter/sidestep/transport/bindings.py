@@ -9,6 +9,8 @@ from sidestep.errors import WireError
 
 LOCAL = ""
 """In place of a key: a peer over an ipc path, whose directory has let it in."""
+SOURCE = "forwarded by "
+"""Before the names of exporters, which no stream is called."""
 MAX_NAMES = 2048
 """Streams and engines of one key."""
 
@@ -53,6 +55,18 @@ class Bindings:
         self._held[key] = held
         self._streams[stream] = key
         self._engines.update(dict.fromkeys(new, key))
+
+    def claim_source(self, key: str, source: str, engine: str, allowed: Sequence[str] = ()) -> None:
+        """Take the name of an exporter for ``key``, which tells of ``engine``.
+
+        Its engines are apart from everybody else's, and so nobody's but the exporter's.
+
+        Raises:
+            WireError: See ``claim``.
+        """
+        if allowed and not any(fnmatchcase(engine, pattern) for pattern in allowed):
+            raise WireError("unauthorised", f"this key may not tell of engine {engine}")
+        self.claim(key, f"{SOURCE}{source}", ())
 
     def release(self, key: str) -> None:
         """Give free what ``key`` owns: it is authorized no more."""

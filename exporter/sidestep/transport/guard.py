@@ -86,6 +86,23 @@ class Guard:
             engines = [engine.id for engine in hello.engines]
             self._bindings.claim(key, hello.stream, engines, self._keys.engines(key))
 
+    def admit_source(self, key: str, source: str, engine: str, *, known: bool) -> None:
+        """Let another exporter tell of an engine, or go on.
+
+        Args:
+            key: Of the connection.
+            source: What that exporter calls itself.
+            engine: The engine's identity there.
+            known: Whether ``source`` has told of it before.
+
+        Raises:
+            WireError: It is another key's, or there is no memory for more.
+        """
+        if self._is_full() and not known:
+            raise WireError("over_limit", "no memory for new sources")
+        if self._keys is not None:
+            self._bindings.claim_source(key, source, engine, self._keys.engines(key))
+
     def bad(self, peer: bytes, key: str, now: float) -> None:
         """Count a message that no sender of ours would send."""
         if self._throttle.bad(key or peer, now):

@@ -9,8 +9,7 @@ from collections.abc import AsyncIterator
 from aiohttp import web
 
 from sidestep.web.limits import Limits
-
-PIECE = 64 * 1024
+from sidestep.web.parts import PIECE, PartsResponse
 
 
 class Overload(Exception):  # noqa: N818 - it is an answer, and no fault
@@ -46,9 +45,7 @@ class Answers:
             self._turns.release()
 
     async def send(self, request: web.Request, response: web.StreamResponse) -> web.StreamResponse:
-        """Send a long body piece by piece, as the client takes it.
-
-        In one piece the transport would copy what the client has not taken, for each client.
+        """Send a long body, as the client takes it.
 
         Returns:
             A response that is sent, or ``response`` as it is, short or without a body.
@@ -57,21 +54,18 @@ class Answers:
             Overload: With it, too much would wait for clients.
         """
         body = response.body if isinstance(response, web.Response) else None
-        if not isinstance(body, bytes) or len(body) <= PIECE or request.method == "HEAD":
+        if isinstance(body, bytes) and len(body) > PIECE:
+            response = PartsResponse([body], response.headers, status=response.status)
+        if not isinstance(response, PartsResponse) or request.method == "HEAD":
             return response
-        if self.unsent + len(body) > self._limits.unsent:
+        if self.unsent + response.size > self._limits.unsent:
             raise Overload
-        sent = web.StreamResponse(status=response.status, headers=response.headers)
-        sent.content_length = len(body)
-        self.unsent += len(body)
+        self.unsent += response.size
         try:
-            await sent.prepare(request)
-            view = memoryview(body)
-            for start in range(0, len(body), PIECE):
-                await sent.write(view[start : start + PIECE])
-            await sent.write_eof()
+            await response.prepare(request)
+            await response.write_eof()
         except ConnectionError:
             pass  # the client is gone: aiohttp meets the same, and ends without a word
         finally:
-            self.unsent -= len(body)
-        return sent
+            self.unsent -= response.size
+        return response

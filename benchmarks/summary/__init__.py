@@ -1,0 +1,1 @@
+"""The one table of ``make bench``: its rows, and how each topic's figures are taken."""

@@ -1,0 +1,48 @@
+"""The text page against ``generate_latest``: same families, labels and values in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+from prometheus_client import disable_created_metrics, generate_latest
+
+from benchmarks.bench_scrape import client_registry, compare
+from benchmarks.summary.pages import STATES, costs, fleet, renderer, samples
+from benchmarks.summary.rows import Figure, Row, Topic
+
+PEER = "generate_latest"
+SIZES = {"1k": 1_000, "10k": 10_000, "100k": 100_000}
+TARGETS = {"all dirty": 23, "10 % dirty": 45, "none dirty": 500}
+
+
+def named(size: str, state: str) -> str:
+    """The row's name."""
+    return f"text page of {size} samples, {state}"
+
+
+def measure(quick: bool) -> Mapping[str, Figure]:
+    """Milliseconds of CPU a page, medians; the smallest pages are parsed and compared."""
+    disable_created_metrics()  # type: ignore[no-untyped-call]
+    one = samples(b"".join(renderer(fleet(1))()))
+    found = {}
+    for number, (size, wanted) in enumerate(SIZES.items()):
+        registry = fleet(max(wanted // one, 1))
+        client = client_registry(registry)
+        if number == 0:
+            compare(b"".join(renderer(registry)()), generate_latest(client))
+        spent = costs(registry, 3 if quick else 9, partial(generate_latest, client))
+        for state in STATES:
+            found[named(size, state)] = Figure(spent[state], spent["peer"])
+    return found
+
+
+SCRAPE = Topic(
+    "A scrape: making the page",
+    tuple(
+        Row(named(size, state), "ms", PEER, TARGETS[state] if size == "100k" else None)
+        for size in SIZES
+        for state in STATES
+    ),
+    measure,
+)

@@ -1,0 +1,82 @@
+"""A scrape as Prometheus does it, over HTTP with gzip, against prometheus_client's own server.
+
+sidestep's exporter has engines that do a step between two scrapes, so that most of its page has
+changed each time; what taking in the steps costs is measured without scrapes, and taken off.
+The peer is ``prometheus_client.start_http_server`` over the same families, labels and values.
+"""
+
+from __future__ import annotations
+
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Mapping
+
+from prometheus_client import disable_created_metrics, start_http_server
+
+from benchmarks.bench_scrape import client_registry
+from benchmarks.bench_views import SETTLE, flowing
+from benchmarks.process import ExporterProcess
+from benchmarks.summary.pages import fleet
+from benchmarks.summary.rows import Figure, Row, Topic
+
+PEER = "prometheus_client's HTTP server"
+ENGINES = 256
+INTERVAL = 1.0
+OF = f"scrape over HTTP with gzip, {ENGINES} engines"
+WAIT = f"{OF}, until it has arrived"
+CPU = f"{OF}, CPU of the process"
+SERVER = ("-m", "benchmarks.summary.scrape_http")
+
+
+def measure(quick: bool) -> Mapping[str, Figure]:
+    """Milliseconds a scrape, medians."""
+    count = 3 if quick else 12
+    with ExporterProcess(SERVER) as server:
+        their_cpu, their_wait = scraped(server, count)
+    with (
+        ExporterProcess() as exporter,
+        flowing(exporter.endpoint, ENGINES, 1 / INTERVAL, 64),
+    ):
+        time.sleep(SETTLE)
+        before, started = exporter.cpu_seconds, time.monotonic()
+        time.sleep(count * INTERVAL)
+        rest = (exporter.cpu_seconds - before) / (time.monotonic() - started)
+        our_cpu, our_wait = scraped(exporter, count, rest)
+    return {
+        WAIT: Figure(our_wait * 1e3, their_wait * 1e3),
+        CPU: Figure(our_cpu * 1e3, their_cpu * 1e3),
+    }
+
+
+def scraped(process: ExporterProcess, count: int, rest: float = 0.0) -> tuple[float, float]:
+    """CPU seconds a scrape, less the share ``rest`` of a core, and seconds until it was there."""
+    spent = []
+    before, started = process.cpu_seconds, time.monotonic()
+    for number in range(count):
+        time.sleep(max(started + number * INTERVAL - time.monotonic(), 0.0))
+        asked = time.perf_counter()
+        process.get("/metrics", {"Accept-Encoding": "gzip"})
+        spent.append(time.perf_counter() - asked)
+    cpu = process.cpu_seconds - before - rest * (time.monotonic() - started)
+    return cpu / count, statistics.median(spent)
+
+
+def main() -> None:
+    """Be the peer: serve where ``--web.listen-address`` says, until told to end."""
+    disable_created_metrics()  # type: ignore[no-untyped-call]
+    client = client_registry(fleet(ENGINES))
+    host, _, port = sys.argv[sys.argv.index("--web.listen-address") + 1].rpartition(":")
+    start_http_server(int(port), addr=host, registry=client)
+    signal.sigwait({signal.SIGTERM})
+
+
+HTTP = Topic(
+    "A scrape: as Prometheus sees it",
+    (Row(WAIT, "ms", PEER), Row(CPU, "ms", PEER)),
+    measure,
+)
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""All topics of the table, and how one is measured: in a process of its own.
+
+So none finds the memory, the caches or the libraries that another has left, and an engine's
+topic runs by the interpreter that has the engine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from benchmarks.summary.rows import Figure, Topic
+from benchmarks.worker import own_output
+
+ROOT = Path(__file__).parents[2]
+TOPICS: Mapping[str, str] = {
+    "engine": "engine:CLIENT",
+    "vllm": "engine:VLLM",
+    "tap": "tap:TAP",
+    "sglang": "sglang:SGLANG",
+    "ingest": "ingest:INGEST",
+    "events": "events:EVENTS",
+    "multiprocess": "multiprocess:MULTIPROCESS",
+    "scrape": "scrape:SCRAPE",
+    "http": "scrape_http:HTTP",
+    "bytes": "sizes:SIZES",
+    "memory": "memory:MEMORY",
+    "load": "load:LOAD",
+    "routers": "routers:ROUTERS",
+}
+"""Where each is declared; its module is loaded only where it is needed."""
+
+
+FAILED = "failed"
+"""How the reason begins where a measurement could not be made."""
+
+
+def topic(name: str) -> Topic:
+    """The topic of that name."""
+    module, _, constant = TOPICS[name].partition(":")
+    found = getattr(importlib.import_module(f"benchmarks.summary.{module}"), constant)
+    if not isinstance(found, Topic):
+        raise TypeError(f"{TOPICS[name]} is no topic")
+    return found
+
+
+def measured(name: str, *, quick: bool) -> Mapping[str, Figure]:
+    """The topic's figures, from a process; a row that has none says why."""
+    chosen = topic(name)
+    python = interpreter(chosen)
+    if python is None:
+        return missing(chosen, "absent: {}, see {}".format(*chosen.needs))
+    paths = [ROOT / "exporter", ROOT / "adapters", os.environ.get("PYTHONPATH", "")]
+    done = subprocess.run(
+        [python, "-m", "benchmarks.summary.topics", name, *(["--quick"] if quick else [])],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(str(path) for path in paths if path)},
+        capture_output=True,
+        check=False,
+    )
+    if done.returncode:
+        # Engines print pages about themselves: only where it helps.
+        sys.stderr.buffer.write(done.stderr)
+        return missing(chosen, f"{FAILED}, its error stands above")
+    told = {row: Figure(**figure) for row, figure in json.loads(done.stdout).items()}
+    return {row.name: told.get(row.name, Figure(why="not measured")) for row in chosen.rows}
+
+
+def missing(chosen: Topic, why: str) -> Mapping[str, Figure]:
+    """All rows without figures."""
+    return {row.name: Figure(why=why) for row in chosen.rows}
+
+
+def interpreter(chosen: Topic) -> str | None:
+    """Who can measure it here, if anyone can."""
+    if not chosen.venv:
+        return sys.executable
+    own = ROOT / "build" / chosen.venv / "bin" / "python"
+    if own.exists():
+        return str(own)
+    module, _ = chosen.needs
+    return sys.executable if importlib.util.find_spec(module) else None
+
+
+def main() -> None:
+    """In the topic's process: measure, and write its figures as JSON."""
+    answers = own_output()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("topic", choices=TOPICS)
+    parser.add_argument("--quick", action="store_true")
+    args = parser.parse_args()
+    found = topic(args.topic).measure(args.quick)
+    json.dump({name: dataclasses.asdict(figure) for name, figure in found.items()}, answers)
+    answers.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+{{/*
+What a chart adds to its engine's pod, each a list's items; docs/kubernetes.md shows where:
+sidestep.initContainers, sidestep.volumes, sidestep.env, sidestep.volumeMounts, sidestep.supplementalGroups.
+*/}}
+{{- define "sidestep.image" -}}
+{{- $image := (index .Values "sidestep-lib").image -}}
+{{- if $image.digest -}}
+{{ $image.repository }}@{{ $image.digest }}
+{{- else -}}
+{{ $image.repository }}:{{ $image.tag }}
+{{- end -}}
+{{- end -}}
+
+{{- define "sidestep.securityContext" -}}
+runAsNonRoot: true
+runAsUser: 65532
+runAsGroup: 65532
+readOnlyRootFilesystem: true
+allowPrivilegeEscalation: false
+capabilities:
+  drop: [ALL]
+seccompProfile:
+  type: RuntimeDefault
+{{- end -}}
+
+{{- define "sidestep.initContainers" -}}
+{{- $sidestep := index .Values "sidestep-lib" -}}
+{{- if $sidestep.plugin.enabled }}
+- name: sidestep-plugin
+  image: {{ include "sidestep.image" . }}
+  imagePullPolicy: {{ $sidestep.image.pullPolicy }}
+  command: [cp, -R, /opt/sidestep/plugin/., /plugin]
+  securityContext:
+    {{- include "sidestep.securityContext" . | nindent 4 }}
+  resources:
+    requests: {cpu: 250m, memory: 64Mi}
+    limits: {cpu: 250m, memory: 64Mi}
+  volumeMounts:
+    - name: sidestep-plugin
+      mountPath: /plugin
+{{- end }}
+- name: sidestep
+  image: {{ include "sidestep.image" . }}
+  imagePullPolicy: {{ $sidestep.image.pullPolicy }}
+  restartPolicy: Always
+  args:
+    - serve
+    - --ingest.endpoint=ipc:///run/sidestep/ingest/ingest.ipc
+    - --ingest.ipc-group=65532
+    - --state.dir=/var/lib/sidestep/state
+    - --limits.memory-soft={{ $sidestep.memory.soft }}
+    - --limits.memory-hard={{ $sidestep.memory.hard }}
+    {{- range $sidestep.extraArgs }}
+    - {{ . | quote }}
+    {{- end }}
+  {{- with $sidestep.extraEnv }}
+  env:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  ports:
+    - name: sidestep
+      containerPort: 9857
+  startupProbe:
+    httpGet: {path: /-/ready, port: sidestep}
+    periodSeconds: 1
+    failureThreshold: 60
+  readinessProbe:
+    httpGet: {path: /-/ready, port: sidestep}
+    periodSeconds: 10
+    timeoutSeconds: 5
+    failureThreshold: 6
+  livenessProbe:
+    httpGet: {path: /-/healthy, port: sidestep}
+    periodSeconds: 10
+    timeoutSeconds: 5
+    failureThreshold: 6
+  lifecycle:
+    preStop:
+      exec:
+        command: [sleep, {{ $sidestep.drainSeconds | quote }}]
+  securityContext:
+    {{- include "sidestep.securityContext" . | nindent 4 }}
+  resources:
+    {{- toYaml $sidestep.resources | nindent 4 }}
+  volumeMounts:
+    - name: sidestep-socket
+      mountPath: /run/sidestep
+    - name: sidestep-state
+      mountPath: /var/lib/sidestep
+{{- end -}}
+
+{{- define "sidestep.volumes" -}}
+{{- if (index .Values "sidestep-lib").plugin.enabled }}
+- name: sidestep-plugin
+  emptyDir:
+    sizeLimit: 16Mi
+{{- end }}
+- name: sidestep-socket
+  emptyDir:
+    medium: Memory
+    sizeLimit: 16Mi
+- name: sidestep-state
+  emptyDir:
+    medium: Memory
+    sizeLimit: 64Mi
+{{- end -}}
+
+{{- /* Of the engine. A chart that sets PYTHONPATH itself puts /opt/sidestep/plugin: before it and leaves this one's away. */}}
+{{- define "sidestep.env" -}}
+- name: SIDESTEP_ENDPOINT
+  value: ipc:///run/sidestep/ingest/ingest.ipc
+- name: SIDESTEP_NAMESPACE
+  valueFrom:
+    fieldRef:
+      fieldPath: metadata.name
+- name: PYTHONPATH
+  value: /opt/sidestep/plugin
+{{- end -}}
+
+{{- define "sidestep.volumeMounts" -}}
+- name: sidestep-socket
+  mountPath: /run/sidestep
+- name: sidestep-plugin
+  mountPath: /opt/sidestep/plugin
+  readOnly: true
+{{- end -}}
+
+{{- define "sidestep.supplementalGroups" -}}
+- 65532
+{{- end -}}

@@ -1,0 +1,921 @@
+{{/* Written by `make docs` from deploy/rules. Do not edit. */}}
+{{- define "sidestep.rules" -}}alerts recording{{- end -}}
+{{- define "sidestep.rules.alerts" -}}
+{{`# Alerts, on top of recording.yaml. critical: users are hurt now, page; warning: look at it in working hours.
+# Nothing here can fire for an engine that is idle, scaled to zero or not there: docs/alerting.md says how each is kept quiet.
+# `}}{{"`"}}{{`sidestep.example`}}{{"`"}}{{` stands for the place where your copies of the runbooks are.
+
+groups:
+  - name: sidestep-engines-alerts
+    rules:
+      # The median forgets a scale-down within half an hour, and does not know an engine that never ran that long.
+      - alert: InferenceEngineDown
+        expr: |-
+          instance:sidestep_engine_up:sum
+            < quantile_over_time(0.5, instance:sidestep_engine_up:sum[1h])
+        for: 2m
+        labels: {severity: warning}
+        annotations:
+          summary: "{{ $labels.instance }}: engines up: {{ $value }}, fewer than for most of the last hour"
+          description: >-
+            An engine said goodbye or has been silent for 30 s and has not come back. SGLang's processes count
+            one by one.
+          runbook_url: https://sidestep.example/docs/runbooks/InferenceEngineDown.md
+      # An exporter that went with its pod says nothing here; engines that drained before they ended had nothing in flight.
+      - alert: InferenceModelDown
+        expr: |-
+          (
+            max by (cluster, namespace, job, model_name) (
+              last_over_time(instance_model:requests_in_flight:sum[30m])
+              and on (cluster, namespace, job, instance) instance:up:max == 1
+            ) > 0
+          )
+          unless on (cluster, namespace, job, model_name) (model:sidestep_engine_up:sum > 0)
+        for: 1m
+        labels: {severity: critical}
+        annotations:
+          summary: "{{ $labels.model_name }}: no engine is up, and the last one had {{ $value }} requests in flight"
+          description: >-
+            All engines of the model are gone or silent while their exporters still answer. Requests were in
+            flight at the end, so this was no scale-down of idle engines.
+          runbook_url: https://sidestep.example/docs/runbooks/InferenceModelDown.md
+      - alert: InferenceEngineRestarting
+        expr: changes(sidestep_engine_restarts_total[1h]) >= 3
+        labels: {severity: warning}
+        annotations:
+          summary: "{{ $labels.instance }}: engine {{ $labels.engine }} of {{ $labels.model_name }} came back as a new process {{ $value }} times in an hour"
+          description: >-
+            The engine ends and is started again: a crash loop, memory, or a probe that kills it.
+          runbook_url: https://sidestep.example/docs/runbooks/InferenceEngineRestarting.md
+      - alert: InferenceDecodeStalled
+        expr: |-
+          min_over_time(engine:requests_running:sum[5m]) > 0
+          and engine:processed_tokens:rate5m == 0
+          unless ignoring (dialect, sleep_state) vllm:engine_sleep_state{sleep_state="awake"} == 0
+        for: 2m
+        labels: {severity: critical}
+        annotations:
+          summary: "{{ $labels.model_name }} on {{ $labels.instance }}: {{ $value }} requests run and no token is made"
+          description: >-
+            For five minutes requests were in the batch and neither a prompt token was computed nor one
+            generated. The engine's processes live, but its steps do not end.
+          runbook_url: https://sidestep.example/docs/runbooks/InferenceDecodeStalled.md
+      - alert: InferenceQueueGrowing
+        expr: |-
+          model:requests_waiting:sum > model:requests_running:sum
+          and deriv(model:requests_waiting:sum[15m]) * 900 > 10
+        for: 10m
+        labels: {severity: warning}
+        annotations:
+          summary: "{{ $labels.model_name }}: {{ $value }} requests wait, more than run, and the queue grows"
+          description: >-
+            More arrives than the engines finish. Time to first token grows with the queue until clients give
+            up.
+          runbook_url: https://sidestep.example/docs/runbooks/InferenceQueueGrowing.md
+      - alert: InferenceKVCachePressure
+        expr: |-
+          avg_over_time(engine:kv_cache_usage_ratio:max[10m]) > 0.9
+          and avg_over_time(engine:preemptions:rate5m[10m]) > 0
+        for: 5m
+        labels: {severity: warning}
+        annotations:
+          summary: "{{ $labels.model_name }} on {{ $labels.instance }}: KV cache {{ $value | humanizePercentage }} full and requests are preempted"
+          description: >-
+            Requests lose their place in the batch for want of KV memory and are computed again: work is done
+            twice.
+          runbook_url: https://sidestep.example/docs/runbooks/InferenceKVCachePressure.md
+      - alert: InferenceCacheThrashing
+        expr: |-
+          (
+            model:kv_block_lifetime_seconds:mean_rate15m < 60
+            and model:kv_block_lifetime_seconds:mean_rate15m
+              < 0.1 * avg_over_time(model:kv_block_lifetime_seconds:mean_rate15m[6h] offset 1h)
+          )
+          and on (cluster, namespace, job, model_name)
+          (
+            model:prefix_cache_hits:ratio_rate5m
+            < 0.5 * avg_over_time(model:prefix_cache_hits:ratio_rate5m[6h] offset 1h)
+          )
+        for: 15m
+        labels: {severity: warning}
+        annotations:
+          summary: "{{ $labels.model_name }}: KV blocks live for {{ $value | humanizeDuration }} only, and prefixes are not found any more"
+          description: >-
+            Cached blocks are handed out again before anybody comes back for them: a tenth of the usual life or
+            less, and half of the usual hit ratio or less.
+          runbook_url: https://sidestep.example/docs/runbooks/InferenceCacheThrashing.md
+      - alert: InferenceAbortRatioHigh
+        expr: |-
+          model:requests_aborted:ratio_rate5m > 0.2
+          and model:requests_aborted:rate5m * 300 >= 10
+        for: 10m
+        labels: {severity: warning}
+        annotations:
+          summary: "{{ $labels.model_name }}: {{ $value | humanizePercentage }} of requests are aborted"
+          description: >-
+            Clients leave before their answer is complete: because it takes too long, or by a limit of their
+            own.
+          runbook_url: https://sidestep.example/docs/runbooks/InferenceAbortRatioHigh.md
+      - alert: InferenceLoadImbalance
+        expr: |-
+          max by (cluster, namespace, job, instance, pod, model_name, dialect) (avg_over_time(engine:requests_in_flight:sum[15m]))
+            > 1.5 * avg by (cluster, namespace, job, instance, pod, model_name, dialect) (avg_over_time(engine:requests_in_flight:sum[15m]))
+          and max by (cluster, namespace, job, instance, pod, model_name, dialect) (avg_over_time(engine:requests_in_flight:sum[15m]))
+            - avg by (cluster, namespace, job, instance, pod, model_name, dialect) (avg_over_time(engine:requests_in_flight:sum[15m])) > 4
+        for: 15m
+        labels: {severity: warning}
+        annotations:
+          summary: "{{ $labels.model_name }} on {{ $labels.instance }}: one engine has {{ $value | humanize }} requests, half again the mean or more"
+          description: >-
+            Data-parallel ranks, or engines behind one exporter, have unequal work: the fullest queues while
+            others idle.
+          runbook_url: https://sidestep.example/docs/runbooks/InferenceLoadImbalance.md
+
+  - name: sidestep-objectives-alerts
+    rules:
+      # Ten bad requests (tokens) at least in the long window: one slow request at night is no outage. 30 is the
+      # recording group's interval in seconds.
+      - alert: InferenceSLOBurn
+        expr: |-
+          (
+            model:slo_errors:ratio_rate1h > on (slo) group_left () 14.4 * (1 - slo:objective:ratio)
+            and model:slo_errors:ratio_rate5m > on (slo) group_left () 14.4 * (1 - slo:objective:ratio)
+          )
+          and sum_over_time(model:slo_errors:rate5m[1h]) * 30 >= 10
+        for: 2m
+        labels: {severity: critical, long: 1h, short: 5m}
+        annotations:
+          summary: "{{ or $labels.model_name $labels.job }}: {{ $value | humanizePercentage }} do not meet the objective {{ $labels.slo }}, over 1h"
+          description: >-
+            The error budget of 30 days is used 14.4 times too fast over 1h and over 5m.
+          runbook_url: https://sidestep.example/docs/runbooks/InferenceSLOBurn.md
+      - alert: InferenceSLOBurn
+        expr: |-
+          (
+            model:slo_errors:ratio_rate6h > on (slo) group_left () 6 * (1 - slo:objective:ratio)
+            and model:slo_errors:ratio_rate30m > on (slo) group_left () 6 * (1 - slo:objective:ratio)
+          )
+          and sum_over_time(model:slo_errors:rate5m[6h]) * 30 >= 10
+        for: 15m
+        labels: {severity: critical, long: 6h, short: 30m}
+        annotations:
+          summary: "{{ or $labels.model_name $labels.job }}: {{ $value | humanizePercentage }} do not meet the objective {{ $labels.slo }}, over 6h"
+          description: >-
+            The error budget of 30 days is used 6 times too fast over 6h and over 30m.
+          runbook_url: https://sidestep.example/docs/runbooks/InferenceSLOBurn.md
+      - alert: InferenceSLOBurn
+        expr: |-
+          (
+            model:slo_errors:ratio_rate1d > on (slo) group_left () 3 * (1 - slo:objective:ratio)
+            and model:slo_errors:ratio_rate2h > on (slo) group_left () 3 * (1 - slo:objective:ratio)
+          )
+          and sum_over_time(model:slo_errors:rate5m[1d]) * 30 >= 10
+        for: 1h
+        labels: {severity: warning, long: 1d, short: 2h}
+        annotations:
+          summary: "{{ or $labels.model_name $labels.job }}: {{ $value | humanizePercentage }} do not meet the objective {{ $labels.slo }}, over 1d"
+          description: >-
+            The error budget of 30 days is used 3 times too fast over 1d and over 2h.
+          runbook_url: https://sidestep.example/docs/runbooks/InferenceSLOBurn.md
+      - alert: InferenceSLOBurn
+        expr: |-
+          (
+            model:slo_errors:ratio_rate3d > on (slo) group_left () 1 * (1 - slo:objective:ratio)
+            and model:slo_errors:ratio_rate6h > on (slo) group_left () 1 * (1 - slo:objective:ratio)
+          )
+          and sum_over_time(model:slo_errors:rate5m[3d]) * 30 >= 10
+        for: 3h
+        labels: {severity: warning, long: 3d, short: 6h}
+        annotations:
+          summary: "{{ or $labels.model_name $labels.job }}: {{ $value | humanizePercentage }} do not meet the objective {{ $labels.slo }}, over 3d"
+          description: >-
+            The error budget of 30 days is used 1 times too fast over 3d and over 6h.
+          runbook_url: https://sidestep.example/docs/runbooks/InferenceSLOBurn.md
+      - alert: InferenceSLOUnmeasured
+        expr: |-
+          (model:generation_tokens:rate5m > 0 and on (cluster, namespace, job, model_name) model:requests:rate5m > 0)
+          unless on (cluster, namespace, job, model_name, dialect)
+          (
+            count by (cluster, namespace, job, model_name, dialect) (
+              model:slo_events:rate5m{slo=~"time_to_first_token|request_latency"}
+            ) == 2
+          )
+        for: 30m
+        labels: {severity: warning}
+        annotations:
+          summary: "{{ $labels.model_name }}: requests finish, and a latency objective has no data"
+          description: >-
+            The threshold of time_to_first_token or request_latency is not a bucket bound of this engine: its
+            alerts cannot fire.
+          runbook_url: https://sidestep.example/docs/runbooks/InferenceSLOUnmeasured.md
+
+  - name: sidestep-triton-alerts
+    rules:
+      - alert: TritonServerDown
+        expr: |-
+          sidestep_triton_state{state="down"} == 1
+          and on (cluster, namespace, job, instance)
+            (max_over_time(instance:requests:rate5m{dialect="triton"}[30m]) > 0)
+        for: 3m
+        labels: {severity: critical}
+        annotations:
+          summary: "{{ $labels.instance }}: a Triton server cannot be reached"
+          description: >-
+            Polls find nobody on its port. Requests were served in the last half hour.
+          runbook_url: https://sidestep.example/docs/runbooks/TritonServerDown.md
+      - alert: TritonServerDown
+        expr: sidestep_triton_state{state="down"} == 1
+        for: 3m
+        labels: {severity: warning}
+        annotations:
+          summary: "{{ $labels.instance }}: a Triton server cannot be reached"
+          description: >-
+            Polls find nobody on its port.
+          runbook_url: https://sidestep.example/docs/runbooks/TritonServerDown.md
+      - alert: TritonServerSlow
+        expr: sidestep_triton_state{state="stale"} == 1
+        for: 10m
+        labels: {severity: warning}
+        annotations:
+          summary: "{{ $labels.instance }}: a Triton server does not answer polls in time"
+          description: >-
+            It is there and takes longer than a second for its statistics, or answers something else. A model
+            that is loaded over HTTP does that.
+          runbook_url: https://sidestep.example/docs/runbooks/TritonServerSlow.md
+      - alert: TritonQueueing
+        expr: |-
+          model:request_queue_seconds:mean_rate5m{dialect="triton"} > 0.1
+          and model:request_queue_seconds:mean_rate5m{dialect="triton"}
+            > 0.5 * model:request_latency_seconds:mean_rate5m{dialect="triton"}
+        for: 10m
+        labels: {severity: warning}
+        annotations:
+          summary: "{{ $labels.model_name }}: requests wait {{ $value | humanizeDuration }} in Triton's queue, most of their time"
+          description: >-
+            The model's instances are busy for longer than requests are computed.
+          runbook_url: https://sidestep.example/docs/runbooks/TritonQueueing.md
+
+  - name: sidestep-alerts
+    rules:
+      - alert: SidestepDown
+        expr: instance:up:max == 0
+        for: 3m
+        labels: {severity: warning}
+        annotations:
+          summary: "The exporter {{ $labels.instance }} cannot be scraped"
+          description: >-
+            Its engines are not seen; they go on serving, and keep or add up what they have to tell.
+          runbook_url: https://sidestep.example/docs/runbooks/SidestepDown.md
+      - alert: SidestepMostlyDown
+        expr: |-
+          avg by (cluster, namespace, job) (instance:up:max) < 0.5
+          and count by (cluster, namespace, job) (instance:up:max) >= 3
+        for: 3m
+        labels: {severity: critical}
+        annotations:
+          summary: "{{ $labels.job }}: only {{ $value | humanizePercentage }} of exporters can be scraped"
+          description: >-
+            Most engines are not seen, and no other alert about them can fire.
+          runbook_url: https://sidestep.example/docs/runbooks/SidestepMostlyDown.md
+      # A counter that begins above 0 has no increase: it is new, then.
+      - alert: SidestepCountsLost
+        expr: |-
+          increase(sidestep_lost_items_total[15m]) > 0
+          or increase(sidestep_stream_push_dropped_total[15m]) > 0
+          or (sidestep_stream_push_dropped_total > 0 unless sidestep_stream_push_dropped_total offset 15m)
+          or increase(sidestep_subscription_lost_messages_total[15m]) > 0
+        labels: {severity: warning}
+        annotations:
+          summary: "{{ $labels.instance }}: {{ $value | humanize }} items are missing from its counters"
+          description: >-
+            Dropped by the engine's side, held by nobody any more, or missed in a stream that an engine
+            publishes {{ or $labels.stream $labels.subscription }}.
+          runbook_url: https://sidestep.example/docs/runbooks/SidestepCountsLost.md
+      - alert: SidestepRejecting
+        expr: |-
+          increase(sidestep_rejected_total[15m]) > 0
+          or (sidestep_rejected_total > 0 unless sidestep_rejected_total offset 15m)
+        labels: {severity: warning}
+        annotations:
+          summary: "{{ $labels.instance }}: messages or items are refused: {{ $labels.reason }}"
+          description: >-
+            What is refused is not counted. bug is sidestep's own fault; all other reasons are the sender's.
+          runbook_url: https://sidestep.example/docs/runbooks/SidestepRejecting.md
+      - alert: SidestepAdapterErrors
+        expr: increase(sidestep_stream_errors_total[15m]) > 0
+        labels: {severity: warning}
+        annotations:
+          summary: "{{ $labels.instance }}: the plugin of {{ $labels.stream }} cannot read what its engine tells"
+          description: >-
+            {{ $value | humanize }} records could not be translated in 15 minutes, usually after an upgrade of
+            the engine.
+          runbook_url: https://sidestep.example/docs/runbooks/SidestepAdapterErrors.md
+      - alert: SidestepFolding
+        expr: increase(sidestep_folded_items_total[5m]) > 0
+        for: 10m
+        labels: {severity: warning}
+        annotations:
+          summary: "{{ $labels.instance }}: {{ $labels.stream }} adds up what it should send one by one"
+          description: >-
+            The sender's ring has been full for ten minutes: counts are right, gauges and intervals in between
+            are missing.
+          runbook_url: https://sidestep.example/docs/runbooks/SidestepFolding.md
+      - alert: SidestepLoopLate
+        expr: avg_over_time(sidestep_loop_lag_seconds[5m]) > 0.1
+        for: 5m
+        labels: {severity: warning}
+        annotations:
+          summary: "{{ $labels.instance }}: the exporter's loop is {{ $value | humanizeDuration }} late"
+          description: >-
+            The exporter has too little CPU for what it is sent: pages come late, and so does what they show.
+          runbook_url: https://sidestep.example/docs/runbooks/SidestepLoopLate.md
+      - alert: SidestepSeriesLimited
+        expr: increase(sidestep_series_limited_total[15m]) > 0
+        labels: {severity: warning}
+        annotations:
+          summary: "{{ $labels.instance }}: the limit {{ $labels.limit }} is hit"
+          description: >-
+            Updates went to the label value __other__ (label_values), or were refused, since there are too many.
+          runbook_url: https://sidestep.example/docs/runbooks/SidestepSeriesLimited.md
+      - alert: SidestepSnapshotUnhealthy
+        expr: sidestep_snapshot_healthy == 0
+        for: 2m
+        labels: {severity: warning}
+        annotations:
+          summary: "{{ $labels.instance }}: snapshots cannot be written"
+          description: >-
+            If the exporter ends now its counters go back to the last snapshot. Senders hold what they have
+            meanwhile.
+          runbook_url: https://sidestep.example/docs/runbooks/SidestepSnapshotUnhealthy.md
+      - alert: SidestepSnapshotDamaged
+        expr: |-
+          sidestep_recovered_total{from="damaged"}
+          unless sidestep_recovered_total{from="damaged"}
+            == sidestep_recovered_total{from="damaged"} offset 1h
+        labels: {severity: warning}
+        annotations:
+          summary: "{{ $labels.instance }}: its snapshot was damaged, counters began anew"
+          description: >-
+            The file was set aside as snapshot.damaged in the state directory. To Prometheus this is an ordinary
+            counter reset.
+          runbook_url: https://sidestep.example/docs/runbooks/SidestepSnapshotDamaged.md
+      - alert: SidestepSubscriptionDown
+        expr: sidestep_subscription_connected == 0
+        for: 5m
+        labels: {severity: warning}
+        annotations:
+          summary: "{{ $labels.instance }}: no connection to {{ $labels.subscription }}"
+          description: >-
+            The stream that an engine publishes by itself is not read; what it tells is missing.
+          runbook_url: https://sidestep.example/docs/runbooks/SidestepSubscriptionDown.md
+      - alert: SidestepScrapeTargetDown
+        expr: sidestep_scrape_state{state="down"} == 1
+        for: 5m
+        labels: {severity: warning}
+        annotations:
+          summary: "{{ $labels.instance }}: {{ $labels.target }} gives no page"
+          description: >-
+            The families that are passed on from there are not shown.
+          runbook_url: https://sidestep.example/docs/runbooks/SidestepScrapeTargetDown.md
+      - alert: SidestepKeysUnchecked
+        expr: sidestep_zap_up == 0
+        for: 1m
+        labels: {severity: warning}
+        annotations:
+          summary: "{{ $labels.instance }}: engines' keys cannot be checked"
+          description: >-
+            No engine that connects anew is let in; those that are connected stay.
+          runbook_url: https://sidestep.example/docs/runbooks/SidestepKeysUnchecked.md
+      - alert: SidestepWebConfigStale
+        expr: sidestep_web_config_current == 0
+        for: 5m
+        labels: {severity: warning}
+        annotations:
+          summary: "{{ $labels.instance }}: the web configuration on disk is wrong"
+          description: >-
+            The last good one stays in force: new passwords and certificates are not.
+          runbook_url: https://sidestep.example/docs/runbooks/SidestepWebConfigStale.md`}}
+{{- end -}}
+{{- define "sidestep.rules.recording" -}}
+{{`# Recording rules: the engines' series added up and divided once, under names that are the same for vLLM, SGLang
+# and Triton (`}}{{"`"}}{{`dialect`}}{{"`"}}{{` says which). Names are level:metric:operations:
+#
+#   engine    one engine: a data-parallel rank, where there are several
+#   instance  all engines behind one exporter (a pod, where the exporter is its sidecar)
+#   model     all engines of a model, of one namespace and job: what is scraped twice is not added up
+#   model_le  likewise, by bucket
+#
+# Labels that a setup does not have (cluster, namespace, pod) are empty, which is none. Every division is by what is
+# above 0: without traffic a ratio has no sample, and no alert can fire on it.
+# Ranks of SGLang that work on the same requests tell the same: one of them counts.
+
+groups:
+  - name: sidestep-engines
+    interval: 30s
+    rules:
+      - record: engine:requests_running:sum
+        expr: vllm:num_requests_running
+        labels: {dialect: vllm}
+      - record: engine:requests_running:sum
+        expr: max without (tp_rank, pp_rank, moe_ep_rank, attn_cp_rank, priority) (sglang:num_running_reqs{priority=""})
+        labels: {dialect: sglang}
+      - record: engine:requests_waiting:sum
+        expr: vllm:num_requests_waiting
+        labels: {dialect: vllm}
+      - record: engine:requests_waiting:sum
+        expr: max without (tp_rank, pp_rank, moe_ep_rank, attn_cp_rank, priority) (sglang:num_queue_reqs{priority=""})
+        labels: {dialect: sglang}
+      - record: engine:requests_in_flight:sum
+        expr: engine:requests_running:sum + engine:requests_waiting:sum
+      # 0 to 1, of the fullest pool; cached blocks that nobody uses count as free.
+      - record: engine:kv_cache_usage_ratio:max
+        expr: vllm:kv_cache_usage_perc
+        labels: {dialect: vllm}
+      - record: engine:kv_cache_usage_ratio:max
+        expr: max without (tp_rank, pp_rank, moe_ep_rank, attn_cp_rank) (sglang:token_usage)
+        labels: {dialect: sglang}
+      - record: engine:preemptions:rate5m
+        expr: rate(vllm:num_preemptions_total[5m])
+        labels: {dialect: vllm}
+      - record: engine:preemptions:rate5m
+        expr: max without (tp_rank, pp_rank, moe_ep_rank, attn_cp_rank) (rate(sglang:num_retracted_requests_total[5m]))
+        labels: {dialect: sglang}
+      # As they are generated: SGLang's sglang:generation_tokens_total moves when a request ends.
+      - record: engine:generation_tokens:rate5m
+        expr: rate(vllm:generation_tokens_total[5m])
+        labels: {dialect: vllm}
+      - record: engine:generation_tokens:rate5m
+        expr: max without (tp_rank, pp_rank, moe_ep_rank, attn_cp_rank, mode) (rate(sglang:realtime_tokens_total{mode="decode"}[5m]))
+        labels: {dialect: sglang}
+      # Prompts once, cached tokens included.
+      - record: engine:prompt_tokens:rate5m
+        expr: rate(vllm:prompt_tokens_total[5m])
+        labels: {dialect: vllm}
+      - record: engine:prompt_tokens:rate5m
+        expr: sum without (mode) (max without (tp_rank, pp_rank, moe_ep_rank, attn_cp_rank) (rate(sglang:prefill_effective_tokens_total[5m])))
+        labels: {dialect: sglang}
+      # Generated ones and computed prompt tokens: 0 while requests run is an engine that does nothing.
+      - record: engine:processed_tokens:rate5m
+        expr: rate(vllm:iteration_tokens_total_sum[5m])
+        labels: {dialect: vllm}
+      - record: engine:processed_tokens:rate5m
+        expr: sum without (mode) (max without (tp_rank, pp_rank, moe_ep_rank, attn_cp_rank) (rate(sglang:realtime_tokens_total{mode!="prefill_cache"}[5m])))
+        labels: {dialect: sglang}
+      - record: engine:prefix_cache_queries:rate5m
+        expr: rate(vllm:prefix_cache_queries_total[5m])
+        labels: {dialect: vllm}
+      - record: engine:prefix_cache_queries:rate5m
+        expr: engine:prompt_tokens:rate5m{dialect="sglang"}
+      - record: engine:prefix_cache_hits:rate5m
+        expr: rate(vllm:prefix_cache_hits_total[5m])
+        labels: {dialect: vllm}
+      - record: engine:prefix_cache_hits:rate5m
+        expr: sum without (mode) (max without (tp_rank, pp_rank, moe_ep_rank, attn_cp_rank) (rate(sglang:prefill_effective_tokens_total{mode=~".+_hit"}[5m])))
+        labels: {dialect: sglang}
+      - record: engine:prefix_cache_hits:ratio_rate5m
+        expr: engine:prefix_cache_hits:rate5m / (engine:prefix_cache_queries:rate5m > 0)
+
+  - name: sidestep-instances
+    interval: 30s
+    rules:
+      # Of an exporter that has no engine any more it is 0, not absent.
+      - record: instance:sidestep_engine_up:sum
+        expr: |-
+          sum by (cluster, namespace, job, instance, pod) (sidestep_engine_up)
+            or sum by (cluster, namespace, job, instance, pod) (sidestep_engines * 0)
+      # Whether a target that is an exporter, by its job's name or by what it showed within a day, can be scraped.
+      - record: instance:up:max
+        expr: |-
+          max by (cluster, namespace, job, instance, pod) (
+            up{job=~".*sidestep.*"}
+            or up and on (cluster, namespace, job, instance) last_over_time(sidestep_build_info[1d])
+          )
+      - record: instance:requests_running:sum
+        expr: sum by (cluster, namespace, job, instance, pod, dialect) (engine:requests_running:sum)
+      - record: instance:requests_waiting:sum
+        expr: sum by (cluster, namespace, job, instance, pod, dialect) (engine:requests_waiting:sum)
+      - record: instance_model:requests_in_flight:sum
+        expr: sum by (cluster, namespace, job, instance, pod, model_name, dialect) (engine:requests_in_flight:sum)
+      - record: instance:kv_cache_usage_ratio:max
+        expr: max by (cluster, namespace, job, instance, pod, dialect) (engine:kv_cache_usage_ratio:max)
+      - record: instance:generation_tokens:rate5m
+        expr: sum by (cluster, namespace, job, instance, pod, dialect) (engine:generation_tokens:rate5m)
+      - record: instance:prompt_tokens:rate5m
+        expr: sum by (cluster, namespace, job, instance, pod, dialect) (engine:prompt_tokens:rate5m)
+      - record: instance:preemptions:rate5m
+        expr: sum by (cluster, namespace, job, instance, pod, dialect) (engine:preemptions:rate5m)
+      - record: instance:requests:rate5m
+        expr: sum by (cluster, namespace, job, instance, pod) (rate(vllm:request_success_total[5m]))
+        labels: {dialect: vllm}
+      - record: instance:requests:rate5m
+        expr: sum by (cluster, namespace, job, instance, pod) (rate(sglang:num_requests_total[5m]))
+        labels: {dialect: sglang}
+      - record: instance:requests:rate5m
+        expr: |-
+          sum by (cluster, namespace, job, instance, pod) (
+            rate(nv_inference_request_success[5m])
+            + rate(sidestep_triton_failed_requests_total[5m])
+          )
+        labels: {dialect: triton}
+
+  - name: sidestep-models
+    interval: 30s
+    rules:
+      - record: model:sidestep_engine_up:sum
+        expr: sum by (cluster, namespace, job, model_name) (sidestep_engine_up{model_name!=""})
+      - record: model:requests_running:sum
+        expr: sum by (cluster, namespace, job, model_name, dialect) (engine:requests_running:sum)
+      - record: model:requests_waiting:sum
+        expr: sum by (cluster, namespace, job, model_name, dialect) (engine:requests_waiting:sum)
+      - record: model:kv_cache_usage_ratio:max
+        expr: max by (cluster, namespace, job, model_name, dialect) (engine:kv_cache_usage_ratio:max)
+      - record: model:kv_cache_usage_ratio:avg
+        expr: avg by (cluster, namespace, job, model_name, dialect) (engine:kv_cache_usage_ratio:max)
+      - record: model:generation_tokens:rate5m
+        expr: sum by (cluster, namespace, job, model_name, dialect) (engine:generation_tokens:rate5m)
+      - record: model:prompt_tokens:rate5m
+        expr: sum by (cluster, namespace, job, model_name, dialect) (engine:prompt_tokens:rate5m)
+      - record: model:preemptions:rate5m
+        expr: sum by (cluster, namespace, job, model_name, dialect) (engine:preemptions:rate5m)
+      - record: model:prefix_cache_hits:ratio_rate5m
+        expr: |-
+          sum by (cluster, namespace, job, model_name, dialect) (engine:prefix_cache_hits:rate5m)
+          /
+          (sum by (cluster, namespace, job, model_name, dialect) (engine:prefix_cache_queries:rate5m) > 0)
+      # Finished requests, however they ended; SGLang counts a request with n > 1 as n + 1.
+      - record: model:requests:rate5m
+        expr: sum by (cluster, namespace, job, model_name) (rate(vllm:request_success_total[5m]))
+        labels: {dialect: vllm}
+      - record: model:requests:rate5m
+        expr: sum by (cluster, namespace, job, model_name) (rate(sglang:num_requests_total[5m]))
+        labels: {dialect: sglang}
+      - record: model:requests:rate5m
+        expr: |-
+          sum by (cluster, namespace, job, model_name) (
+            label_replace(
+              rate(nv_inference_request_success[5m]) + rate(sidestep_triton_failed_requests_total[5m]),
+              "model_name", "$1", "model", "(.+)"
+            )
+          )
+        labels: {dialect: triton}
+      # vLLM tells of a client's abort where its core is tapped (vllm-core.md), else of none.
+      - record: model:requests_aborted:rate5m
+        expr: sum by (cluster, namespace, job, model_name) (rate(vllm:request_success_total{finished_reason="abort"}[5m]))
+        labels: {dialect: vllm}
+      - record: model:requests_aborted:rate5m
+        expr: sum by (cluster, namespace, job, model_name) (rate(sglang:num_aborted_requests_total[5m]))
+        labels: {dialect: sglang}
+      - record: model:requests_aborted:ratio_rate5m
+        expr: model:requests_aborted:rate5m / (model:requests:rate5m > 0)
+      # vLLM's front end, full queue: these never were requests of an engine.
+      - record: model:requests_rejected:rate5m
+        expr: sum by (cluster, namespace, job, model_name) (rate(vllm:admission_rejections_total[5m]))
+        labels: {dialect: vllm}
+      # Triton has sums of times, no distributions.
+      - record: model:request_latency_seconds:mean_rate5m
+        expr: |-
+          sum by (cluster, namespace, job, model_name) (
+            label_replace(
+              rate(nv_inference_request_duration_us[5m]),
+              "model_name", "$1", "model", "(.+)"
+            )
+          )
+          / 1e6 /
+          (sum by (cluster, namespace, job, model_name) (
+            label_replace(
+              rate(nv_inference_request_success[5m]),
+              "model_name", "$1", "model", "(.+)"
+            )
+          ) > 0)
+        labels: {dialect: triton}
+      - record: model:request_queue_seconds:mean_rate5m
+        expr: |-
+          sum by (cluster, namespace, job, model_name) (
+            label_replace(
+              rate(nv_inference_queue_duration_us[5m]),
+              "model_name", "$1", "model", "(.+)"
+            )
+          )
+          / 1e6 /
+          (sum by (cluster, namespace, job, model_name) (
+            label_replace(
+              rate(nv_inference_request_success[5m]),
+              "model_name", "$1", "model", "(.+)"
+            )
+          ) > 0)
+        labels: {dialect: triton}
+      # Lives of KV blocks: what the engine hands out again, and what its prefix cache gives up (by its KV events).
+      - record: model:kv_block_lifetime_seconds:mean_rate15m
+        expr: |-
+          sum by (cluster, namespace, job, model_name) (rate(vllm:kv_block_lifetime_seconds_sum[15m]))
+          /
+          (sum by (cluster, namespace, job, model_name) (rate(vllm:kv_block_lifetime_seconds_count[15m])) > 0)
+        labels: {source: allocation}
+      - record: model:kv_block_lifetime_seconds:mean_rate15m
+        expr: |-
+          sum by (cluster, namespace, job, model_name) (rate(sidestep_kv_cached_block_lifetime_seconds_sum[15m]))
+          /
+          (sum by (cluster, namespace, job, model_name) (rate(sidestep_kv_cached_block_lifetime_seconds_count[15m])) > 0)
+        labels: {source: kv_events}
+
+  - name: sidestep-latencies
+    interval: 30s
+    rules:
+      - record: model_le:time_to_first_token_seconds:rate5m
+        expr: sum by (cluster, namespace, job, model_name, le) (rate(vllm:time_to_first_token_seconds_bucket[5m]))
+        labels: {dialect: vllm}
+      - record: model_le:time_to_first_token_seconds:rate5m
+        expr: sum by (cluster, namespace, job, model_name, le) (rate(sglang:time_to_first_token_seconds_bucket[5m]))
+        labels: {dialect: sglang}
+      - record: model:time_to_first_token_seconds:p50_rate5m
+        expr: histogram_quantile(0.5, model_le:time_to_first_token_seconds:rate5m) >= 0
+      - record: model:time_to_first_token_seconds:p90_rate5m
+        expr: histogram_quantile(0.9, model_le:time_to_first_token_seconds:rate5m) >= 0
+      - record: model:time_to_first_token_seconds:p99_rate5m
+        expr: histogram_quantile(0.99, model_le:time_to_first_token_seconds:rate5m) >= 0
+      - record: model:time_to_first_token_seconds:mean_rate5m
+        expr: |-
+          sum by (cluster, namespace, job, model_name) (rate(vllm:time_to_first_token_seconds_sum[5m]))
+          /
+          (sum by (cluster, namespace, job, model_name) (rate(vllm:time_to_first_token_seconds_count[5m])) > 0)
+        labels: {dialect: vllm}
+      - record: model:time_to_first_token_seconds:mean_rate5m
+        expr: |-
+          sum by (cluster, namespace, job, model_name) (rate(sglang:time_to_first_token_seconds_sum[5m]))
+          /
+          (sum by (cluster, namespace, job, model_name) (rate(sglang:time_to_first_token_seconds_count[5m])) > 0)
+        labels: {dialect: sglang}
+      - record: model_le:inter_token_latency_seconds:rate5m
+        expr: sum by (cluster, namespace, job, model_name, le) (rate(vllm:inter_token_latency_seconds_bucket[5m]))
+        labels: {dialect: vllm}
+      - record: model_le:inter_token_latency_seconds:rate5m
+        expr: sum by (cluster, namespace, job, model_name, le) (rate(sglang:inter_token_latency_seconds_bucket[5m]))
+        labels: {dialect: sglang}
+      - record: model:inter_token_latency_seconds:p50_rate5m
+        expr: histogram_quantile(0.5, model_le:inter_token_latency_seconds:rate5m) >= 0
+      - record: model:inter_token_latency_seconds:p90_rate5m
+        expr: histogram_quantile(0.9, model_le:inter_token_latency_seconds:rate5m) >= 0
+      - record: model:inter_token_latency_seconds:p99_rate5m
+        expr: histogram_quantile(0.99, model_le:inter_token_latency_seconds:rate5m) >= 0
+      - record: model:inter_token_latency_seconds:mean_rate5m
+        expr: |-
+          sum by (cluster, namespace, job, model_name) (rate(vllm:inter_token_latency_seconds_sum[5m]))
+          /
+          (sum by (cluster, namespace, job, model_name) (rate(vllm:inter_token_latency_seconds_count[5m])) > 0)
+        labels: {dialect: vllm}
+      - record: model:inter_token_latency_seconds:mean_rate5m
+        expr: |-
+          sum by (cluster, namespace, job, model_name) (rate(sglang:inter_token_latency_seconds_sum[5m]))
+          /
+          (sum by (cluster, namespace, job, model_name) (rate(sglang:inter_token_latency_seconds_count[5m])) > 0)
+        labels: {dialect: sglang}
+      - record: model_le:request_latency_seconds:rate5m
+        expr: sum by (cluster, namespace, job, model_name, le) (rate(vllm:e2e_request_latency_seconds_bucket[5m]))
+        labels: {dialect: vllm}
+      - record: model_le:request_latency_seconds:rate5m
+        expr: sum by (cluster, namespace, job, model_name, le) (rate(sglang:e2e_request_latency_seconds_bucket[5m]))
+        labels: {dialect: sglang}
+      - record: model:request_latency_seconds:p50_rate5m
+        expr: histogram_quantile(0.5, model_le:request_latency_seconds:rate5m) >= 0
+      - record: model:request_latency_seconds:p90_rate5m
+        expr: histogram_quantile(0.9, model_le:request_latency_seconds:rate5m) >= 0
+      - record: model:request_latency_seconds:p99_rate5m
+        expr: histogram_quantile(0.99, model_le:request_latency_seconds:rate5m) >= 0
+      - record: model:request_latency_seconds:mean_rate5m
+        expr: |-
+          sum by (cluster, namespace, job, model_name) (rate(vllm:e2e_request_latency_seconds_sum[5m]))
+          /
+          (sum by (cluster, namespace, job, model_name) (rate(vllm:e2e_request_latency_seconds_count[5m])) > 0)
+        labels: {dialect: vllm}
+      - record: model:request_latency_seconds:mean_rate5m
+        expr: |-
+          sum by (cluster, namespace, job, model_name) (rate(sglang:e2e_request_latency_seconds_sum[5m]))
+          /
+          (sum by (cluster, namespace, job, model_name) (rate(sglang:e2e_request_latency_seconds_count[5m])) > 0)
+        labels: {dialect: sglang}
+      - record: model_le:request_queue_seconds:rate5m
+        expr: sum by (cluster, namespace, job, model_name, le) (rate(vllm:request_queue_time_seconds_bucket[5m]))
+        labels: {dialect: vllm}
+      - record: model_le:request_queue_seconds:rate5m
+        expr: sum by (cluster, namespace, job, model_name, le) (rate(sglang:queue_time_seconds_bucket[5m]))
+        labels: {dialect: sglang}
+      - record: model:request_queue_seconds:p50_rate5m
+        expr: histogram_quantile(0.5, model_le:request_queue_seconds:rate5m) >= 0
+      - record: model:request_queue_seconds:p90_rate5m
+        expr: histogram_quantile(0.9, model_le:request_queue_seconds:rate5m) >= 0
+      - record: model:request_queue_seconds:p99_rate5m
+        expr: histogram_quantile(0.99, model_le:request_queue_seconds:rate5m) >= 0
+      - record: model:request_queue_seconds:mean_rate5m
+        expr: |-
+          sum by (cluster, namespace, job, model_name) (rate(vllm:request_queue_time_seconds_sum[5m]))
+          /
+          (sum by (cluster, namespace, job, model_name) (rate(vllm:request_queue_time_seconds_count[5m])) > 0)
+        labels: {dialect: vllm}
+      - record: model:request_queue_seconds:mean_rate5m
+        expr: |-
+          sum by (cluster, namespace, job, model_name) (rate(sglang:queue_time_seconds_sum[5m]))
+          /
+          (sum by (cluster, namespace, job, model_name) (rate(sglang:queue_time_seconds_count[5m])) > 0)
+        labels: {dialect: sglang}
+
+  - name: sidestep-objectives
+    interval: 30s
+    rules:
+      # The targets, here and nowhere else: the share of requests (of tokens: inter_token_latency) that must be good.
+      # No target can be below 0.94: an alert at 14.4 times the budget could never fire.
+      - record: slo:objective:ratio
+        expr: vector(0.95)
+        labels: {slo: time_to_first_token}
+      - record: slo:objective:ratio
+        expr: vector(0.99)
+        labels: {slo: inter_token_latency}
+      - record: slo:objective:ratio
+        expr: vector(0.99)
+        labels: {slo: request_latency}
+      - record: slo:objective:ratio
+        expr: vector(0.999)
+        labels: {slo: availability}
+      # Good is at or under the bound in `}}{{"`"}}{{`le`}}{{"`"}}{{`, which has to be one of the engine's: docs/alerting.md. Both spellings, since
+      # Prometheus 2 keeps what it reads: "1.0" of text, "1" of protobuf. A series without that bound counts neither way.
+      - record: model:slo_errors:rate5m
+        expr: |-
+          clamp_min(
+            sum by (cluster, namespace, job, model_name) (
+              rate(vllm:time_to_first_token_seconds_count[5m])
+              - sum without (le) (rate(vllm:time_to_first_token_seconds_bucket{le=~"1([.]0)?"}[5m]))
+            ),
+            0
+          )
+        labels: {slo: time_to_first_token, dialect: vllm}
+      - record: model:slo_events:rate5m
+        expr: |-
+          sum by (cluster, namespace, job, model_name) (
+            rate(vllm:time_to_first_token_seconds_count[5m])
+            and sum without (le) (rate(vllm:time_to_first_token_seconds_bucket{le=~"1([.]0)?"}[5m]))
+          )
+        labels: {slo: time_to_first_token, dialect: vllm}
+      - record: model:slo_errors:rate5m
+        expr: |-
+          clamp_min(
+            sum by (cluster, namespace, job, model_name) (
+              rate(sglang:time_to_first_token_seconds_count[5m])
+              - sum without (le) (rate(sglang:time_to_first_token_seconds_bucket{le=~"1([.]0)?"}[5m]))
+            ),
+            0
+          )
+        labels: {slo: time_to_first_token, dialect: sglang}
+      - record: model:slo_events:rate5m
+        expr: |-
+          sum by (cluster, namespace, job, model_name) (
+            rate(sglang:time_to_first_token_seconds_count[5m])
+            and sum without (le) (rate(sglang:time_to_first_token_seconds_bucket{le=~"1([.]0)?"}[5m]))
+          )
+        labels: {slo: time_to_first_token, dialect: sglang}
+      - record: model:slo_errors:rate5m
+        expr: |-
+          clamp_min(
+            sum by (cluster, namespace, job, model_name) (
+              rate(vllm:inter_token_latency_seconds_count[5m])
+              - sum without (le) (rate(vllm:inter_token_latency_seconds_bucket{le="0.1"}[5m]))
+            ),
+            0
+          )
+        labels: {slo: inter_token_latency, dialect: vllm}
+      - record: model:slo_events:rate5m
+        expr: |-
+          sum by (cluster, namespace, job, model_name) (
+            rate(vllm:inter_token_latency_seconds_count[5m])
+            and sum without (le) (rate(vllm:inter_token_latency_seconds_bucket{le="0.1"}[5m]))
+          )
+        labels: {slo: inter_token_latency, dialect: vllm}
+      - record: model:slo_errors:rate5m
+        expr: |-
+          clamp_min(
+            sum by (cluster, namespace, job, model_name) (
+              rate(sglang:inter_token_latency_seconds_count[5m])
+              - sum without (le) (rate(sglang:inter_token_latency_seconds_bucket{le="0.1"}[5m]))
+            ),
+            0
+          )
+        labels: {slo: inter_token_latency, dialect: sglang}
+      - record: model:slo_events:rate5m
+        expr: |-
+          sum by (cluster, namespace, job, model_name) (
+            rate(sglang:inter_token_latency_seconds_count[5m])
+            and sum without (le) (rate(sglang:inter_token_latency_seconds_bucket{le="0.1"}[5m]))
+          )
+        labels: {slo: inter_token_latency, dialect: sglang}
+      - record: model:slo_errors:rate5m
+        expr: |-
+          clamp_min(
+            sum by (cluster, namespace, job, model_name) (
+              rate(vllm:e2e_request_latency_seconds_count[5m])
+              - sum without (le) (rate(vllm:e2e_request_latency_seconds_bucket{le=~"60([.]0)?"}[5m]))
+            ),
+            0
+          )
+        labels: {slo: request_latency, dialect: vllm}
+      - record: model:slo_events:rate5m
+        expr: |-
+          sum by (cluster, namespace, job, model_name) (
+            rate(vllm:e2e_request_latency_seconds_count[5m])
+            and sum without (le) (rate(vllm:e2e_request_latency_seconds_bucket{le=~"60([.]0)?"}[5m]))
+          )
+        labels: {slo: request_latency, dialect: vllm}
+      - record: model:slo_errors:rate5m
+        expr: |-
+          clamp_min(
+            sum by (cluster, namespace, job, model_name) (
+              rate(sglang:e2e_request_latency_seconds_count[5m])
+              - sum without (le) (rate(sglang:e2e_request_latency_seconds_bucket{le=~"60([.]0)?"}[5m]))
+            ),
+            0
+          )
+        labels: {slo: request_latency, dialect: sglang}
+      - record: model:slo_events:rate5m
+        expr: |-
+          sum by (cluster, namespace, job, model_name) (
+            rate(sglang:e2e_request_latency_seconds_count[5m])
+            and sum without (le) (rate(sglang:e2e_request_latency_seconds_bucket{le=~"60([.]0)?"}[5m]))
+          )
+        labels: {slo: request_latency, dialect: sglang}
+      # vLLM: failed, or turned away for a full queue. Aborts are the clients'.
+      - record: model:slo_errors:rate5m
+        expr: |-
+          sum by (cluster, namespace, job, model_name) (rate(vllm:request_success_total{finished_reason="error"}[5m]))
+          +
+          (sum by (cluster, namespace, job, model_name) (rate(vllm:admission_rejections_total[5m])) or sum by (cluster, namespace, job, model_name) (rate(vllm:request_success_total[5m])) * 0)
+        labels: {slo: availability, dialect: vllm}
+      - record: model:slo_events:rate5m
+        expr: |-
+          sum by (cluster, namespace, job, model_name) (rate(vllm:request_success_total{finished_reason!="abort"}[5m]))
+          +
+          (sum by (cluster, namespace, job, model_name) (rate(vllm:admission_rejections_total[5m])) or sum by (cluster, namespace, job, model_name) (rate(vllm:request_success_total[5m])) * 0)
+        labels: {slo: availability, dialect: vllm}
+      # SGLang: answers with 5xx, of the whole server (they have no model_name); a health check is no request.
+      - record: model:slo_errors:rate5m
+        expr: |-
+          sum by (cluster, namespace, job, model_name) (rate(sglang:http_responses_total{endpoint=~"/generate|/encode|/classify|/v1/.+|/api/.+", method="POST", status_code=~"5.."}[5m]))
+          or
+          sum by (cluster, namespace, job, model_name) (rate(sglang:http_responses_total{endpoint=~"/generate|/encode|/classify|/v1/.+|/api/.+", method="POST"}[5m])) * 0
+        labels: {slo: availability, dialect: sglang}
+      - record: model:slo_events:rate5m
+        expr: sum by (cluster, namespace, job, model_name) (rate(sglang:http_responses_total{endpoint=~"/generate|/encode|/classify|/v1/.+|/api/.+", method="POST"}[5m]))
+        labels: {slo: availability, dialect: sglang}
+      # Triton: failures for whatever reason; those of a full queue are in no statistics.
+      - record: model:slo_errors:rate5m
+        expr: |-
+          sum by (cluster, namespace, job, model_name) (
+            label_replace(
+              rate(sidestep_triton_failed_requests_total[5m]),
+              "model_name", "$1", "model", "(.+)"
+            )
+          )
+        labels: {slo: availability, dialect: triton}
+      - record: model:slo_events:rate5m
+        expr: |-
+          sum by (cluster, namespace, job, model_name) (
+            label_replace(
+              rate(nv_inference_request_success[5m]) + rate(sidestep_triton_failed_requests_total[5m]),
+              "model_name", "$1", "model", "(.+)"
+            )
+          )
+        labels: {slo: availability, dialect: triton}
+      - record: model:slo_errors:ratio_rate5m
+        expr: model:slo_errors:rate5m / (model:slo_events:rate5m > 0)
+      # Longer windows are made of the 5 minutes' rates: a few series a model instead of all buckets of all engines.
+      - record: model:slo_errors:ratio_rate30m
+        expr: |-
+          sum_over_time(model:slo_errors:rate5m[30m])
+          /
+          (sum_over_time(model:slo_events:rate5m[30m]) > 0)
+      - record: model:slo_errors:ratio_rate1h
+        expr: |-
+          sum_over_time(model:slo_errors:rate5m[1h])
+          /
+          (sum_over_time(model:slo_events:rate5m[1h]) > 0)
+      - record: model:slo_errors:ratio_rate2h
+        expr: |-
+          sum_over_time(model:slo_errors:rate5m[2h])
+          /
+          (sum_over_time(model:slo_events:rate5m[2h]) > 0)
+
+  - name: sidestep-objectives-long
+    interval: 2m
+    rules:
+      - record: model:slo_errors:ratio_rate6h
+        expr: |-
+          sum_over_time(model:slo_errors:rate5m[6h])
+          /
+          (sum_over_time(model:slo_events:rate5m[6h]) > 0)
+      - record: model:slo_errors:ratio_rate1d
+        expr: |-
+          sum_over_time(model:slo_errors:rate5m[1d])
+          /
+          (sum_over_time(model:slo_events:rate5m[1d]) > 0)
+      - record: model:slo_errors:ratio_rate3d
+        expr: |-
+          sum_over_time(model:slo_errors:rate5m[3d])
+          /
+          (sum_over_time(model:slo_events:rate5m[3d]) > 0)`}}
+{{- end -}}

@@ -1,0 +1,22 @@
+"""The event loop that the exporter runs on: uvloop's where it is installed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+try:
+    import uvloop
+except ImportError:
+    LIBRARY = "asyncio"
+else:
+    LIBRARY = "uvloop"
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    """Run ``main`` until it ends."""
+    if LIBRARY == "uvloop":
+        uvloop.run(main)
+    else:
+        asyncio.run(main)

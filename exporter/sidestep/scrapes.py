@@ -1,0 +1,142 @@
+"""Pages in the making: each state once for all who ask at one time, and kept, also in gzip."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import math
+import time
+from collections.abc import Collection, Iterator, Sequence
+from itertools import chain
+
+from sidestep.choice import Choice
+from sidestep.formats import Format
+from sidestep.packing import Body
+from sidestep.pod_pages import PodPages
+from sidestep.registry import Registry
+from sidestep.render import passed, protobuf, protobuf_samples
+from sidestep.render.merged import Merged
+from sidestep.render.own import OwnTexts
+from sidestep.render.text import Texts
+from sidestep.selfmetrics import OwnRegistry, SelfMetrics
+from sidestep.snapshots import Snapshots
+from sidestep.turns import collected
+
+CHEAP = 0.005
+"""Seconds that a page may take to be made anew for each who asks."""
+REUSED = 0.1
+"""Seconds for which a page may answer more than those who asked for it."""
+
+State = tuple[int, int]
+"""Another one when the page is another."""
+
+
+class Pages:
+    """Renders pages, each state of the registry once, for all who ask at one time.
+
+    Args:
+        snapshots: Where given, nobody sees a page before what it shows is safe: a counter
+            that was seen never goes back when this process dies.
+        choice: What of the engines' series pages show.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        own: OwnRegistry,
+        metrics: SelfMetrics,
+        endpoints: list[str],
+        snapshots: Snapshots | None = None,
+        *,
+        choice: Choice | None = None,
+    ) -> None:
+        shown = choice or Choice()
+        self.registry = registry
+        self.metrics = metrics
+        self.endpoints = endpoints
+        self._own = OwnTexts(own)
+        self._snapshots = snapshots
+        self.views = {"engine": Merged(registry, shown), "pod": Merged(registry, shown.of_pod)}
+        # What labels and bounds are left away is text's alone.
+        self.has_protobuf = shown.is_plain and registry.native is not None
+        self._texts = Texts(registry) if shown.is_plain else self.views["engine"]
+        self.pod = PodPages(registry, self.views["pod"], self._own, self.settled)
+        self._cache: dict[Format, tuple[State, Body]] = {}
+        self._answers: dict[Format, tuple[float, asyncio.Task[Body]]] = {}
+
+    async def page(
+        self, form: Format, names: frozenset[str], *, packed: bool = False
+    ) -> Sequence[bytes]:
+        """The parts of the whole page, or of its gzip where it is to be ``packed``.
+
+        The engines' families come first, then those passed on, then the exporter's own.
+        """
+        body = await self._body(form, names)
+        return (await body.packed()).parts if packed else body.parts
+
+    async def _body(self, form: Format, names: frozenset[str]) -> Body:
+        """The page.
+
+        One page is in the making at a time and answers all who ask meanwhile, and for
+        a little longer where it was dear: however many ask, there is time for engines.
+        """
+        if names:
+            return await self._made(form, names)
+        until, task = self._answers.get(form, (0.0, None))
+        now = time.monotonic()
+        if task is None or now >= until:
+            self._answers = {one: made for one, made in self._answers.items() if now < made[0]}
+            task = asyncio.create_task(self._made(form, names))
+            self._answers[form] = math.inf, task
+            task.add_done_callback(functools.partial(self._expire, form, now))
+        # One who hangs up must not take the others' page along.
+        return await asyncio.shield(task)
+
+    def _expire(self, form: Format, started: float, task: asyncio.Task[Body]) -> None:
+        now = time.monotonic()
+        took = now - started
+        kept = min(9 * took, REUSED) if took > CHEAP else 0.0
+        self._answers[form] = now + kept, task
+
+    async def _made(self, form: Format, names: frozenset[str]) -> Body:
+        started = time.perf_counter()
+        engines = Body(await self._rendered(form, names)) if names else await self._engines(form)
+        own = await collected(self._own.pieces(form, names))
+        await self.settled()
+        self.metrics.set("sidestep_scrape_duration_seconds", time.perf_counter() - started)
+        return Body([b"".join(own)], engines)
+
+    async def settled(self) -> None:
+        """Return when what was rendered before the call may be seen."""
+        if self._snapshots is not None:
+            await self._snapshots.settled()
+
+    async def _engines(self, form: Format) -> Body:
+        state, body = self._cache.get(form, (None, None))
+        if body is None or state != self._state:
+            state = self._state
+            # What is past would hold texts that nobody else has.
+            self._cache = {one: kept for one, kept in self._cache.items() if kept[0] == state}
+            body = Body(await self._rendered(form))
+            self._cache[form] = (state, body)
+        return body
+
+    @property
+    def _state(self) -> State:
+        return self.registry.version, self.registry.passed.version
+
+    async def _rendered(self, form: Format, names: Collection[str] = ()) -> list[bytes]:
+        """The engines' families and those passed on; the loop gets its turn when it is due.
+
+        Each family is of one moment. What comes meanwhile is in the later ones, and the
+        snapshot that a page waits for is made afterwards.
+        """
+        return [*chain.from_iterable(await collected(self._pieces(form, names)))]
+
+    def _pieces(self, form: Format, names: Collection[str]) -> Iterator[list[bytes]]:
+        if form == "protobuf":
+            others = protobuf_samples.passed_pieces(self.registry.passed, names)
+            return chain(protobuf.pieces(self.registry, names), others)
+        openmetrics = form == "openmetrics"
+        others = passed.pieces(self.registry.passed, openmetrics=openmetrics, names=names)
+        return chain(self._texts.pieces(openmetrics=openmetrics, names=names), others)

@@ -1,0 +1,216 @@
+"""What other exporters said: the last word of each life about each engine.
+
+Counts are cumulative within a *life*, which an exporter begins when it starts at 0: a later word
+replaces an earlier one, so that nothing is lost when words are, and nothing doubled when they
+come twice. What lives of one source said of one engine adds up. A word names its source and its
+life from end to end: exporters on the way pass it on as it came.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+
+from sidestep.errors import WireError
+from sidestep.wire.forwarded import Forward, Standing
+
+MAX_LIVES = 16
+"""Of one source and engine that are told apart; what older ones said becomes one sum."""
+MAX_SUMMED = 256
+"""Lives that are known to be in a sum: nobody says more of one that old."""
+MAX_WORDS = 4096
+MAX_BYTES = 96 << 20
+"""Of all records."""
+MAX_INCOMPLETE_BYTES = 32 << 20
+"""Of records of which pieces are missing."""
+SUM = 0
+"""In place of a life: the sum of those that are not told apart any more."""
+
+LIFE_BITS = 20
+"""Of a life's number that are random; those above are the milliseconds at which it began."""
+
+Key = tuple[str, str, int]
+"""Source, engine, life."""
+
+
+@dataclasses.dataclass(slots=True)
+class Word:
+    """What a life said last of an engine.
+
+    Attributes:
+        order: Run and seq: what is higher is newer.
+        record: Encoded.
+        heard: Monotonic time here when the source itself said so.
+        silent: That was so long ago that nothing of it can be taken for the state of now.
+        summed: Lives that a sum has in it, the latest of them.
+    """
+
+    source: str
+    engine: str
+    life: int
+    order: tuple[int, int]
+    record: bytes
+    standing: Standing
+    labels: Mapping[str, str]
+    heard: float
+    silent: bool = False
+    summed: tuple[int, ...] = ()
+
+    @property
+    def key(self) -> Key:
+        """Whose word it is, and about which engine."""
+        return self.source, self.engine, self.life
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether it stands for lives that are not told apart any more."""
+        return self.life == SUM
+
+    @property
+    def live(self) -> bool:
+        """Whether its gauges say how the engine is."""
+        return self.standing.live and not self.silent
+
+
+@dataclasses.dataclass(slots=True)
+class _Incomplete:
+    order: tuple[int, int]
+    wanted: int
+    pieces: dict[int, bytes] = dataclasses.field(default_factory=dict)
+
+
+def new_life(wall: float, chance: int) -> int:
+    """The number of a life that begins at the Unix time ``wall``: later ones are larger."""
+    return int(wall * 1000) << LIFE_BITS | chance % (1 << LIFE_BITS)
+
+
+class Lives:
+    """All words that count.
+
+    Attributes:
+        most: Lives of one source and engine that are told apart.
+        bytes: Of all records.
+    """
+
+    def __init__(self) -> None:
+        self.most = MAX_LIVES
+        self._words: dict[tuple[str, str], dict[int, Word]] = {}
+        self._incomplete: dict[Key, _Incomplete] = {}
+        self._count = self.bytes = self._incomplete_bytes = 0
+
+    def __iter__(self) -> Iterator[Word]:
+        for words in self._words.values():
+            yield from words.values()
+
+    def __len__(self) -> int:
+        return self._count
+
+    def of(self, source: str, engine: str) -> list[Word]:
+        """What lives of ``source`` said of ``engine``."""
+        return list(self._words.get((source, engine), {}).values())
+
+    def find(self, key: Key) -> Word | None:
+        """The word that stands for a life about an engine."""
+        source, engine, life = key
+        return self._words.get((source, engine), {}).get(life)
+
+    def take(self, message: Forward, now: float) -> Word | None:
+        """The word that ``message`` makes whole, if it is new; it does not stand yet."""
+        key = message.source, message.engine, message.life
+        order = message.run, message.seq
+        if not self._is_new(key, order):
+            return None
+        record = self._whole(key, order, message)
+        if record is None:
+            return None
+        known = self.find(key)
+        heard = now - message.age
+        if known is not None:
+            heard = max(heard, known.heard)
+        return Word(*key, order, record, message.standing, message.labels, heard)
+
+    def put(self, word: Word) -> Word | None:
+        """Let ``word`` stand, unless a newer one does; the one that it replaced.
+
+        Raises:
+            WireError: There is no room for it; the one before it still stands.
+        """
+        known = self.find(word.key)
+        if not self._is_new(word.key, word.order):
+            return known
+        size = self.bytes + len(word.record) - (0 if known is None else len(known.record))
+        if size > MAX_BYTES or (known is None and self._count >= MAX_WORDS):
+            raise WireError("over_limit", "other exporters tell of more than there is room for")
+        self.bytes = size
+        self._count += known is None
+        self._words.setdefault((word.source, word.engine), {})[word.life] = word
+        return known
+
+    def drop(self, words: Iterable[Word]) -> None:
+        """Forget ``words``: nobody shows them any more."""
+        for word in words:
+            lives = self._words.get((word.source, word.engine), {})
+            found = lives.pop(word.life, None)
+            if found is not None:
+                self.bytes -= len(found.record)
+                self._count -= 1
+            if not lives:
+                self._words.pop((word.source, word.engine), None)
+
+    def excess(self, source: str, engine: str) -> list[Word]:
+        """Words that should become one: the sum and the oldest lives, where they are too many."""
+        # By when they were heard: a clock that was set back makes a life's number lower.
+        words = sorted(self.of(source, engine), key=lambda word: (not word.is_sum, word.heard))
+        lives = sum(not word.is_sum for word in words)
+        return words[: len(words) - self.most] if lives > self.most else []
+
+    def sum_up(self, words: list[Word], record: bytes) -> Word:
+        """Let ``record`` stand in place of ``words``, which are those of ``excess``."""
+        summed = [life for word in words for life in (word.summed or (word.life,))]
+        total = dataclasses.replace(
+            words[-1],
+            life=SUM,
+            order=(0, len(summed)),
+            record=record,
+            standing=Standing(),
+            silent=True,
+            summed=tuple(summed[-MAX_SUMMED:]),
+        )
+        self.drop(words)
+        self.put(total)
+        return total
+
+    def _is_new(self, key: Key, order: tuple[int, int]) -> bool:
+        source, engine, life = key
+        words = self._words.get((source, engine), {})
+        total = words.get(SUM)
+        if total is not None and life in total.summed:
+            return False
+        known = words.get(life)
+        return known is None or known.order < order
+
+    def _whole(self, key: Key, order: tuple[int, int], message: Forward) -> bytes | None:
+        """The record that ``message`` completes."""
+        found = self._incomplete.get(key)
+        if found is not None and found.order > order:
+            return None
+        if found is not None and (found.order < order or found.wanted != message.pieces):
+            self._abandon(key)
+            found = None
+        if message.pieces == 1:
+            return message.data
+        if found is None:
+            found = self._incomplete[key] = _Incomplete(order, message.pieces)
+        if message.piece not in found.pieces:
+            found.pieces[message.piece] = message.data
+            self._incomplete_bytes += len(message.data)
+        if len(found.pieces) == message.pieces:
+            self._abandon(key)
+            return b"".join(piece for _, piece in sorted(found.pieces.items()))
+        while self._incomplete_bytes > MAX_INCOMPLETE_BYTES:
+            self._abandon(next(iter(self._incomplete)))
+        return None
+
+    def _abandon(self, key: Key) -> None:
+        found = self._incomplete.pop(key)
+        self._incomplete_bytes -= sum(map(len, found.pieces.values()))

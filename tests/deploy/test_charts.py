@@ -1,0 +1,211 @@
+"""The charts, rendered by Go's templates, and what is in them."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from manifests import ROOT, TOOLS, Resource, named, pods, resources, template, tool, validate
+from sidestep import __version__
+from sidestep.config import SETTINGS
+
+CHARTS = ROOT / "deploy" / "helm"
+LIBRARY = CHARTS / "sidestep-lib"
+CHART = CHARTS / "sidestep"
+ENGINE = ROOT / "tests" / "data" / "charts" / "engine"
+VALUES = sorted(CHART.glob("ci/*-values.yaml"))
+FLAGS = {f"--{setting.flag}" for setting in SETTINGS}
+
+
+def rendered(chart: Path, *values: Path, library: Path | None = None) -> list[Resource]:
+    """What Helm would apply."""
+    more = [f"-library={library}"] if library else []
+    done = subprocess.run(
+        [tool("helm-render"), *more, chart, *values], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return resources(done.stdout)
+
+
+def of(found: list[Resource], kind: str) -> list[Resource]:
+    """Resources of a kind."""
+    return [one for one in found if one["kind"] == kind]
+
+
+def held(instance: object, schema: Path, directory: Path) -> int:
+    """Exit code of a JSON schema's check."""
+    file = directory / "values.json"
+    file.write_text(json.dumps(instance))
+    done = subprocess.run(
+        [tool("jsonschema"), "-i", file, schema], capture_output=True, text=True, check=False
+    )
+    return done.returncode
+
+
+def values(path: Path) -> dict[str, Any]:
+    """Of a chart, or to be laid over them."""
+    found: dict[str, Any] = yaml.safe_load(path.read_text())
+    return found
+
+
+def test_what_is_generated_is_current() -> None:
+    """``make docs`` would change nothing."""
+    done = subprocess.run(
+        [sys.executable, ROOT / "tools" / "charts.py", "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_charts_are_this_release() -> None:
+    """Both charts, and the image that they take."""
+    for chart in (LIBRARY, CHART):
+        described = values(chart / "Chart.yaml")
+        assert (described["version"], described["appVersion"]) == (__version__, __version__)
+    assert values(LIBRARY / "values.yaml")["image"]["tag"] == __version__
+    assert values(CHART / "values.yaml")["aggregator"]["image"]["tag"] == __version__
+
+
+def test_every_flag_of_a_template_exists() -> None:
+    """As the command has them."""
+    named_there = {
+        flag
+        for path in [*CHARTS.glob("*/templates/*.yaml"), *LIBRARY.glob("templates/*.tpl")]
+        for flag in re.findall(r"- (--[a-z.-]+)=", path.read_text())
+    }
+
+    assert named_there <= FLAGS
+    assert "--ingest.curve-key" in named_there
+
+
+def test_the_library_injects_what_the_component_injects(tmp_path: Path) -> None:
+    """Word for word but for the policy that pulls images: one of them cannot be forgotten."""
+    found = rendered(ENGINE, library=LIBRARY)
+    ((_, pod),) = [one for deployment in found for one in pods(deployment)]
+    for container in pod["initContainers"]:
+        assert container.pop("imagePullPolicy") == "IfNotPresent"
+
+    assert pod == template()
+    validate(found, tmp_path)
+
+
+def test_the_library_without_the_plugin_is_for_engines_that_are_polled(tmp_path: Path) -> None:
+    """One container less, one volume less, and what to poll."""
+    file = tmp_path / "values.yaml"
+    polled = {"plugin": {"enabled": False}, "extraArgs": ["--triton=http://127.0.0.1:8000"]}
+    file.write_text(yaml.safe_dump({"sidestep-lib": polled}))
+    ((_, pod),) = pods(rendered(ENGINE, file, library=LIBRARY)[0])
+
+    assert [one["name"] for one in pod["initContainers"]] == ["sidestep"]
+    assert pod["initContainers"][0]["args"][-1] == "--triton=http://127.0.0.1:8000"
+    assert [one["name"] for one in pod["volumes"]] == ["sidestep-socket", "sidestep-state"]
+
+
+@pytest.mark.parametrize("file", VALUES, ids=lambda path: path.stem)
+def test_the_chart_makes_what_schemas_allow(file: Path, tmp_path: Path) -> None:
+    """Kubernetes' own, and the operator's."""
+    found = rendered(CHART, file)
+    custom = [one for one in found if "monitoring.coreos.com" in one["apiVersion"]]
+
+    validate([one for one in found if one not in custom], tmp_path)
+    done = subprocess.run(
+        ["node", TOOLS / "validate.mjs"],
+        input=json.dumps(custom),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len({(one["kind"], one["metadata"]["name"]) for one in found}) == len(found)
+
+
+@pytest.mark.parametrize("chart", [LIBRARY, CHART], ids=lambda path: path.name)
+def test_the_schemas_of_values_take_what_is_there_and_no_typing_errors(
+    chart: Path, tmp_path: Path
+) -> None:
+    """Defaults and examples are valid, an unknown key is not."""
+    schema = chart / "values.schema.json"
+    defaults = values(chart / "values.yaml")
+
+    assert held(defaults, schema, tmp_path) == 0
+    for example in chart.glob("ci/*-values.yaml"):
+        assert held({**defaults, **values(example)}, schema, tmp_path) == 0
+    assert held({**defaults, "extraArg": []}, schema, tmp_path) == 1
+    described = json.loads(schema.read_text())["properties"]
+    assert set(defaults) == set(described) - {"global"}
+
+
+def test_an_aggregator_needs_its_keys(tmp_path: Path) -> None:
+    """Neither the schema nor the template makes one that everybody may feed."""
+    file = tmp_path / "values.yaml"
+    file.write_text("aggregator: {enabled: true}")
+    defaults = values(CHART / "values.yaml")
+    asked = {**defaults, "aggregator": {**defaults["aggregator"], "enabled": True}}
+    done = subprocess.run(
+        [tool("helm-render"), CHART, file], capture_output=True, text=True, check=False
+    )
+
+    assert held(asked, CHART / "values.schema.json", tmp_path) == 1
+    assert (done.returncode, "aggregator.keySecret: name the secret" in done.stderr) == (1, True)
+
+
+def test_dashboards_and_rules_arrive_as_they_are() -> None:
+    """With their own braces, which a template would take for its own."""
+    found = rendered(CHART, CHART / "ci" / "default-values.yaml")
+    boards = {
+        key: json.loads(text)
+        for config in of(found, "ConfigMap")
+        for key, text in config["data"].items()
+    }
+    rules = {one["metadata"]["name"]: one["spec"] for one in of(found, "PrometheusRule")}
+
+    assert boards == {
+        f"sidestep-{path.name}": json.loads(path.read_text())
+        for path in ROOT.glob("grafana/*.json")
+    }
+    assert rules == {
+        f"release-sidestep-{path.stem}": values(path) for path in ROOT.glob("deploy/rules/*.yaml")
+    }
+    # One resource of the API takes a megabyte.
+    assert all(len(json.dumps(one)) < 1_000_000 for one in found)
+
+
+def test_a_network_policy_closes_our_port_and_no_other() -> None:
+    """Whoever a policy selects takes nothing else: engines would be cut off."""
+    policy, aggregator = of(
+        rendered(CHART, CHART / "ci" / "aggregator-values.yaml"), "NetworkPolicy"
+    )
+    ours, others = policy["spec"]["ingress"]
+    open_ports = {
+        (rule["protocol"], port)
+        for rule in others["ports"]
+        for port in range(rule["port"], rule["endPort"] + 1)
+    }
+
+    assert "from" not in others
+    assert ours["ports"] == [{"port": 9857, "protocol": "TCP"}]
+    everything = {(kind, port) for kind in ("TCP", "UDP", "SCTP") for port in range(1, 65536)}
+    assert everything - open_ports == {("TCP", 9857)}
+    assert aggregator["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/component"]
+
+
+def test_engines_and_aggregator_are_not_scraped_by_one_monitor() -> None:
+    """Both show all engines: every sum would be twice what it is."""
+    found = rendered(CHART, CHART / "ci" / "aggregator-values.yaml")
+    (monitor,) = of(found, "PodMonitor")
+    (deployment,) = of(found, "Deployment")
+    ((_, pod),) = pods(deployment)
+    scraped = {one["port"] for one in monitor["spec"]["podMetricsEndpoints"]}
+
+    assert scraped & {one["name"] for one in pod["containers"][0]["ports"]} == set()
+    assert scraped == {named(template()["initContainers"], "sidestep")["ports"][0]["name"]}

@@ -1,0 +1,105 @@
+"""A real Prometheus that asks Kubernetes for pods: it finds the sidecar, which is an init container, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from aiohttp import web
+
+from conftest import Start
+from manifests import KUSTOMIZE, ROOT, Resource, kustomized, named, pods
+from stores import BINARIES, Process
+
+VERSION = {"resourceVersion": "1"}
+END: Resource = {
+    "kind": "Pod",
+    "apiVersion": "v1",
+    "metadata": {**VERSION, "annotations": {"k8s.io/initial-events-end": "true"}},
+}
+"""What tells a client that it has all there was."""
+
+
+@asynccontextmanager
+async def kubernetes(*found: Resource) -> AsyncIterator[str]:
+    """The URL of an API that knows these pods, and that nothing ever changes."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if "watch" not in request.query:
+            listed = {"kind": "PodList", "apiVersion": "v1", "metadata": VERSION, "items": found}
+            return web.json_response(listed)
+        stream = web.StreamResponse(headers={"Content-Type": "application/json"})
+        await stream.prepare(request)
+        if "sendInitialEvents" in request.query:
+            events = [{"type": "ADDED", "object": one} for one in found]
+            for event in [*events, {"type": "BOOKMARK", "object": END}]:
+                await stream.write(json.dumps(event).encode() + b"\n")
+        await asyncio.sleep(3600)
+        return stream
+
+    app = web.Application()
+    app.router.add_get("/api/v1/pods", answer)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield "http://{}:{}".format(*runner.addresses[0])
+    finally:
+        await runner.cleanup()
+
+
+def pod(specification: Resource, name: str, port: int) -> Resource:
+    """One that runs, on this host, whose sidecar listens at ``port``."""
+    specification = copy.deepcopy(specification)
+    for container in specification["initContainers"]:
+        for one in container.get("ports", ()):
+            one["containerPort"] = port
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "llm", "uid": name, "labels": {"app": name}},
+        "spec": {**specification, "nodeName": "node-1"},
+        "status": {
+            "phase": "Running",
+            "podIP": "127.0.0.1",
+            "hostIP": "127.0.0.1",
+            "podIPs": [{"ip": "127.0.0.1"}],
+            "conditions": [{"type": "Ready", "status": "True"}],
+        },
+    }
+
+
+async def test_prometheus_finds_the_sidecar_by_its_ports_name(tmp_path: Path, start: Start) -> None:
+    """With our example's configuration, of a pod as the component makes it."""
+    binary = BINARIES["3"]
+    if binary is None:
+        pytest.skip("Debian 12's Prometheus was built without Kubernetes (make tools)")
+    (deployment,) = kustomized(KUSTOMIZE / "overlays" / "llm-d")
+    ((_, specification),) = pods(deployment)
+    assert named(specification["containers"], "vllm")["ports"]
+    async with start() as exporter:
+        address = exporter.url.split("/")[2]
+        running = pod(specification, "decode-0", int(address.split(":")[1]))
+        async with kubernetes(running) as api:
+            example = ROOT / "deploy" / "examples" / "prometheus.yml"
+            config: dict[str, Any] = yaml.safe_load(example.read_text())
+            config["global"] = {"scrape_interval": "200ms", "scrape_timeout": "200ms"}
+            (discovery,) = config["scrape_configs"][0]["kubernetes_sd_configs"]
+            discovery["api_server"] = api
+            file = tmp_path / "prometheus.yml"
+            file.write_text(yaml.safe_dump(config))
+            async with Process(binary, file, f"--storage.tsdb.path={tmp_path}/tsdb") as server:
+                await server.until("up", lambda found: found == {address: 1.0})
+                (series,) = await server.ask("sidestep_build_info")
+
+    told = series["metric"]
+    assert (told["namespace"], told["pod"], told["job"]) == ("llm", "decode-0", "sidestep")
+    # None of what Kubernetes says is also said by the exporter.
+    assert not [name for name in told if name.startswith("exported_")]

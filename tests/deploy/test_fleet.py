@@ -1,0 +1,132 @@
+"""Agents that write into one store, as docs/fleet.md has them: no scrape is missing, whoever is away meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from conftest import MAIN_RUN, SPEC_RUN, Start
+from manifests import ROOT
+from pages import get, parse
+from sidestep_adapters.replay import Replay
+from stores import AGENT, BINARIES, Process
+
+FLEET = ROOT / "deploy" / "fleet"
+READS = "reads_total"
+"""Of a page that counts who has read it: each scrape stores a number that is one higher."""
+TOKENS = "vllm:generation_tokens_total"
+
+
+def agent(directory: Path, shard: int, store: int, urls: list[str]) -> Path:
+    """Our configuration, with this shard, this store, these targets and no patience."""
+    text = (FLEET / "agent.yml").read_text()
+    for ours, its in (
+        ('regex: "0"', f'regex: "{shard}"'),
+        ("http://store:9090", f"http://127.0.0.1:{store}"),
+        ("scrape_interval: 15s", "scrape_interval: 250ms\n  scrape_timeout: 250ms"),
+        ("max_backoff: 5s", "max_backoff: 100ms\n      batch_send_deadline: 100ms"),
+    ):
+        assert ours in text
+        text = text.replace(ours, its)
+    (directory / "targets").mkdir(parents=True)
+    targets = [url.split("/")[2] for url in urls]
+    (directory / "targets" / "all.json").write_text(json.dumps([{"targets": targets}]))
+    (directory / "agent.yml").write_text(text)
+    return directory / "agent.yml"
+
+
+@asynccontextmanager
+async def counting() -> AsyncIterator[str]:
+    """The URL of a page that counts who has read it."""
+    reads = 0
+
+    async def page(_: web.Request) -> web.Response:
+        nonlocal reads
+        reads += 1
+        return web.Response(text=f"# TYPE {READS} counter\n{READS} {reads}\n")
+
+    app = web.Application()
+    app.router.add_get("/metrics", page)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield "http://{}:{}/metrics".format(*runner.addresses[0])
+    finally:
+        await runner.cleanup()
+
+
+async def scraped(agents: list[Process]) -> float:
+    """Samples that agents have got so far."""
+    pages = [await one.get("/metrics") for one in agents]
+    return sum(
+        float(line.split()[1])
+        for page in pages
+        for line in page.splitlines()
+        if line.startswith("prometheus_agent_samples_appended_total")
+    )
+
+
+async def test_the_store_has_every_scrape_although_it_was_away(
+    tmp_path: Path, start: Start
+) -> None:
+    """Agents go on meanwhile, and bring it all: no scrape is missing or there twice, and totals agree."""
+    found = {version: binary for version, binary in BINARIES.items() if binary is not None}
+    if not found:
+        pytest.skip("there is no Prometheus (make tools)")
+    async with asyncio.TaskGroup() as versions:
+        for version, binary in found.items():
+            versions.create_task(away(version, binary, tmp_path / version, start))
+
+
+async def away(version: str, binary: str, tmp_path: Path, start: Start) -> None:
+    """The test, with one version in all roles."""
+    endpoint = f"ipc://{tmp_path}/ingest/ingest.ipc"
+    async with AsyncExitStack() as stack:
+        exporter = await stack.enter_async_context(start(ingest_endpoint=(endpoint,)))
+        pages = [await stack.enter_async_context(counting()) for _ in range(4)]
+        store = Process(
+            binary, FLEET / "store.yml", "--web.enable-remote-write-receiver",
+            f"--storage.tsdb.path={tmp_path}/store",
+        )  # fmt: skip
+        await stack.enter_async_context(store)
+        agents = []
+        for shard in (0, 1):
+            directory = tmp_path / f"agent{shard}"
+            config = agent(directory, shard, store.port, [exporter.url, *pages])
+            wal = f"--storage.agent.path={directory}/wal"
+            agents.append(Process(binary, config, AGENT[version], wal))
+            await stack.enter_async_context(agents[-1])
+        everyone = {url.split("/")[2] for url in pages}
+        await store.until(READS, lambda found: set(found) == everyone)
+
+        await store.stop()
+        for n, run in enumerate((MAIN_RUN, SPEC_RUN)):
+            player = Replay(run, exporter.endpoints[0], realtime=False, namespace=f"pod-{n}")
+            await asyncio.to_thread(player.run)
+        before = await scraped(agents)
+        async with asyncio.timeout(60):
+            while await scraped(agents) < before + 2000:
+                await asyncio.sleep(0.1)
+        await store.start()
+
+        seen = {name: found[-1][1] for name, found in (await store.samples(READS)).items()}
+        await store.until(
+            READS,
+            lambda found: all(found.get(name, 0) > seen.get(name, 0) + 8 for name in everyone),
+        )
+        stored = await store.samples(READS)
+        tokens = {float(one["value"][1]) for one in await store.ask(TOKENS)}
+        page = parse(await get(exporter.url))
+
+    for found in stored.values():
+        numbers = [value for _, value in found]
+        assert numbers == [float(n) for n in range(1, len(numbers) + 1)]
+    assert set(stored) == everyone
+    assert tokens == set(page["vllm:generation_tokens"].samples.values())

@@ -1,0 +1,224 @@
+"""The image, built and run: as nobody, on a file system that takes nothing, with volumes as Kubernetes makes them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from manifests import ROOT, Resource, named, template
+from sidestep import __version__
+
+pytestmark = [pytest.mark.image, pytest.mark.timeout(900)]
+
+STORAGE = ROOT / "build" / "image"
+LIMIT_MB = 120
+"""What the image may have over its base."""
+SECONDS = 2.0
+"""From its start until it is ready."""
+SIDECAR = named(template()["initContainers"], "sidestep")
+MOUNTS = {one["name"]: one["mountPath"] for one in SIDECAR["volumeMounts"]}
+CONTAINER = r"""
+set -eu
+root=$1 user=$2 groups=$3 volumes=$4; shift 4
+mount --make-rprivate /
+mount --bind "$root" "$root"
+mount --bind /proc "$root/proc"
+for pair in $volumes; do mount --bind "${pair%%=*}" "$root${pair#*=}"; done
+mount -o remount,ro,bind "$root"
+exec setpriv --no-new-privs --inh-caps=-all --bounding-set=-all,+sys_chroot,+setuid,+setgid \
+    chroot --userspec="$user" --groups="$groups" "$root" "$@"
+"""
+"""What a runtime does with a hardened container, as far as a shell can."""
+
+
+def buildah(*arguments: str) -> str:
+    """What it prints."""
+    places = f"--root={STORAGE}/root --runroot={STORAGE}/run --storage-driver=vfs".split()
+    done = subprocess.run(
+        ["buildah", *places, *arguments], capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def image() -> str:
+    """Its name, built anew from this checkout."""
+    if os.getuid() != 0:
+        pytest.skip("buildah's chroot isolation and mounts need root")
+    done = subprocess.run(
+        [ROOT / "tools" / "build_image.sh", STORAGE], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()[-1]
+
+
+@pytest.fixture(scope="module")
+def config(image: str) -> dict[str, Any]:
+    """What the image says about itself."""
+    found: dict[str, Any] = json.loads(buildah("inspect", "--type", "image", image))
+    settings: dict[str, Any] = found["OCIv1"]["config"]
+    return settings
+
+
+@pytest.fixture(scope="module")
+def root(image: str) -> Iterator[Path]:
+    """Its file system."""
+    container = buildah("from", "--pull-never", image)
+    try:
+        yield Path(buildah("mount", container))
+    finally:
+        buildah("rm", container)
+
+
+@pytest.fixture
+def volumes(tmp_path: Path) -> dict[str, Path]:
+    """Bare emptyDirs: everybody may write to them."""
+    found = {}
+    for name in (*MOUNTS, "sidestep-plugin"):
+        found[name] = tmp_path / name
+        found[name].mkdir()
+        found[name].chmod(0o777)
+    return found
+
+
+def contained(
+    root: Path, config: dict[str, Any], mounts: dict[Path, str], command: list[str], user: str = ""
+) -> list[str | Path]:
+    """The command that runs one in a mount namespace of its own."""
+    # A plain environment: only what the image has.
+    pairs = " ".join(f"{source}={target}" for source, target in mounts.items())
+    user = user or config["User"]
+    return [
+        "env", "-i", *config["Env"], "unshare", "--mount", "sh", "-c", CONTAINER, "sh",
+        root, user, "65532", pairs, *command,
+    ]  # fmt: skip
+
+
+@contextlib.contextmanager
+def running(
+    root: Path, config: dict[str, Any], volumes: dict[str, Path], manifest: Resource
+) -> Iterator[tuple[subprocess.Popen[bytes], float]]:
+    """The sidecar of the manifest, and the seconds until it was ready."""
+    mounts = {volumes[name]: path for name, path in MOUNTS.items()}
+    command = [*config["Entrypoint"], *manifest.get("args", config["Cmd"])]
+    started = time.monotonic()
+    process = subprocess.Popen(contained(root, config, mounts, command))
+    try:
+        while time.monotonic() < started + 60 and process.poll() is None:
+            with contextlib.suppress(OSError):
+                with urllib.request.urlopen("http://127.0.0.1:9857/-/ready", timeout=1) as answer:
+                    assert answer.status == 200
+                break
+            time.sleep(0.01)
+        yield process, time.monotonic() - started
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def test_it_is_small(image: str) -> None:
+    """Over its base, as files."""
+    base, built = (
+        sum(one.lstat().st_blocks for one in path.rglob("*")) * 512 / 1e6
+        for path in _mounted("localhost/sidestep-test-base", image)
+    )
+    print(f"\n{built - base:.0f} MB over its base of {base:.0f} MB")
+
+    assert built - base <= LIMIT_MB
+
+
+def _mounted(*images: str) -> Iterator[Path]:
+    for one in images:
+        container = buildah("from", "--pull-never", one)
+        try:
+            yield Path(buildah("mount", container))
+        finally:
+            buildah("rm", container)
+
+
+def test_it_says_what_it_is(config: dict[str, Any]) -> None:
+    """OCI labels, and nobody's user."""
+    labels = config["Labels"]
+
+    assert labels["org.opencontainers.image.version"] == __version__
+    assert len(labels["org.opencontainers.image.revision"]) == 40
+    assert labels["org.opencontainers.image.licenses"] == "Apache-2.0"
+    assert (config["User"], "9857/tcp" in config["ExposedPorts"]) == ("65532:65532", True)
+
+
+@pytest.mark.parametrize("manifest", [{}, SIDECAR], ids=["plain", "sidecar"])
+def test_it_is_ready_soon_and_drains(
+    root: Path, config: dict[str, Any], volumes: dict[str, Path], manifest: Resource
+) -> None:
+    """With the image's own command as with the manifest's, without a single right."""
+    with running(root, config, volumes, manifest) as (process, seconds):
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        rss = next(line for line in status.splitlines() if line.startswith("VmRSS"))
+        fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+        ticks = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+        cpu = sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+        print(f"\nready in {seconds:.2f} s of which {cpu:.2f} s of CPU, {rss}")
+        process.terminate()
+        code = process.wait(20)
+
+    assert fields["Uid"].split() == ["65532"] * 4
+    assert (int(fields["CapEff"], 16), fields["NoNewPrivs"]) == (0, "1")
+    assert code == 0
+    assert (volumes["sidestep-state"] / "state").is_dir()
+    # Of the process itself: the rest is the machine's, and what else it does.
+    assert cpu < SECONDS
+
+
+def test_its_file_system_takes_nothing(root: Path, config: dict[str, Any]) -> None:
+    """As the tests above have run it."""
+    program = "import os; print(os.getuid()); open('/tmp/a', 'w')"
+    done = subprocess.run(
+        contained(root, config, {}, ["/opt/sidestep/venv/bin/python3", "-c", program]),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.stdout.split() == ["65532"]
+    assert "Read-only file system" in done.stderr
+
+
+@pytest.mark.parametrize("user", ["0:0", "1000:1000", "65532:65532"])
+def test_an_engine_of_any_user_reaches_it(
+    root: Path, config: dict[str, Any], volumes: dict[str, Path], user: str
+) -> None:
+    """With the plugin that the init container copied, and the supplementary group that the component adds."""
+    plugin = named(template()["initContainers"], "sidestep-plugin")
+    mounts = {volumes["sidestep-plugin"]: "/mnt"}
+    copy = [*plugin["command"][:-1], "/mnt"]
+    subprocess.run(contained(root, config, mounts, copy), check=True)
+    endpoint = named(named(template()["containers"], "engine")["env"], "SIDESTEP_ENDPOINT")["value"]
+    program = f"""
+import sys; sys.path[1:1] = ["/mnt"]
+from sidestep.wire.messages import EngineInfo
+from sidestep_adapters import push
+import time
+assert push.__file__.startswith("/mnt/"), push.__file__
+engine = EngineInfo("e", "vllm", {{"model_name": "m", "engine": "0"}})
+publisher = push.Publisher({endpoint!r}, "s", [engine])
+time.sleep(3)
+publisher.close()
+"""
+    with running(root, config, volumes, SIDECAR):
+        mounts = {volumes["sidestep-socket"]: MOUNTS["sidestep-socket"], **mounts}
+        python = ["/opt/sidestep/venv/bin/python3", "-c", program]
+        done = subprocess.run(contained(root, config, mounts, python, user), check=False)
+        with urllib.request.urlopen("http://127.0.0.1:9857/api/v1/engines") as answer:
+            engines = json.load(answer)
+
+    assert done.returncode == 0
+    assert [one["id"] for one in engines] == ["e"]

@@ -1,0 +1,132 @@
+"""The plugin as a directory: found and loaded by an engine whose environment has never heard of sidestep."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+
+from conftest import Start, until
+from manifests import ROOT, named, template
+from sidestep import __version__
+
+BROUGHT = (msgspec, zmq)
+"""What the plugin needs and engines have themselves."""
+FIND = """
+import json, sys
+from importlib.metadata import entry_points, version
+import sidestep_adapters.sglang, sidestep_adapters.vllm, sidestep_adapters.vllm_frontend
+found = {g: [e.name for e in entry_points(group=g)] for g in ("vllm.stat_logger_plugins", "sglang.srt.plugins")}
+print(json.dumps([found, version("sidestep"), sidestep_adapters.__file__, sys.path]))
+"""
+PUSH = """
+import sys
+from sidestep.wire.messages import EngineInfo
+from sidestep_adapters.environment import endpoint, namespace
+from sidestep_adapters.push import Publisher
+labels = {"model_name": "m", "engine": "0"}
+publisher = Publisher(endpoint(), "s", [EngineInfo(f"{namespace()}/m/0", "vllm", labels)])
+sys.stdin.read()
+publisher.close()
+"""
+
+
+@pytest.fixture(scope="module")
+def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As the image has it: the distribution without its dependencies."""
+    directory = tmp_path_factory.mktemp("plugin")
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    built = directory / "wheel"
+    make = [*pip, "wheel", "--no-deps", "--no-build-isolation", f"--wheel-dir={built}", str(ROOT)]
+    subprocess.run(make, check=True)
+    (wheel,) = built.glob("*.whl")
+    target = directory / "opt"
+    put = [*pip, "install", "--no-deps", "--no-compile", f"--target={target}", str(wheel)]
+    subprocess.run(put, check=True)
+    return target
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of an environment with what engines bring along, and nothing of ours."""
+    directory = tmp_path_factory.mktemp("engine")
+    venv.create(directory, with_pip=False, symlinks=True)
+    (packages,) = directory.glob("lib/python*/site-packages")
+    for module in BROUGHT:
+        source = Path(str(module.__file__)).parent
+        for one in source.parent.glob(f"{source.name}*"):
+            (packages / one.name).symlink_to(one)
+        for one in source.parent.glob(f"py{source.name}*"):
+            (packages / one.name).symlink_to(one)
+    return directory / "bin" / "python"
+
+
+def run(engine: Path, code: str, **environ: str) -> str:
+    """What a program of the engine's prints."""
+    done = subprocess.run(
+        [engine, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PATH": os.environ["PATH"], **environ},
+        cwd="/",
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_an_engine_without_it_knows_nothing(engine: Path) -> None:
+    """So that what the next test finds is the directory's."""
+    code = "from importlib.metadata import entry_points as e; print([*e(group='vllm.stat_logger_plugins')])"
+
+    assert run(engine, code).strip() == "[]"
+
+
+def test_engines_find_it_by_its_entry_points(engine: Path, plugin: Path) -> None:
+    """Both groups, of this release, from that directory; the engine's own path stays behind it."""
+    found, version, file, path = json.loads(run(engine, FIND, PYTHONPATH=str(plugin)))
+
+    assert found == {"vllm.stat_logger_plugins": ["sidestep"], "sglang.srt.plugins": ["sidestep"]}
+    assert (version, Path(file).is_relative_to(plugin)) == (__version__, True)
+    assert path[1] == str(plugin)
+
+
+def test_it_brings_nothing_that_an_engine_has_itself(plugin: Path) -> None:
+    """A directory that Python looks at first would put its own releases before the engine's."""
+    names = {one.name for one in plugin.iterdir() if one.suffix != ".dist-info"}
+
+    # The line in sidestep.pth runs in site-packages only: docs/sglang.md.
+    assert names - {"bin"} == {"sidestep", "sidestep_adapters", "sidestep.pth"}
+
+
+async def test_it_reaches_the_exporter_of_the_manifest(
+    engine: Path, plugin: Path, tmp_path: Path, start: Start
+) -> None:
+    """Over a volume that everybody may write to, with the manifest's variables and endpoint."""
+    volume = tmp_path / "emptyDir"
+    volume.mkdir(mode=0o777)
+    volume.chmod(0o777)
+    variables = named(template()["containers"], "engine")["env"]
+    endpoint = named(variables, "SIDESTEP_ENDPOINT")["value"].replace("/run/sidestep", str(volume))
+    async with start(ingest_endpoint=(endpoint,), ingest_ipc_group=str(os.getgid())) as exporter:
+        process = await asyncio.create_subprocess_exec(
+            engine, "-c", PUSH, stdin=asyncio.subprocess.PIPE, cwd="/",
+            env={
+                "PYTHONPATH": str(plugin), "SIDESTEP_ENDPOINT": endpoint, "SIDESTEP_NAMESPACE": "pod-1",
+            },
+        )  # fmt: skip
+        await until(lambda: "pod-1/m/0" in exporter.registry.engines, 30)
+        await process.communicate(b"")
+
+    assert process.returncode == 0
+    directory = volume / "ingest"
+    assert directory.stat().st_mode & 0o7777 == 0o2770

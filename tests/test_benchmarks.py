@@ -1,0 +1,189 @@
+"""The one table of benchmarks: its rows, that it can be printed, and what the document has of it."""
+
+from __future__ import annotations
+
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from benchmarks.summary import statsd
+from benchmarks.summary.document import BEGIN, END, write
+from benchmarks.summary.rows import HEAD, Figure, Row, Topic, cells, met, ratio
+from benchmarks.summary.topics import TOPICS, interpreter, missing, topic
+from hypothesis import given
+from hypothesis import strategies as st
+
+ROOT = Path(__file__).parents[1]
+DOCUMENT = ROOT / "docs" / "performance.md"
+COST = Row("a page", "ms", "a peer", target=20, limit=50)
+RATE = Row("values", "M values/s", "a peer", target=14, more=True)
+STATSD = """#!{python}
+# Takes statsd_exporter's flags, counts lines as it does, and answers with a page.
+import http.server, os, signal, socket, sys, threading, time
+
+flags = dict(word.removeprefix("--").split("=", 1) for word in sys.argv[1:])
+inlet = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+inlet.bind(flags["statsd.listen-unixgram"])
+assert "buckets: [" in open(flags["statsd.mapping-config"]).read()
+seen = {{}}
+
+def count():
+    while True:
+        lines = inlet.recv(65536).decode().splitlines()
+        until = time.thread_time() + 0.002
+        while time.thread_time() < until:
+            pass
+        for line in lines:
+            name, _, rest = line.partition(":")
+            value, kind, tags = rest.split("|")
+            assert (name, kind, float(value) >= 0) == ("itl", "ms", True)
+            seen[tags] = seen.get(tags, 0) + 1
+
+class Page(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        for tags, number in sorted(seen.items()):
+            engine = tags.partition(":")[2]
+            self.wfile.write(b'itl_seconds_count{{engine="%s"}} %d\\n' % (engine.encode(), number))
+
+    def log_message(self, *_):
+        pass
+
+def ended(*_):
+    print(sum(seen.values()), file=open(sys.argv[0] + ".seen", "w"), flush=True)
+    os._exit(0)
+
+signal.signal(signal.SIGTERM, ended)
+threading.Thread(target=count, daemon=True).start()
+host, _, port = flags["web.listen-address"].rpartition(":")
+http.server.HTTPServer((host, int(port)), Page).serve_forever()
+"""
+
+figures = st.floats(min_value=1e-3, max_value=1e9)
+
+
+@given(ours=figures, theirs=figures)
+def test_a_ratio_above_one_is_always_in_our_favour(ours: float, theirs: float) -> None:
+    """A cost is better when it is less, a rate when it is more."""
+    figure = Figure(ours, theirs)
+    better, worse = ratio(COST, figure), ratio(RATE, figure)
+    assert better is not None
+    assert worse is not None
+
+    assert (better > 1) == (ours < theirs)
+    assert (worse > 1) == (ours > theirs)
+
+
+@pytest.mark.parametrize(
+    ("row", "figure", "reached"),
+    [
+        (COST, Figure(50, 1000), True),
+        (COST, Figure(51, 10_000), False),
+        (COST, Figure(50, 999), False),
+        (COST, Figure(49), True),
+        (COST, Figure(why="absent"), None),
+        (RATE, Figure(14, 1), True),
+        (RATE, Figure(13.9, 1), False),
+        (RATE, Figure(13.9), None),
+        (Row("free", "us", "a peer"), Figure(1, 2), None),
+        (Row("dropped", "steps", "a peer", limit=0), Figure(0, 0), True),
+    ],
+)
+def test_a_row_says_whether_all_that_is_asked_of_it_is_reached(
+    row: Row, figure: Figure, reached: bool | None
+) -> None:
+    """Nothing is claimed of what was not measured."""
+    assert met(row, figure) is reached
+
+
+def test_a_peer_that_is_absent_is_named() -> None:
+    """With the reason, and with our own figure where there is one."""
+    shown = dict(zip(HEAD, cells(RATE, Figure(2.5, why="absent: not on the path")), strict=True))
+
+    assert shown == {
+        "row": "values",
+        "unit": "M values/s",
+        "sidestep": "2.50",
+        "peer's": "",
+        "peer": "a peer (absent: not on the path)",
+        "ratio": "",
+        "target": "14x",
+        "met": "",
+    }
+
+
+def test_a_topic_without_its_engine_keeps_its_rows() -> None:
+    """They say who is missing."""
+    absent = Topic("of an engine", (COST, RATE), lambda _: {}, "no-venv", ("no_engine", "a.sh"))
+
+    assert interpreter(absent) is None
+    assert [figure.why for figure in missing(absent, "absent: no_engine").values()] == [
+        "absent: no_engine"
+    ] * 2
+
+
+@pytest.mark.parametrize("name", TOPICS)
+def test_rows_are_told_apart(name: str) -> None:
+    """Within a topic no two have the same name."""
+    rows = topic(name).rows
+
+    assert len({row.name for row in rows}) == len(rows) > 0
+
+
+def test_the_table_has_all_rows_of_its_topics() -> None:
+    """``python -m benchmarks --quick`` measures, and prints a line a row, with a figure each."""
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "--quick", "--only", "scrape"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    lines = {line.partition("   ")[0]: line for line in done.stdout.splitlines()}
+    for row in topic("scrape").rows:
+        assert row.peer in lines[row.name]
+        assert "x" in lines[row.name].split(row.peer)[1]
+
+
+def test_statsd_exporter_is_fed_and_measured(tmp_path: Path) -> None:
+    """All values arrive: here at a script that takes its flags and counts its lines."""
+    binary = tmp_path / "statsd_exporter"
+    binary.write_text(STATSD.format(python=sys.executable))
+    binary.chmod(binary.stat().st_mode | stat.S_IXUSR)
+
+    assert statsd.per_core(str(binary), 10_000) < 32 / 0.002
+    assert int(Path(f"{binary}.seen").read_text()) == 10_000 // 32 * 32
+
+
+def test_the_document_has_every_row(tmp_path: Path) -> None:
+    """And each one's peer; written anew, only figures change."""
+    written = _table(DOCUMENT)
+    page = tmp_path / "page.md"
+    page.write_text(DOCUMENT.read_text())
+
+    write(page, {name: missing(topic(name), "") for name in TOPICS})
+
+    assert [line[:1] for line in _table(page)] == [line[:1] for line in written]
+    assert page.read_text().partition(BEGIN)[0] == DOCUMENT.read_text().partition(BEGIN)[0]
+    assert page.read_text().partition(END)[2] == DOCUMENT.read_text().partition(END)[2]
+
+
+def test_a_document_without_a_place_for_the_table_is_left_alone(tmp_path: Path) -> None:
+    """The error says what is missing."""
+    page = tmp_path / "page.md"
+    page.write_text("# Performance\n")
+
+    with pytest.raises(SystemExit, match="no place for the table"):
+        write(page, {})
+
+    assert page.read_text() == "# Performance\n"
+
+
+def _table(path: Path) -> list[list[str]]:
+    text = path.read_text().partition(BEGIN)[2].partition(END)[0]
+    return [line.split(" | ") for line in text.splitlines() if line.startswith("| ")]

@@ -1,0 +1,566 @@
+"""What another exporter's page shows of engines that it does not count itself."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from intakes import steps
+from sidestep.errors import WireError
+from sidestep.native import Native, NativeHistogram
+from sidestep.registry import GONE, SILENT
+from sidestep.session import lives
+from sidestep.session.outgoing import REFRESH
+from sidestep.transport.guard import Guard
+from sidestep.wire.forwarded import decode_forward, is_forward
+from sidestep.wire.items import Family, Item, Sample, Samples, VllmStep, encode_item
+from sidestep.wire.messages import Bye, EngineInfo, Heartbeat, Hello, encode
+from sidestep.wire.triton import InferenceStats, ModelStats, Timed, TritonStats
+from sidestep.wire.vllm import IterationStats, SchedulerStats
+from trees import Node, frames_of, refresh, samples, wait
+
+TOKENS = "vllm:generation_tokens_total"
+RUNNING = "vllm:num_requests_running"
+
+
+def info(engine: str = "0", **labels: str) -> EngineInfo:
+    """Of vLLM."""
+    return EngineInfo(f"ns/m/{engine}", "vllm", {"engine": engine, "model_name": "m", **labels})
+
+
+def step(tokens: int, running: int | None = None, stamp: float = 1.0) -> VllmStep:
+    """A step with latencies, and a gauge where it is given."""
+    stats = None if running is None else SchedulerStats(num_running_reqs=running)
+    iteration = IterationStats(tokens, inter_token_latencies_iter=[0.001 * tokens] * tokens)
+    return VllmStep(0, stamp, 1.0, stats, iteration)
+
+
+def push(node: Node, *items: Item, stream: str = "s") -> None:
+    """Items of a stream that has greeted."""
+    node.items(stream, [encode_item(item) for item in items])
+
+
+def leaf(name: str = "leaf", boot: int = 1, *items: Item, **options: object) -> Node:
+    """An exporter with one engine."""
+    node = Node(name, boot, **options)  # type: ignore[arg-type]
+    node.greet("s", [info()])
+    push(node, *items)
+    return node
+
+
+def value(node: Node, name: str) -> float:
+    """Of all series of a family on the page together."""
+    found = samples(node.page)
+    return sum(number for key, number in found.items() if key.partition("{")[0] == name)
+
+
+def up(node: Node) -> list[float]:
+    """``sidestep_engine_up`` of all engines."""
+    found = (m for m in node.intake.metrics.collect() if m.name == "sidestep_engine_up")
+    return [sample.value for family in found for sample in family.samples]
+
+
+def test_a_page_of_all_dialects_is_the_same_elsewhere() -> None:
+    """Two exporters away, line by line; what only the first can compute as well."""
+    first, between, last = Node("a", legacy=True), Node("b"), Node("c", legacy=True)
+    for run in ("core", "core_lora", "sglang", "sglang_dp"):
+        first.feed(steps(run))
+    first.greet("t", [EngineInfo("t/m/1", "triton", {"model": "m", "version": "1"})])
+    timed = InferenceStats(success=Timed(3, 3000), queue=Timed(3, 100))
+    push(first, TritonStats(0, 1.0, 1.0, ModelStats(0, 3, 3, timed)), stream="t")
+    family = Family("my_seconds", "histogram", ["kind"], help="Mine.", bounds=[0.5, 1.0])
+    family.samples.append(Sample(["x"], observations=[0.1, 0.7, 9.0]))
+    first.greet("own", [info("9")])
+    push(first, Samples(0, 1.0, [family]), stream="own")
+    for engine in first.intake.registry.engines.values():
+        if engine.layout.dialect == "vllm":
+            engine.throughput = (3.5, 4.5)
+    first.tell(between)
+    between.tell(last)
+
+    assert samples(last.page) == samples(first.page)
+    assert len(samples(first.page)) > 1500
+    assert last.rejected == between.rejected == {}
+
+
+def test_an_engine_of_native_histograms_is_the_same_elsewhere() -> None:
+    """Bucket by bucket, and since the same moment."""
+    first = leaf("a", 1, step(3), step(70), native=Native({}, lambda: 100.0))
+    last = Node("b", native=Native({}, lambda: 200.0))
+    first.tell(last)
+    before, after = (
+        next(iter(node.intake.registry.engines.values())).histograms for node in (first, last)
+    )
+
+    assert [h and h.kept() for h in before] == [h and h.kept() for h in after]
+    assert any(isinstance(h, NativeHistogram) and h.buckets for h in after)
+
+
+def test_a_coarser_histogram_elsewhere_has_the_same_counts() -> None:
+    """Its schema is the one of whoever sees less."""
+    first = leaf("a", 1, step(3), step(70), native=Native({"inter_token_latency": 4}, lambda: 1.0))
+    last = Node("b", native=Native({"inter_token_latency": 1}, lambda: 1.0))
+    first.tell(last)
+    (engine,) = last.intake.registry.engines.values()
+    row = [row.name for row in engine.layout.histograms].index("vllm:inter_token_latency_seconds")
+    found = engine.histograms[row]
+
+    assert isinstance(found, NativeHistogram)
+    assert found.schema == 1
+    assert sum(found.buckets.values()) == sum(found.counts) == 73
+
+
+def test_bounds_are_those_of_whoever_counts() -> None:
+    """Its own configuration has set them, which no hello says."""
+    first, last = Node("a"), Node("b")
+    first.intake.registry.overrides = {"inter_token_latency": (0.002, 0.05)}
+    first.greet("s", [info()])
+    push(first, step(3), step(20))
+    first.tell(last)
+
+    assert samples(last.page) == samples(first.page)
+    assert 'vllm:inter_token_latency_seconds_bucket{engine="0",model_name="m",le="0.05"} 23' in (
+        last.page
+    )
+
+
+def test_what_an_exporter_does_not_count_is_not_shown_at_0_elsewhere() -> None:
+    """Nobody knows how often it has happened."""
+    first, last = leaf("a", 1, step(3)), Node("b")
+    (due,) = first.due()
+    record = msgspec.msgpack.decode(due.message.data)
+    names = [name for name, _ in record[0][2]]
+    record[0][2][names.index(TOKENS)][0] = "vllm:of_another_release_total"
+    due.message.data = msgspec.msgpack.encode(record)
+    for frame in frames_of(due):
+        last.hear(frame)
+
+    missing = samples(first.page).keys() - samples(last.page).keys()
+    assert missing == {f'{TOKENS}{{engine="0",model_name="m"}}'}
+
+
+def test_a_word_that_is_lost_doubled_or_late_changes_nothing() -> None:
+    """Each says all there is; the latest stands."""
+    node, root = leaf("leaf", 1, step(3)), Node("root")
+    early = node.frames()
+    push(node, step(4))
+    late = node.frames()
+    for frame in late:
+        root.hear(frame)
+    version = root.intake.registry.version
+    for frame in (*early, *late, *early):
+        root.hear(frame)
+
+    assert value(root, TOKENS) == 7
+    assert root.intake.registry.version == version
+    push(node, step(5))
+    node.frames()
+    refresh(node, root)
+    assert value(root, TOKENS) == 12
+    assert root.intake.registry.version > version
+
+
+def test_a_new_life_adds_to_those_before() -> None:
+    """An exporter that starts at 0 has not taken anything back."""
+    words = [leaf("leaf", boot, step(boot, running=boot)).frames() for boot in (1, 2)]
+    for order in ((0, 1), (1, 0)):
+        root = Node("root")
+        for place in (*order, *order):
+            for frame in words[place]:
+                root.hear(frame)
+
+        assert (value(root, TOKENS), value(root, RUNNING)) == (3, 2)
+        assert len(root.intake.registry.engines) == 1
+
+
+def test_a_restored_exporter_goes_on_with_its_life() -> None:
+    """It says what it had said, and more."""
+    node, root = leaf("leaf", 1, step(3), state=True), Node("root")
+    node.save()
+    node.tell(root)
+    push(node, step(100))
+    assert node.frames() == []
+    again = Node("leaf", 2, state=True, disk=node.disk)
+    assert again.frames() == []
+    again.seqs = {"s": 1}
+    again.greet("s", [info()])
+    push(again, step(4))
+    again.save()
+    again.tell(root)
+
+    assert value(root, TOKENS) == 7
+
+
+def test_the_root_goes_on_with_its_snapshot() -> None:
+    """Also with lives that nobody tells of any more; gauges wait for a word."""
+    root = Node("root")
+    leaf("leaf", 1, step(3, running=2)).tell(root)
+    other = leaf("leaf", 2, step(5, running=9))
+    other.tell(root)
+    root.save()
+    reborn = Node("root", 2, disk=root.disk)
+
+    assert (value(reborn, TOKENS), value(reborn, RUNNING), up(reborn)) == (8, 0, [0.0])
+    push(other, step(1))
+    other.tell(reborn)
+    assert (value(reborn, TOKENS), value(reborn, RUNNING), up(reborn)) == (9, 9, [1.0])
+    reborn.save()
+    assert samples(Node("root", 3, disk=reborn.disk).page).items() <= samples(reborn.page).items()
+
+
+def test_lives_that_are_too_many_become_one_sum() -> None:
+    """None of them is counted again, whoever brings its word."""
+    root, words = Node("root"), list[bytes]()
+    root.intake.forwarded.lives.most = 3
+    for boot in range(1, 9):
+        words += leaf("leaf", boot, step(boot)).frames()
+        root.hear(words[-1])
+    for frame in words:
+        root.hear(frame)
+
+    assert value(root, TOKENS) == sum(range(1, 9))
+    assert value(root, "vllm:inter_token_latency_seconds_count") == sum(range(1, 9))
+    assert len(root.intake.forwarded.lives) == 4
+    upper = Node("upper")
+    root.tell(upper)
+    assert value(upper, TOKENS) == 6 + 7 + 8
+    root.save()
+    reborn = Node("root", 2, disk=root.disk)
+    for frame in words:
+        reborn.hear(frame)
+    assert value(reborn, TOKENS) == sum(range(1, 9))
+
+
+def test_engines_of_two_sources_are_two() -> None:
+    """Though they look alike: the later one says where it is from."""
+    root = Node("root")
+    leaf("one", 1, step(3)).tell(root)
+    leaf("two", 1, step(4)).tell(root)
+
+    assert {
+        f'{TOKENS}{{engine="0",model_name="m"}}': 3.0,
+        f'{TOKENS}{{engine="0",model_name="m",origin="two/ns/m/0"}}': 4.0,
+    }.items() <= samples(root.page).items()
+
+
+def test_engines_of_one_identity_are_one_where_asked() -> None:
+    """Counts add up; each gauge is of whoever knows it."""
+    root = Node("root", merge=True)
+    leaf("one", 1, step(3, running=2)).tell(root)
+    leaf("two", 1, step(4)).tell(root)
+
+    assert len(root.intake.registry.engines) == 1
+    assert (value(root, TOKENS), value(root, RUNNING)) == (7, 2)
+
+
+def test_labels_are_added_on_the_way() -> None:
+    """By each exporter its own; what an engine says itself stands."""
+    first = Node("a", labels={"host": "h1", "rack": "r1"})
+    first.greet("s", [info(), info("1", host="own")])
+    push(first, step(3))
+    between, last = Node("b", labels={"rack": "none", "zone": "z"}), Node("c")
+    first.tell(between)
+    between.tell(last)
+
+    key = f'{TOKENS}{{engine="0",host="h1",model_name="m",rack="r1",zone="z"}}'
+    assert samples(last.page)[key] == 3
+    assert samples(last.page)[key.replace('"0"', '"1"').replace("h1", "own")] == 0
+    assert f'{TOKENS}{{engine="0",model_name="m"}} 3' in first.page
+
+
+def test_an_exporter_that_comes_back_with_other_labels_takes_its_counts_along() -> None:
+    """Nothing of them stays under the old ones."""
+    node, root = leaf("leaf", 1, step(3), state=True, labels={"host": "old"}), Node("root")
+    node.save()
+    node.tell(root)
+    again = Node("leaf", 2, state=True, disk=node.disk, labels={"host": "new"})
+    again.save()
+    again.tell(root)
+
+    assert 'host="old"' not in root.page
+    assert value(root, TOKENS) == 3
+    assert root.intake.registry.open_series == 0
+
+
+def test_silence_is_that_of_the_source() -> None:
+    """However many pass its last word on, and however late."""
+    node, between, root = leaf("leaf", 1, step(3, running=2)), Node("b"), Node("root")
+    node.tell(between)
+    wait(SILENT - 1, node, between, root)
+    between.tell(root)
+    assert (value(root, RUNNING), up(root)) == (2, [1.0])
+    wait(2, between, root)
+
+    assert (value(root, TOKENS), value(root, RUNNING), up(root)) == (3, 0, [0.0])
+    refresh(between, root)
+    assert value(root, RUNNING) == 0
+    node.say("s", Heartbeat(1, 1, 0))
+    refresh(node, between, root)
+    assert (value(root, RUNNING), up(root)) == (2, [1.0])
+    push(node, step(0, running=5))
+    node.tell(between)
+    wait(SILENT - 5, between, root)
+    between.tell(root)
+    assert value(root, RUNNING) == 5
+    wait(5, between, root)
+    assert value(root, RUNNING) == 0
+    wait(GONE - SILENT, between, root)
+    assert root.page == ""
+    late = Node("late", now=between.now)
+    between.tell(late)
+    assert late.page == ""
+    refresh(node, between, root)
+    assert value(root, TOKENS) == 3
+
+
+def test_an_engine_that_was_away_is_the_same_when_it_is_back() -> None:
+    """Though its source has nothing new to say."""
+    node, root = Node("leaf"), Node("root")
+    node.feed(steps("core"))
+    node.tell(root)
+    page = samples(root.page)
+    wait(GONE + 1, root)
+    assert root.page == ""
+    node.now = REFRESH
+    node.tell(root)
+
+    assert samples(root.page) == page == samples(node.page)
+
+
+def test_what_stays_under_old_labels_falls_silent() -> None:
+    """A life before the one that took its counts along."""
+    root = Node("root")
+    leaf("leaf", 1, step(3, running=1), labels={"host": "old"}).tell(root)
+    wait(SILENT, root)
+    node = leaf("leaf", 2, step(4, running=2), state=True, labels={"host": "old"})
+    node.save()
+    node.tell(root)
+    again = Node("leaf", 3, state=True, disk=node.disk, labels={"host": "new"})
+    again.save()
+    again.tell(root)
+    old, new = (f'{TOKENS}{{engine="0",host="{host}",model_name="m"}}' for host in ("old", "new"))
+
+    assert {old: 3.0, new: 4.0}.items() <= samples(root.page).items()
+    assert up(root) == [0.0, 0.0]
+    assert value(root, RUNNING) == 0
+    wait(GONE, root)
+    assert root.page == ""
+
+
+def test_what_did_not_change_is_not_made_anew() -> None:
+    """Renderers keep its text; and since when it counts is when it was first told of."""
+    seconds = [100.0]
+    node, root = leaf("leaf", 1, step(3)), Node("root", native=Native({}, lambda: seconds[0]))
+    family = Family("my_seconds", "histogram", [], bounds=[1.0], samples=[Sample(observations=[2])])
+    push(node, Samples(0, 1.0, [family]))
+    node.tell(root)
+    (engine,) = root.intake.registry.engines.values()
+    before, own = [*engine.histograms], engine.open["my_seconds"].children[()]
+    seconds[0] = 200.0
+    push(node, step(4))
+    node.tell(root)
+    changed = [old for old, new in zip(before, engine.histograms, strict=True) if old is not new]
+
+    assert engine.open["my_seconds"].children[()] is own
+    assert 0 < len(changed) < 5
+    assert {h.created for h in engine.histograms if isinstance(h, NativeHistogram)} == {100.0}
+
+
+def test_what_the_leaf_has_limited_is_not_limited_again() -> None:
+    """The label value for all others comes with the record."""
+    node, root = leaf("leaf", 1, step(3)), Node("root")
+    family = Family("my_total", "counter", ["which"])
+    family.samples += [Sample([str(number)], 1) for number in range(70)]
+    push(node, Samples(0, 1.0, [family]))
+    node.tell(root)
+
+    assert value(root, "my_total") == 70
+    assert samples(root.page) == samples(node.page)
+    assert node.intake.registry.limited["label_values"] == 6
+    assert root.intake.registry.limited["label_values"] == 0
+
+
+def test_there_is_a_bound_on_what_others_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was there before stays, and what cannot be kept leaves nothing behind."""
+    root = Node("root")
+    leaf("one", 1, step(3)).tell(root)
+    monkeypatch.setattr(lives, "MAX_BYTES", root.intake.forwarded.lives.bytes + 100)
+    leaf("two", 1, step(4)).tell(root)
+
+    assert root.rejected == {("over_limit",): 1.0}
+    assert value(root, TOKENS) == 3
+    assert not root.intake.registry.kept
+
+
+def test_an_engine_that_says_goodbye_is_down_elsewhere_at_once() -> None:
+    """Its gauges go when they go there, and it is remembered as long."""
+    node, root = leaf("leaf", 1, step(3, running=2)), Node("root")
+    node.tell(root)
+    node.say("s", Bye(1, 1))
+    node.tell(root)
+    assert (value(root, RUNNING), up(root)) == (2, [0.0])
+    for _ in range(4):
+        refresh(node, root)
+    assert (value(root, TOKENS), value(root, RUNNING)) == (3, 0)
+    for _ in range(int(GONE / REFRESH)):
+        refresh(node, root)
+
+    assert node.page == root.page == ""
+    assert len(root.intake.registry.kept) == 1
+    node.restart("s")
+    node.greet("s", [info()])
+    push(node, step(4))
+    node.tell(root)
+    assert value(root, TOKENS) == 7
+
+
+def test_a_large_record_comes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It counts once all of them are there, in whatever order; half a record never."""
+    monkeypatch.setattr("sidestep.wire.forwarded.PIECE_BYTES", 3000)
+    node = leaf("leaf", 1, step(3))
+    old = node.frames()
+    push(node, step(4))
+    new = node.frames()
+    assert len(new) == len(old) > 2
+    for missing in range(len(new)):
+        root = Node("root")
+        for frame in (*old[:-1], *reversed(new[:missing]), *new[missing + 1 :], *old):
+            root.hear(frame)
+        assert root.page == ""
+        root.hear(new[missing])
+
+        assert value(root, TOKENS) == 7
+        assert root.rejected == {}
+
+
+def test_a_server_that_keeps_its_own_totals_is_not_counted_by_each_life() -> None:
+    """Each of them was told all of it."""
+    root = Node("root")
+    for boot, requests in ((1, 5), (2, 7)):
+        node = Node("leaf", boot)
+        node.greet("t", [EngineInfo("t/m/1", "triton", {"model": "m", "version": "1"})])
+        timed = InferenceStats(success=Timed(requests, requests))
+        stats = ModelStats(0, requests, requests, timed)
+        push(node, TritonStats(0, 1.0, 1.0, stats), stream="t")
+        node.tell(root)
+
+    assert value(root, "nv_inference_request_success") == 7
+
+
+def test_what_comes_back_to_its_source_is_not_counted_again() -> None:
+    """Two exporters that forward to each other."""
+    one, two = leaf("one", 1, step(3)), leaf("two", 1, step(4))
+    for _ in range(3):
+        one.tell(two)
+        two.tell(one)
+        wait(REFRESH, one, two)
+
+    assert value(one, TOKENS) == value(two, TOKENS) == 7
+    assert one.due()
+    one.tell(two)
+    two.frames()
+    assert len(one.due()) == len(two.due()) == 0
+
+
+def test_an_engine_of_somebody_elses_name_is_refused() -> None:
+    """Whoever pushes to this exporter cannot feed what another one counts."""
+    node, root = leaf("leaf", 1, step(3)), Node("root")
+    node.tell(root)
+    name = next(iter(root.intake.registry.engines))
+    root.greet("s", [EngineInfo(name, "vllm", {"engine": "0", "model_name": "m"})])
+
+    assert root.rejected == {("engine_conflict",): 1.0}
+    assert value(root, TOKENS) == 3
+
+
+def test_a_record_that_makes_no_sense_leaves_the_last_one() -> None:
+    """And is counted by its reason."""
+    node, root = leaf("leaf", 1, step(3)), Node("root")
+    node.tell(root)
+    push(node, step(4))
+    (due,) = node.due()
+    due.message.data = due.message.data[:-9]
+
+    for frame in frames_of(due):
+        root.hear(frame)
+
+    assert root.rejected == {("bad_item",): 1.0}
+    assert value(root, TOKENS) == 3
+
+
+def test_a_clock_that_was_set_back_costs_no_counts() -> None:
+    """Later lives then have lower numbers; the one that goes on is never taken for an old one."""
+    root = Node("root")
+    root.intake.forwarded.lives.most = 2
+    for boot in range(9, 1, -1):
+        wait(1, root)
+        leaf("leaf", boot, step(3)).tell(root)
+    last = leaf("leaf", 1, step(3))
+    for _ in range(3):
+        push(last, step(1))
+        wait(1, root)
+        last.tell(root)
+
+    assert value(root, TOKENS) == 9 * 3 + 3
+    push(last, step(0, running=4))
+    wait(SILENT, root)
+    last.tell(root)
+    assert value(root, RUNNING) == 4
+
+
+def test_refusing_one_engine_silences_no_other() -> None:
+    """However many are refused: they are well-formed."""
+    root = Node("root")
+    root.intake.guard = Guard(root.intake.metrics, lambda: 0.0, Authorized(), lambda: False)
+    node = Node("leaf")
+    node.greet("s", [info(str(number)) for number in range(200)])
+    node.tell(root)
+
+    assert len(root.intake.registry.engines) == 1
+    assert root.rejected == {("unauthorised",): 199.0}
+
+
+class Authorized:
+    """One key, for one engine."""
+
+    def __contains__(self, key: str) -> bool:
+        return True
+
+    def __len__(self) -> int:
+        return 1
+
+    def engines(self, key: str) -> list[str]:  # noqa: ARG002 - all have the same
+        """Those that it may feed."""
+        return ["ns/m/7"]
+
+
+@given(st.data())
+def test_whatever_a_record_says_it_is_nobodys_bug(data: st.DataObject) -> None:
+    """It is shown, or counted by its reason; what was said before stands or goes, never half."""
+    root = Node("root")
+    leaf("one", 1, step(3)).tell(root)
+    node = leaf("leaf", 1, step(3, running=2))
+    (due,) = node.due()
+    record = bytearray(due.message.data)
+    for _ in range(data.draw(st.integers(1, 3))):
+        place = data.draw(st.integers(0, len(record) - 1))
+        record[place] = data.draw(st.integers(0, 255))
+    due.message.data = bytes(record)
+    for frame in frames_of(due):
+        root.hear(frame)
+
+    assert ("bug",) not in root.rejected
+    assert f'{TOKENS}{{engine="0",model_name="m"}} 3' in root.page
+
+
+@given(st.binary(max_size=200))
+def test_other_frames_are_no_forwards(data: bytes) -> None:
+    """Nor is what follows the tag, if it is nonsense."""
+    for message in (Bye(1, 1), Heartbeat(1, 1, 0), Hello(1, "F", 1, 1, 1, [])):
+        assert not is_forward(encode(message))
+    for frame in (data, b"\x9d\xa1F" + data, b"\xdc\x00\x10\xa1F" + data):
+        assert is_forward(frame) or frame == data
+        with pytest.raises(WireError):
+            decode_forward(frame)

@@ -1,0 +1,106 @@
+"""What the pictures of the dashboards are drawn with."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tools.screens.answers import Series
+from tools.screens.charts import parts, stack
+from tools.screens.png import COLORS, SIGNATURE, chunk, chunks, paeth, smaller, unfiltered
+from tools.screens.units import shown, ticks
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (0.0123, "s", "12.3 ms"),
+        (0.00005, "s", "50 µs"),
+        (1.5, "s", "1.5 s"),
+        (90.0, "s", "1.5 min"),
+        (7200.0, "s", "2 h"),
+        (0.0, "s", "0 s"),
+        (250.0, "ms", "250 ms"),
+        (0.805, "percentunit", "80.5 %"),
+        (1536.0, "bytes", "1.5 KiB"),
+        (3 * 1024.0**2, "Bps", "3 MiB/s"),
+        (2230.0, "cps", "2.23 K c/s"),
+        (0.0, "reqps", "0 req/s"),
+        (1.2e9, "flops", "1.2 GFLOP/s"),
+        (16.0, "short", "16"),
+        (float("nan"), "s", "no traffic"),
+        (0.0, "dateTimeAsIso", "1970-01-01 00:00:00"),
+    ],
+)
+def test_numbers_have_units(value: float, unit: str, text: str) -> None:
+    """As Grafana writes them, in three digits."""
+    assert shown(value, unit) == text
+
+
+@given(st.floats(1e-9, 1e15), st.sampled_from(["short", "bytes"]))
+def test_ticks_reach_as_far_as_values(most: float, unit: str) -> None:
+    """They begin at 0, are evenly spaced, and no more than one lies beyond."""
+    found = ticks(most, unit)
+
+    assert found[0] == 0
+    assert found[-1] >= most * (1 - 1e-9)
+    assert found[-2] < most
+    assert 2 <= len(found) <= 6
+
+
+def test_bytes_have_ticks_of_their_own() -> None:
+    """Round in the unit that is written."""
+    assert ticks(1.5 * 1024**2, "bytes") == [0, 2**19, 2**20, 3 * 2**19]
+
+
+def test_parts_of_a_stack_add_up() -> None:
+    """Each begins where the one below ends; a gap of one is none of the others'."""
+    low = Series("a", {}, {1.0: 1.0, 2.0: 2.0})
+    high = Series("b", {}, {2.0: 5.0, 3.0: 1.0})
+
+    assert stack([low, high]) == [(low.values, {}), ({2.0: 7.0, 3.0: 1.0}, low.values)]
+    assert parts({1: 0.0, 2: 0.0, 5: 0.0}, 1.0) == [[1, 2], [5]]
+
+
+def filtered(line: bytes, above: bytes, kind: int, depth: int) -> bytes:
+    """A line as PNG's filter of this number stores it."""
+    made = bytearray([kind])
+    for at, value in enumerate(line):
+        left = line[at - depth] if at >= depth else 0
+        corner = above[at - depth] if at >= depth else 0
+        guess = (0, left, above[at], (left + above[at]) // 2, paeth(left, above[at], corner))[kind]
+        made.append((value - guess) & 255)
+    return bytes(made)
+
+
+@given(st.data())
+def test_a_picture_of_few_colours_stays_as_it_is(data: st.DataObject) -> None:
+    """Whatever filters its lines were stored with."""
+    depth = data.draw(st.sampled_from([3, 4]))
+    width, height = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 6))
+    colors = data.draw(
+        st.lists(st.tuples(*[st.integers(0, 255)] * 3), min_size=1, max_size=COLORS, unique=True)
+    )
+    pixels = data.draw(
+        st.lists(st.sampled_from(colors), min_size=width * height, max_size=width * height)
+    )
+    lines = [
+        b"".join(bytes(p) + b"\xff" * (depth - 3) for p in pixels[row * width : (row + 1) * width])
+        for row in range(height)
+    ]
+    above = [bytes(width * depth), *lines]
+    stored = b"".join(
+        filtered(line, above[n], data.draw(st.integers(0, 4)), depth)
+        for n, line in enumerate(lines)
+    )
+    head = struct.pack(">IIBBBBB", width, height, 8, {3: 2, 4: 6}[depth], 0, 0, 0)
+    parts_ = ((b"IHDR", head), (b"IDAT", zlib.compress(stored)), (b"IEND", b""))
+    made = dict(chunks(smaller(SIGNATURE + b"".join(chunk(*part) for part in parts_))))
+    palette = made[b"PLTE"]
+    rows = unfiltered(zlib.decompress(made[b"IDAT"]), width, 1)
+
+    assert made[b"IHDR"] == struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)
+    assert [tuple(palette[3 * n : 3 * n + 3]) for row in rows for n in row] == pixels

@@ -1,0 +1,1 @@
+"""The dashboards of ``grafana/``: one module each, over what they share."""

@@ -1,0 +1,51 @@
+"""Write ``grafana/``; with ``--check`` only compare: ``python -m tools.boards``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from tools.boards import fleet, health, kv_cache, latency, sglang, speculation, triton, vllm
+
+GRAFANA = Path(__file__).parents[2] / "grafana"
+BOARDS = (
+    fleet.BOARD,
+    vllm.BOARD,
+    sglang.BOARD,
+    latency.BOARD,
+    kv_cache.BOARD,
+    speculation.BOARD,
+    triton.BOARD,
+    health.BOARD,
+)
+
+
+def files() -> dict[str, str]:
+    """Contents by name."""
+    return {f"{board.file}.json": json.dumps(board.made(), indent=1) + "\n" for board in BOARDS}
+
+
+def main() -> int:
+    """Write, or compare."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="fail where a file is out of date")
+    check = parser.parse_args().check
+    made = files()
+    there = {path.name for path in GRAFANA.glob("*.json")}
+    stale = sorted(there - made.keys())
+    for name, text in made.items():
+        path = GRAFANA / name
+        if check and (name not in there or path.read_text() != text):
+            stale.append(name)
+        elif not check:
+            path.write_text(text)
+    if stale:
+        listed = ", ".join(f"grafana/{name}" for name in stale)
+        sys.stderr.write(f"out of date or of no board, run `make docs`: {listed}\n")
+    return 1 if stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,173 @@
+"""A dashboard of rows of panels, its variables and links."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from tools.boards.panels import SOURCE, Panel
+
+TAG = "sidestep"
+COLUMNS = 24
+
+
+@dataclasses.dataclass(frozen=True)
+class Variable:
+    """A filter: the values that a label has on series of ours.
+
+    Attributes:
+        source: A selector; others' series may have a label of that name.
+        every: The pattern of *All*, which is quicker than all values; without one it is these.
+    """
+
+    name: str
+    label: str
+    source: str
+    every: str | None = ".*"
+
+    def made(self) -> dict[str, Any]:
+        """As JSON has it."""
+        query = f"label_values({self.source}, {self.name})"
+        return {
+            "name": self.name,
+            "label": self.label,
+            "type": "query",
+            "datasource": SOURCE,
+            "definition": query,
+            "query": {"query": query, "refId": self.name},
+            "refresh": 2,
+            "sort": 1,
+            "includeAll": True,
+            "multi": True,
+            **({"allValue": self.every} if self.every else {}),
+            "current": {"selected": True, "text": ["All"], "value": ["$__all"]},
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Bound:
+    """A choice of one bound of histograms, such as what an objective allows."""
+
+    name: str
+    label: str
+    source: str
+    default: str
+
+    def made(self) -> dict[str, Any]:
+        """As JSON has it."""
+        query = f"label_values({self.source}, le)"
+        return {
+            "name": self.name,
+            "label": self.label,
+            "type": "query",
+            "datasource": SOURCE,
+            "definition": query,
+            "query": {"query": query, "refId": self.name},
+            "regex": "/^[0-9.e+-]+$/",
+            "refresh": 2,
+            "sort": 3,
+            "includeAll": False,
+            "multi": False,
+            "current": {"selected": True, "text": self.default, "value": self.default},
+        }
+
+
+JOB = Variable("job", "Job", "sidestep_build_info", None)
+"""All are those of exporters: ``up`` and ``process_*`` are other targets', too."""
+INSTANCE = Variable("instance", "Instance", 'sidestep_build_info{job=~"$job"}', ".+")
+TARGET = (JOB, INSTANCE)
+"""Every dashboard has these: Prometheus gives every series both labels."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """Panels under a heading, from left to right and as many lines as they need."""
+
+    title: str
+    panels: Sequence[Panel]
+
+
+@dataclasses.dataclass(frozen=True)
+class Dashboard:
+    """One file of ``grafana/``."""
+
+    file: str
+    title: str
+    says: str
+    tags: Sequence[str]
+    variables: Sequence[Variable | Bound]
+    rows: Sequence[Row]
+
+    def made(self) -> dict[str, Any]:
+        """As JSON has it; without an id, so that Grafana takes it for new wherever it comes."""
+        return {
+            "uid": f"sidestep-{self.file}",
+            "title": self.title,
+            "description": self.says,
+            "tags": [TAG, *self.tags],
+            "schemaVersion": 39,
+            "version": 1,
+            "editable": False,
+            "graphTooltip": 1,
+            "refresh": "30s",
+            "time": {"from": "now-1h", "to": "now"},
+            "timezone": "browser",
+            "annotations": {"list": []},
+            "links": [
+                {
+                    "type": "dashboards",
+                    "title": "sidestep",
+                    "tags": [TAG],
+                    "asDropdown": False,
+                    "icon": "external link",
+                    "includeVars": True,
+                    "keepTime": True,
+                    "targetBlank": False,
+                    "tooltip": "",
+                    "url": "",
+                }
+            ],
+            "templating": {"list": [_datasource(), *(each.made() for each in self.variables)]},
+            "panels": self._panels(),
+        }
+
+    def _panels(self) -> list[dict[str, Any]]:
+        made: list[dict[str, Any]] = []
+        y = number = 0
+        for row in self.rows:
+            number += 1
+            made.append(_heading(row.title, number, y))
+            y += 1
+            x = line = 0
+            for panel in row.panels:
+                if x + panel.width > COLUMNS:
+                    x, y, line = 0, y + line, 0
+                number += 1
+                made.append(panel.made(number, x, y))
+                x, line = x + panel.width, max(line, panel.height)
+            y += line
+        return made
+
+
+def _datasource() -> dict[str, Any]:
+    return {
+        "name": "datasource",
+        "label": "Data source",
+        "type": "datasource",
+        "query": "prometheus",
+        "includeAll": False,
+        "multi": False,
+        "current": {},
+    }
+
+
+def _heading(title: str, number: int, y: int) -> dict[str, Any]:
+    return {
+        "id": number,
+        "type": "row",
+        "title": title,
+        "collapsed": False,
+        "gridPos": {"h": 1, "w": COLUMNS, "x": 0, "y": y},
+        "panels": [],
+    }

@@ -1,0 +1,256 @@
+"""All engines of all kinds, by model: is anything wrong, and where to look."""
+
+from __future__ import annotations
+
+from tools.boards import reasons
+from tools.boards.dashboard import TARGET, Dashboard, Row, Variable
+from tools.boards.panels import Panel, Query
+from tools.boards.queries import (
+    Histogram,
+    Scope,
+    most,
+    once,
+    once_rate,
+    rate,
+    ratio,
+    total,
+)
+from tools.boards.shapes import lines, tile
+
+RUNNING = ("vllm:num_requests_running", "sglang:num_running_reqs")
+WAITING = ("vllm:num_requests_waiting", "sglang:num_queue_reqs")
+GENERATED = ("vllm:generation_tokens_total", "sglang:generation_tokens_total")
+PROMPTS = ("vllm:prompt_tokens_total", "sglang:prompt_tokens_total")
+FINISHED = ("vllm:request_success_total", "sglang:num_requests_total")
+PREEMPTED = ("vllm:num_preemptions_total", "sglang:num_retracted_requests_total")
+FILLED = ("vllm:kv_cache_usage_perc", "sglang:token_usage")
+
+of = Scope("model_name", "job", "instance")
+target = Scope("job", "instance")
+"""Triton's series have no ``model_name``."""
+
+TTFT = {
+    "vLLM": Histogram(of, "vllm:time_to_first_token_seconds"),
+    "SGLang": Histogram(of, "sglang:time_to_first_token_seconds"),
+}
+INTER = {
+    "vLLM": Histogram(of, "vllm:inter_token_latency_seconds"),
+    "SGLang": Histogram(of, "sglang:inter_token_latency_seconds"),
+}
+WHOLE = {
+    "vLLM": Histogram(of, "vllm:e2e_request_latency_seconds"),
+    "SGLang": Histogram(of, "sglang:e2e_request_latency_seconds"),
+}
+
+
+def slowest(title: str, says: str, by_engine: dict[str, Histogram]) -> Panel:
+    """The 95th percentile by model; engines have bounds of their own, so each has its query."""
+    found = [
+        Query(histogram.quantile(0.95, "model_name"), f"{{{{model_name}}}} {engine}")
+        for engine, histogram in by_engine.items()
+    ]
+    return lines(title, says, reasons.NO_TRAFFIC, *found, unit="s")
+
+
+def by_model(title: str, says: str, expr: str, unit: str = "short", empty: str = "") -> Panel:
+    """A line for each model."""
+    return lines(
+        title, says, empty or reasons.ENGINES, Query(expr, "{{model_name}}"), unit=unit, width=6
+    )
+
+
+TILES = (
+    tile(
+        "Engines",
+        "Engines of vLLM and SGLang that tell how many requests they run; each data-parallel rank is one.",
+        reasons.ENGINES,
+        f"count ({most(of(*RUNNING, priority=''), ('job', 'instance', 'origin', 'model_name', 'engine', 'dp_rank'))})",
+    ),
+    tile(
+        "Silent feeds",
+        "What has fed an exporter and does not any more: an engine's process that said goodbye or died.",
+        reasons.EXPORTER,
+        total(f"{of('sidestep_engine_up')} == bool 0"),
+        limits=(1, 1),
+    ),
+    tile(
+        "Out of reach",
+        "Targets that Prometheus cannot scrape.",
+        "Prometheus has no such target.",
+        total(f"{target('up')} == bool 0"),
+        limits=(1, 1),
+    ),
+    tile("Running", "Requests in batches.", reasons.ENGINES, once(of(*RUNNING, priority=""))),
+    tile("Waiting", "Requests in queues.", reasons.ENGINES, once(of(*WAITING, priority=""))),
+    tile(
+        "Generated tokens",
+        "Tokens generated in a second; SGLang counts a request's when it ends.",
+        reasons.ENGINES,
+        rate(of(*GENERATED)),
+        unit="cps",
+    ),
+    tile(
+        "Prompt tokens",
+        "Prompt tokens in a second, cached ones included.",
+        reasons.ENGINES,
+        rate(of(*PROMPTS)),
+        unit="cps",
+    ),
+    tile(
+        "First token, p95",
+        "Time to the first token that 95 % of requests stay below.",
+        reasons.NO_TRAFFIC,
+        *(Query(histogram.quantile(0.95), engine) for engine, histogram in TTFT.items()),
+        unit="s",
+    ),
+)
+
+MODELS = Panel(
+    title="Models",
+    says="Each model by what its engines do now.",
+    empty=reasons.ENGINES,
+    kind="table",
+    width=24,
+    height=6,
+    queries=[
+        Query(once(of(*RUNNING, priority=""), "model_name")),
+        Query(once(of(*WAITING, priority=""), "model_name")),
+        Query(rate(of(*GENERATED), "model_name")),
+        Query(rate(of(*PROMPTS), "model_name")),
+        Query(rate(of(*FINISHED), "model_name")),
+        Query(most(of(*FILLED), "model_name")),
+    ],
+    columns={
+        "model_name": "Model",
+        "Value #A": "Running",
+        "Value #B": "Waiting",
+        "Value #C": "Generated tokens/s",
+        "Value #D": "Prompt tokens/s",
+        "Value #E": "Requests/s",
+        "Value #F": "Fullest KV cache",
+    },
+    units={"Fullest KV cache": "percentunit", "Requests/s": "reqps"},
+)
+
+LOAD = (
+    by_model("Running", "Requests in batches.", once(of(*RUNNING, priority=""), "model_name")),
+    by_model(
+        "Waiting",
+        "Requests in queues; one that keeps growing is more load than there are engines for.",
+        once(of(*WAITING, priority=""), "model_name"),
+    ),
+    by_model(
+        "Generated tokens",
+        "Tokens generated in a second; SGLang counts a request's when it ends.",
+        rate(of(*GENERATED), "model_name"),
+        "cps",
+    ),
+    by_model(
+        "Prompt tokens",
+        "Prompt tokens in a second, cached ones included.",
+        rate(of(*PROMPTS), "model_name"),
+        "cps",
+    ),
+)
+
+LATENCY = (
+    slowest("Time to first token, p95", "From arrival to the first token.", TTFT),
+    slowest("Inter-token latency, p95", "Between two outputs of a request.", INTER),
+    slowest("End to end, p95", "From a request's arrival to its end.", WHOLE),
+)
+
+CAPACITY = (
+    by_model(
+        "Fullest KV cache",
+        "Share of the KV cache in use in the fullest engine; near 1, requests wait or are preempted.",
+        most(of(*FILLED), "model_name"),
+        "percentunit",
+    ),
+    by_model(
+        "Preemptions",
+        "Requests in a second that had to give up their place; SGLang says retracted.",
+        once_rate(of(*PREEMPTED), "model_name"),
+        "cps",
+    ),
+    lines(
+        "Prefix cache hits",
+        "Share of prompt tokens that were found in the prefix cache.",
+        reasons.NO_TRAFFIC,
+        Query(
+            ratio(
+                rate(of("vllm:prefix_cache_hits_total"), "model_name"),
+                rate(of("vllm:prefix_cache_queries_total"), "model_name"),
+            ),
+            "{{model_name}} vLLM",
+        ),
+        Query(
+            ratio(
+                once_rate(
+                    of("sglang:prefill_effective_tokens_total", mode="~.*_hit"), "model_name"
+                ),
+                once_rate(of("sglang:prefill_effective_tokens_total"), "model_name"),
+            ),
+            "{{model_name}} SGLang",
+        ),
+        unit="percentunit",
+        width=6,
+    ),
+    lines(
+        "Triton",
+        "Requests that Triton answered well in a second, by model.",
+        reasons.TRITON,
+        Query(rate(target("nv_inference_request_success"), "model"), "{{model}}"),
+        unit="reqps",
+        width=6,
+    ),
+)
+
+FEEDS = Panel(
+    title="Feeds",
+    says=(
+        "Whatever feeds an exporter: a vLLM engine by its number, each of SGLang's collectors, a Triton"
+        " server by its URL."
+    ),
+    empty=reasons.EXPORTER,
+    kind="table",
+    width=24,
+    height=10,
+    queries=[
+        Query(most(of("sidestep_engine_up"), ("instance", "model_name", "engine"))),
+        Query(rate(of("sidestep_engine_restarts_total"), ("instance", "model_name", "engine"))),
+        Query(
+            f"time() - {most(of('sidestep_engine_last_seen_timestamp_seconds'), ('instance', 'model_name', 'engine'))}"
+        ),
+    ],
+    columns={
+        "instance": "Exporter",
+        "model_name": "Model",
+        "engine": "Engine",
+        "Value #A": "Feeds",
+        "Value #B": "Restarts/s",
+        "Value #C": "Last heard of",
+    },
+    units={"Last heard of": "s"},
+)
+
+BOARD = Dashboard(
+    file="fleet",
+    title="Fleet",
+    says="All engines that sidestep watches, by model.",
+    tags=["llm"],
+    variables=[
+        *TARGET,
+        Variable(
+            "model_name",
+            "Model",
+            '{__name__=~"vllm:num_requests_running|sglang:num_running_reqs",job=~"$job",instance=~"$instance"}',
+        ),
+    ],
+    rows=[
+        Row("Now", (*TILES, MODELS)),
+        Row("Load", LOAD),
+        Row("Latency", LATENCY),
+        Row("Capacity", CAPACITY),
+        Row("Feeds", (FEEDS,)),
+    ],
+)

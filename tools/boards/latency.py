@@ -1,0 +1,201 @@
+"""What users feel, held against a bound: the share of requests within it, and where they fall."""
+
+from __future__ import annotations
+
+from tools.boards import reasons
+from tools.boards.dashboard import TARGET, Bound, Dashboard, Row, Variable
+from tools.boards.panels import Panel, Query
+from tools.boards.queries import Histogram, Scope, rate, ratio
+from tools.boards.shapes import heat, lines, tile
+
+of = Scope("model_name", "job", "instance")
+SERVED = "stop|length|repetition"
+"""Reasons of vLLM for an end that is neither the client's nor a fault."""
+
+
+def both(vllm: str, sglang: str) -> dict[str, Histogram]:
+    """One interval as each engine measures it."""
+    return {"vLLM": Histogram(of, vllm), "SGLang": Histogram(of, sglang)}
+
+
+INTERVALS = (
+    (
+        "First token",
+        "ttft",
+        "from a request's arrival to its first token",
+        both("vllm:time_to_first_token_seconds", "sglang:time_to_first_token_seconds"),
+    ),
+    (
+        "Inter-token",
+        "itl",
+        "between two outputs of a request",
+        both("vllm:inter_token_latency_seconds", "sglang:inter_token_latency_seconds"),
+    ),
+    (
+        "End to end",
+        "e2e",
+        "from a request's arrival to its end",
+        both("vllm:e2e_request_latency_seconds", "sglang:e2e_request_latency_seconds"),
+    ),
+)
+
+AVAILABLE = {
+    "vLLM": ratio(
+        rate(of("vllm:request_success_total", finished_reason=f"~{SERVED}")),
+        rate(of("vllm:request_success_total", finished_reason=f"~{SERVED}|error")),
+    ),
+    "SGLang": (
+        f"1 - {ratio(rate(of('sglang:num_aborted_requests_total')), rate(of('sglang:num_requests_total')))}"
+    ),
+}
+
+
+def within(title: str, bound: str, what: str, found: dict[str, Histogram]) -> Panel:
+    """The share that is quick enough now."""
+    return tile(
+        f"{title} within ${bound} s",
+        f"Share of times {what} that are at most ${bound} seconds, the bound chosen above.",
+        f"{reasons.NO_TRAFFIC} The bound must be one of the engine's buckets.",
+        *(Query(each.within(f"${bound}"), engine) for engine, each in found.items()),
+        unit="percentunit",
+        width=6,
+    )
+
+
+def row(title: str, bound: str, what: str, found: dict[str, Histogram]) -> Row:
+    """One interval: over time against its bound, by model, and where it falls."""
+    return Row(
+        title,
+        (
+            lines(
+                f"{title} within ${bound} s",
+                f"Share of times {what} that are at most ${bound} seconds.",
+                f"{reasons.NO_TRAFFIC} The bound must be one of the engine's buckets.",
+                *(
+                    Query(each.within(f"${bound}", "model_name"), f"{{{{model_name}}}} {engine}")
+                    for engine, each in found.items()
+                ),
+                unit="percentunit",
+                most=1,
+                width=6,
+            ),
+            lines(
+                f"{title}, p50, p95 and p99",
+                f"Time {what}.",
+                reasons.NO_TRAFFIC,
+                *(
+                    Query(each.quantile(share), f"p{share * 100:g} {engine}")
+                    for engine, each in found.items()
+                    for share in (0.5, 0.95, 0.99)
+                ),
+                unit="s",
+                width=6,
+            ),
+            heat(
+                f"{title}, vLLM",
+                f"How many times {what} were how long.",
+                reasons.NO_VLLM_TRAFFIC,
+                found["vLLM"],
+                width=6,
+            ),
+            heat(
+                f"{title}, SGLang",
+                f"How many times {what} were how long.",
+                reasons.NO_SGLANG_TRAFFIC,
+                found["SGLang"],
+                width=6,
+            ),
+        ),
+    )
+
+
+BOARD = Dashboard(
+    file="latency",
+    title="Latency objectives",
+    says="Share of requests within bounds of your choice, and where all of them fall.",
+    tags=["llm", "slo"],
+    variables=[
+        *TARGET,
+        Variable(
+            "model_name",
+            "Model",
+            '{__name__=~"vllm:num_requests_running|sglang:num_running_reqs",job=~"$job",instance=~"$instance"}',
+        ),
+        *(
+            Bound(
+                bound,
+                f"{title} within",
+                f'{{__name__=~"(vllm|sglang):{family}_bucket",job=~"$job",instance=~"$instance"}}',
+                default,
+            )
+            for (title, bound, _, _), family, default in zip(
+                INTERVALS,
+                (
+                    "time_to_first_token_seconds",
+                    "inter_token_latency_seconds",
+                    "e2e_request_latency_seconds",
+                ),
+                ("1.0", "0.1", "10.0"),
+                strict=True,
+            )
+        ),
+    ],
+    rows=[
+        Row(
+            "Now",
+            (
+                *(within(*interval) for interval in INTERVALS),
+                tile(
+                    "Served",
+                    (
+                        "Share of ended requests without an error; of SGLang without those aborted, be it by the"
+                        " client, since it tells no reason."
+                    ),
+                    reasons.NO_TRAFFIC,
+                    *(Query(expr, engine) for engine, expr in AVAILABLE.items()),
+                    unit="percentunit",
+                    width=6,
+                ),
+            ),
+        ),
+        *(row(*interval) for interval in INTERVALS),
+        Row(
+            "Waiting",
+            (
+                lines(
+                    "Queue time, p95",
+                    "From entry into the queue until first scheduled.",
+                    reasons.NO_TRAFFIC,
+                    Query(
+                        Histogram(of, "vllm:request_queue_time_seconds").quantile(
+                            0.95, "model_name"
+                        ),
+                        "{{model_name}} vLLM",
+                    ),
+                    Query(
+                        Histogram(of, "sglang:queue_time_seconds").quantile(0.95, "model_name"),
+                        "{{model_name}} SGLang",
+                    ),
+                    unit="s",
+                    width=12,
+                ),
+                lines(
+                    "Not served",
+                    "Requests in a second that ended in an error, were aborted, or were turned away.",
+                    reasons.ENGINES,
+                    Query(
+                        rate(
+                            of("vllm:request_success_total", finished_reason="~abort|error"),
+                            "finished_reason",
+                        ),
+                        "vLLM {{finished_reason}}",
+                    ),
+                    Query(rate(of("vllm:admission_rejections_total")), "vLLM turned away"),
+                    Query(rate(of("sglang:num_aborted_requests_total")), "SGLang aborted"),
+                    unit="reqps",
+                    width=12,
+                ),
+            ),
+        ),
+    ],
+)

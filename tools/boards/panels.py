@@ -1,0 +1,208 @@
+"""Panels as Grafana has them, of the five kinds that the dashboards use."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+from sidestep.catalogue import DIALECTS
+
+SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+QUANTILES = (0.5, 0.9, 0.95, 0.99)
+FAMILY = re.compile(r"(?<![\w:$\"])((?:vllm|sglang):\w+|(?:sidestep|nv|process)_\w+|up)(?=[{\[])")
+NAMED = re.compile(r'__name__=~"([^"]+)"')
+
+HISTOGRAMS = {row.name for rows in DIALECTS.values() for row in rows if row.kind == "histogram"}
+NO_TRAFFIC = {
+    "type": "special",
+    "options": {"match": "nan", "result": {"text": "no traffic", "color": "text", "index": 9}},
+}
+"""A quantile of nothing is no number."""
+
+Kind = Literal["timeseries", "stat", "heatmap", "table", "bargauge"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Query:
+    """One expression and what its series are called."""
+
+    expr: str
+    legend: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Panel:
+    """What is asked and how it is shown.
+
+    Attributes:
+        says: What the numbers mean; the families' names are added.
+        empty: Why there may be nothing, and what turns it on.
+        unit: One of Grafana's.
+        most: Where the scale ends.
+        limits: From which value on it is orange, and red.
+        stacked: Whether series are parts of a whole.
+        columns: Of a table: its labels and, by query in turn, their names; what is left out is hidden.
+        units: Of a table: units of columns.
+    """
+
+    title: str
+    says: str
+    empty: str
+    queries: Sequence[Query]
+    unit: str = "short"
+    kind: Kind = "timeseries"
+    width: int = 8
+    height: int = 8
+    most: float | None = None
+    limits: tuple[float, float] | None = None
+    stacked: bool = False
+    columns: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    units: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def made(self, number: int, x: int, y: int) -> dict[str, Any]:
+        """As JSON has it, at its place."""
+        panel: dict[str, Any] = {
+            "id": number,
+            "type": self.kind,
+            "title": self.title,
+            "description": f"{self.says}\n\n{_named(families(q.expr for q in self.queries))}",
+            "datasource": SOURCE,
+            "gridPos": {"h": self.height, "w": self.width, "x": x, "y": y},
+            "fieldConfig": {"defaults": self._defaults(), "overrides": self._overrides()},
+            "options": getattr(self, f"_{self.kind}")(),
+            "targets": [self._target(*each) for each in enumerate(self.queries)],
+        }
+        if self.kind == "table":
+            panel["transformations"] = self._joined()
+        return panel
+
+    def _target(self, number: int, query: Query) -> dict[str, Any]:
+        target: dict[str, Any] = {
+            "refId": chr(ord("A") + number),
+            "datasource": SOURCE,
+            "editorMode": "code",
+            "expr": query.expr,
+            "legendFormat": query.legend or "__auto",
+            "range": self.kind in ("timeseries", "heatmap", "stat"),
+            "instant": self.kind in ("table", "bargauge"),
+        }
+        if self.kind in ("heatmap", "table"):
+            target["format"] = self.kind
+        return target
+
+    def _defaults(self) -> dict[str, Any]:
+        steps: list[dict[str, Any]] = [{"color": "green", "value": None}]
+        if self.limits:
+            steps += [
+                {"color": color, "value": value}
+                for color, value in zip(("orange", "red"), self.limits, strict=True)
+            ]
+        defaults: dict[str, Any] = {
+            "unit": self.unit,
+            "noValue": self.empty,
+            "thresholds": {"mode": "absolute", "steps": steps},
+        }
+        if self.kind != "table":
+            defaults["min"] = 0
+        if self.most is not None:
+            defaults["max"] = self.most
+        defaults["mappings"] = [NO_TRAFFIC]
+        if self.kind == "timeseries":
+            mode = "normal" if self.stacked else "none"
+            defaults["color"] = {"mode": "palette-classic"}
+            defaults["custom"] = {
+                "drawStyle": "line",
+                "fillOpacity": 25 if self.stacked else 8,
+                "lineWidth": 1,
+                "showPoints": "auto",
+                "spanNulls": False,
+                "stacking": {"group": "A", "mode": mode},
+            }
+        elif self.kind != "heatmap":
+            defaults["color"] = {"mode": "thresholds"}
+        return defaults
+
+    def _overrides(self) -> list[dict[str, Any]]:
+        found = []
+        for column, unit in self.units.items():
+            properties = [{"id": "unit", "value": unit}]
+            found.append({"matcher": {"id": "byName", "options": column}, "properties": properties})
+        return found
+
+    def _timeseries(self) -> dict[str, Any]:
+        return {
+            "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True},
+            "tooltip": {"mode": "multi", "sort": "desc"},
+        }
+
+    def _stat(self) -> dict[str, Any]:
+        return {
+            "colorMode": "value",
+            "graphMode": "area",
+            "justifyMode": "auto",
+            "orientation": "auto",
+            "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
+            "textMode": "value_and_name" if len(self.queries) > 1 else "auto",
+        }
+
+    def _heatmap(self) -> dict[str, Any]:
+        return {
+            "calculate": False,
+            "cellGap": 1,
+            "color": {
+                "mode": "scheme",
+                "scheme": "Blues",
+                "scale": "exponential",
+                "exponent": 0.5,
+                "steps": 64,
+                "reverse": True,
+            },
+            "filterValues": {"le": 1e-9},
+            "legend": {"show": True},
+            "rowsFrame": {"layout": "auto"},
+            "tooltip": {"mode": "single", "showColorScale": True, "yHistogram": True},
+            "yAxis": {"axisPlacement": "left", "unit": self.unit},
+        }
+
+    def _table(self) -> dict[str, Any]:
+        return {"cellHeight": "sm", "footer": {"show": False}, "showHeader": True}
+
+    def _bargauge(self) -> dict[str, Any]:
+        return {
+            "displayMode": "basic",
+            "minVizHeight": 10,
+            "orientation": "horizontal",
+            "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
+            "showUnfilled": True,
+            "valueMode": "text",
+        }
+
+    def _joined(self) -> list[dict[str, Any]]:
+        """Rows of all queries with the same labels become one; columns in the order given."""
+        names = list(self.columns)
+        organized = {
+            "renameByName": dict(self.columns),
+            "indexByName": {name: at for at, name in enumerate(names)},
+            "includeByName": dict.fromkeys(names, True),
+        }
+        return [
+            {"id": "merge", "options": {}},
+            {"id": "organize", "options": {"excludeByName": {"Time": True}, **organized}},
+        ]
+
+
+def families(exprs: Iterable[str]) -> list[str]:
+    """Names of the families that expressions ask for, in their order."""
+    found: dict[str, None] = {}
+    for expr in exprs:
+        several = (name for names in NAMED.findall(expr) for name in names.split("|"))
+        for name in (*FAMILY.findall(expr), *several):
+            family = re.sub(r"_(bucket|sum|count)$", "", name)
+            found.setdefault(family if family in HISTOGRAMS else name)
+    return list(found)
+
+
+def _named(names: Sequence[str]) -> str:
+    return f"Metric{'s' if len(names) > 1 else ''}: {', '.join(f'`{name}`' for name in names)}"

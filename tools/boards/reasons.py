@@ -1,0 +1,41 @@
+"""Why a panel may be empty, and what turns it on: what it says in place of numbers."""
+
+VLLM = "No vLLM engine reports here: see the filters above and docs/vllm.md."
+SGLANG = "No SGLang engine reports here: see the filters above and docs/sglang.md."
+ENGINES = (
+    "No engine reports here: see the filters above, and the dashboard of sidestep's own health."
+)
+TRITON = "No Triton is polled here: sidestep serve --triton URL (docs/triton.md)."
+EXPORTER = "No sidestep is scraped here: see the filters above and Prometheus' targets."
+NO_TRAFFIC = "No request in this time, or no engine reports here."
+NO_VLLM_TRAFFIC = "No vLLM request in this time, or no vLLM engine reports here."
+NO_SGLANG_TRAFFIC = "No SGLang request in this time, or no SGLang engine reports here."
+NO_TRITON_TRAFFIC = "No Triton request in this time, or no Triton is polled here (docs/triton.md)."
+KV_METRICS = (
+    "vLLM samples blocks with --kv-cache-metrics, sidestep's tap without (docs/vllm-core.md)."
+)
+TAP = "Only with sidestep's tap in vLLM's core: --scheduler-cls (docs/vllm-core.md)."
+ITERATIONS = "vLLM times its steps with --enable-logging-iteration-details."
+KV_EVENTS = "Only with the engine's KV events: --subscribe kv-events=... (docs/streams.md)."
+FORWARD_PASS = (
+    "Only with the engine's forward-pass stream: --subscribe forward-pass=... (docs/streams.md)."
+)
+SUBSCRIPTIONS = "Only with --subscribe (docs/streams.md)."
+PASSED_ON = "Only with --scrape, or with metrics= of --triton (docs/scrape.md)."
+SPECULATION = "No vLLM here speculates: --speculative-config turns it on."
+SGLANG_SPECULATION = "No SGLang here speculates: --speculative-algorithm turns it on."
+LORA = "No adapter has a request now; vLLM serves them with --enable-lora."
+SGLANG_LORA = "No SGLang here serves LoRA adapters: --enable-lora turns them on."
+DISAGGREGATION = "No SGLang here separates prefill from decode: --disaggregation-mode turns it on."
+HICACHE = "No SGLang here has a cache in host memory: --enable-hierarchical-cache turns it on."
+OFFLOAD = "No vLLM here offloads KV: --kv-transfer-config names a connector that does."
+NIXL = "No vLLM here moves KV by NIXL: --kv-transfer-config names the connector."
+PARALLEL = "SGLang counts this with data-parallel attention: --enable-dp-attention."
+CACHED = "No model here has a response cache: response_cache in its configuration, --cache-config."
+RESPONSES = (
+    "No model here has statistics of single responses; decoupled ones do, from Triton 24.08 on."
+)
+BUSY = "Only of models that execute themselves, and only between two polls."
+PENDING = "Only from Triton's own page: metrics= of --triton (docs/triton.md)."
+STATE = "Only with --state.dir: without it nothing outlives the exporter (docs/reliability.md)."
+STREAMS = "No engine pushes to this exporter."

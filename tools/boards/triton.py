@@ -1,0 +1,296 @@
+"""Triton servers: requests, where their time goes, batches, responses, and the polls themselves."""
+
+from __future__ import annotations
+
+from tools.boards import reasons
+from tools.boards.dashboard import TARGET, Dashboard, Row, Variable
+from tools.boards.panels import Panel, Query
+from tools.boards.queries import Histogram, Scope, most, rate, ratio, total
+from tools.boards.shapes import heat, lines, quantiles, tile
+
+of = Scope("model", "version", "job", "instance")
+server = Scope("job", "instance")
+MODEL = ("model", "version")
+NAME = "{{model}} {{version}}"
+MICRO = 1e-6
+STAGES = {
+    "queue": "nv_inference_queue_duration_us",
+    "input": "nv_inference_compute_input_duration_us",
+    "model": "nv_inference_compute_infer_duration_us",
+    "output": "nv_inference_compute_output_duration_us",
+}
+SUCCESS = "nv_inference_request_success"
+BATCHES = Histogram(of, "sidestep_triton_batch_size")
+POLLS = Histogram(server, "sidestep_triton_poll_duration_seconds")
+
+
+def mean_time(family: str, by: tuple[str, ...] | str = "") -> str:
+    """Seconds a request; Triton counts microseconds."""
+    return f"{ratio(rate(of(family), by), rate(of(SUCCESS), by))} * {MICRO:.0e}"
+
+
+TILES = (
+    tile(
+        "Requests",
+        "Requests answered well in a second.",
+        reasons.TRITON,
+        rate(of(SUCCESS)),
+        unit="reqps",
+    ),
+    tile(
+        "Failed",
+        "Share of requests that failed.",
+        reasons.NO_TRITON_TRAFFIC,
+        ratio(
+            rate(of("sidestep_triton_failed_requests_total")),
+            f"({rate(of(SUCCESS))} + {rate(of('sidestep_triton_failed_requests_total'))})",
+        ),
+        unit="percentunit",
+        limits=(0.001, 0.01),
+    ),
+    tile(
+        "Inferences",
+        "Inferences in a second: a request with a batch of 4 is 4.",
+        reasons.TRITON,
+        rate(of("nv_inference_count")),
+        unit="cps",
+    ),
+    tile(
+        "Batch, mean",
+        "Inferences of an execution.",
+        reasons.NO_TRITON_TRAFFIC,
+        ratio(rate(of("nv_inference_count")), rate(of("nv_inference_exec_count"))),
+    ),
+    tile(
+        "Request, mean",
+        "Mean time of a request in the server; Triton has no distribution of it.",
+        reasons.NO_TRITON_TRAFFIC,
+        mean_time("nv_inference_request_duration_us"),
+        unit="s",
+    ),
+    tile(
+        "Pending",
+        "Requests that wait for an instance.",
+        reasons.PENDING,
+        total(of("nv_inference_pending_request_count")),
+    ),
+    tile(
+        "Ready",
+        "Versions of models that are ready.",
+        reasons.TRITON,
+        total(server("sidestep_triton_model_versions")),
+    ),
+    tile(
+        "Servers down or slow",
+        "Servers that polls do not reach, or that are slow to answer.",
+        reasons.TRITON,
+        total(server("sidestep_triton_state", state="~down|stale")),
+        limits=(1, 1),
+    ),
+)
+
+REQUESTS = (
+    lines(
+        "Requests",
+        "Requests answered well in a second.",
+        reasons.TRITON,
+        Query(rate(of(SUCCESS), MODEL), NAME),
+        unit="reqps",
+    ),
+    lines(
+        "Failures",
+        "Failed requests in a second, by reason where Triton's own page is polled.",
+        reasons.TRITON,
+        Query(rate(of("sidestep_triton_failed_requests_total"), MODEL), NAME),
+        Query(rate(of("nv_inference_request_failure"), "reason"), "{{reason}}"),
+        unit="reqps",
+    ),
+    lines(
+        "Pending",
+        "Requests that wait for an instance.",
+        reasons.PENDING,
+        Query(total(of("nv_inference_pending_request_count"), MODEL), NAME),
+    ),
+)
+
+TIME = (
+    lines(
+        "Time of a request, mean",
+        "Whole time in the server; the queue is part of it.",
+        reasons.NO_TRITON_TRAFFIC,
+        Query(mean_time("nv_inference_request_duration_us", MODEL), NAME),
+        unit="s",
+    ),
+    lines(
+        "Where it goes, mean",
+        "Time of a request in the queue, in preparing inputs, in the model, and in outputs.",
+        reasons.NO_TRITON_TRAFFIC,
+        *(Query(mean_time(family), name) for name, family in STAGES.items()),
+        unit="s",
+        stacked=True,
+    ),
+    lines(
+        "Between two polls, mean",
+        "Mean of what ended between the last two polls, by stage: the slowest model's.",
+        reasons.NO_TRITON_TRAFFIC,
+        Query(most(of("sidestep_triton_interval_mean_seconds"), "stage"), "{{stage}}"),
+        unit="s",
+    ),
+)
+
+BATCHING = (
+    heat(
+        "Batch sizes",
+        "How many executions had which batch size, exactly: Triton counts each size.",
+        reasons.NO_TRITON_TRAFFIC,
+        BATCHES,
+        "short",
+    ),
+    Panel(
+        title="Executions by batch size",
+        says="Executions in a second of each batch size.",
+        empty=reasons.NO_TRITON_TRAFFIC,
+        kind="bargauge",
+        unit="cps",
+        queries=[
+            Query(
+                rate(of("sidestep_triton_batch_executions_total"), "batch_size"),
+                "batch {{batch_size}}",
+            )
+        ],
+    ),
+    lines(
+        "Time of an execution by batch size, mean",
+        "Input, model and output of an execution; a batch pays as long as this grows more slowly than its size.",
+        reasons.NO_TRITON_TRAFFIC,
+        Query(
+            ratio(
+                rate(of("sidestep_triton_batch_seconds_total"), "batch_size"),
+                rate(of("sidestep_triton_batch_executions_total"), "batch_size"),
+            ),
+            "batch {{batch_size}}",
+        ),
+        unit="s",
+    ),
+    lines(
+        "Busy",
+        "Share of the time that a model's instances were executing. An execution counts when it ends, so a long one can make it more than 1.",
+        reasons.BUSY,
+        Query(
+            ratio(
+                rate(of("sidestep_triton_busy_seconds_total"), MODEL),
+                total(of("sidestep_triton_instances"), MODEL),
+            ),
+            NAME,
+        ),
+        unit="percentunit",
+    ),
+    lines(
+        "Idle",
+        "Time since the last execution.",
+        reasons.NO_TRITON_TRAFFIC,
+        Query(most(of("sidestep_triton_idle_seconds"), MODEL), NAME),
+        unit="s",
+    ),
+    lines(
+        "Memory",
+        "What backends said that they took for a model when they loaded it.",
+        "No backend here says what it took.",
+        Query(total(of("sidestep_triton_memory_bytes"), (*MODEL, "type")), f"{NAME} {{{{type}}}}"),
+        unit="bytes",
+    ),
+)
+
+RESPONSES = (
+    lines(
+        "Responses",
+        "In a second, by their place in the request and how they ended.",
+        reasons.RESPONSES,
+        Query(rate(of("sidestep_triton_responses_total"), "response"), "{{response}}"),
+        unit="cps",
+        width=6,
+    ),
+    lines(
+        "Time of responses, mean",
+        "The first from the begin of computation, each other from the one before: a decoupled model's time to first token and between tokens.",
+        reasons.RESPONSES,
+        Query(
+            ratio(
+                rate(of("sidestep_triton_response_seconds_total"), "response"),
+                rate(of("sidestep_triton_responses_total"), "response"),
+            ),
+            "{{response}}",
+        ),
+        unit="s",
+        width=6,
+    ),
+    lines(
+        "Response cache",
+        "Share of requests that the response cache answered.",
+        reasons.CACHED,
+        Query(
+            ratio(
+                rate(of("nv_cache_num_hits_per_model"), MODEL),
+                f"({rate(of('nv_cache_num_hits_per_model'), MODEL)} + {rate(of('nv_cache_num_misses_per_model'), MODEL)})",
+            ),
+            NAME,
+        ),
+        unit="percentunit",
+        most=1,
+        width=6,
+    ),
+    lines(
+        "Counted anew",
+        "Times in a second that a server began to count anew: a restart, a reload, another version.",
+        reasons.TRITON,
+        Query(rate(of("sidestep_triton_resets_total"), MODEL), NAME),
+        unit="cps",
+        width=6,
+    ),
+)
+
+POLLED = (
+    lines(
+        "Polls",
+        "In a second, by what came of them.",
+        reasons.TRITON,
+        Query(rate(server("sidestep_triton_polls_total"), "outcome"), "{{outcome}}"),
+        unit="cps",
+        stacked=True,
+    ),
+    quantiles(
+        "Time of a poll",
+        "From asking for statistics until they were there.",
+        reasons.TRITON,
+        POLLS,
+    ),
+    lines(
+        "States",
+        "Servers by state as polls find them: stale is one that is slow to answer.",
+        reasons.TRITON,
+        Query(total(server("sidestep_triton_state"), "state"), "{{state}}"),
+        stacked=True,
+    ),
+)
+
+BOARD = Dashboard(
+    file="triton",
+    title="Triton",
+    says="Triton servers: requests, where their time goes, batches, responses, and the polls themselves.",
+    tags=["triton"],
+    variables=[
+        *TARGET,
+        Variable("model", "Model", f'{SUCCESS}{{job=~"$job",instance=~"$instance"}}'),
+        Variable(
+            "version", "Version", f'{SUCCESS}{{model=~"$model",job=~"$job",instance=~"$instance"}}'
+        ),
+    ],
+    rows=[
+        Row("Now", TILES),
+        Row("Requests", REQUESTS),
+        Row("Time", TIME),
+        Row("Batches and models", BATCHING),
+        Row("Responses and caches", RESPONSES),
+        Row("Polls", POLLED),
+    ],
+)

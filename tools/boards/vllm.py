@@ -1,0 +1,398 @@
+"""One vLLM engine, or some of them."""
+
+from __future__ import annotations
+
+from tools.boards import reasons
+from tools.boards.dashboard import TARGET, Dashboard, Row, Variable
+from tools.boards.panels import Panel, Query
+from tools.boards.queries import Histogram, Scope, most, rate, total
+from tools.boards.shapes import heat, lines, quantiles, tile
+
+of = Scope("model_name", "engine", "job", "instance")
+front = Scope("model_name", "job", "instance")
+"""The front end's series have no engine."""
+EACH = ("instance", "engine")
+NAME = "{{instance}} {{engine}}"
+
+
+def histogram(name: str, **matched: str) -> Histogram:
+    """Of this dashboard's engines."""
+    return Histogram(of, name, **matched)
+
+
+TTFT = histogram("vllm:time_to_first_token_seconds")
+INTER = histogram("vllm:inter_token_latency_seconds")
+PER_TOKEN = histogram("vllm:request_time_per_output_token_seconds")
+WHOLE = histogram("vllm:e2e_request_latency_seconds")
+STAGES = {
+    "queue": histogram("vllm:request_queue_time_seconds"),
+    "prefill": histogram("vllm:request_prefill_time_seconds"),
+    "decode": histogram("vllm:request_decode_time_seconds"),
+    "inference": histogram("vllm:request_inference_time_seconds"),
+}
+
+TILES = (
+    tile("Running", "Requests in the batch.", reasons.VLLM, total(of("vllm:num_requests_running"))),
+    tile("Waiting", "Requests in the queue.", reasons.VLLM, total(of("vllm:num_requests_waiting"))),
+    tile(
+        "KV cache",
+        "Share of the KV cache in use, of the fullest engine.",
+        reasons.VLLM,
+        most(of("vllm:kv_cache_usage_perc")),
+        unit="percentunit",
+        most=1,
+        limits=(0.8, 0.95),
+    ),
+    tile(
+        "Generated tokens",
+        "Tokens generated in a second.",
+        reasons.VLLM,
+        rate(of("vllm:generation_tokens_total")),
+        unit="cps",
+    ),
+    tile(
+        "Prompt tokens",
+        "Prompt tokens in a second, cached ones included.",
+        reasons.VLLM,
+        rate(of("vllm:prompt_tokens_total")),
+        unit="cps",
+    ),
+    tile(
+        "First token, p95",
+        "Time to the first token that 95 % of requests stay below.",
+        reasons.NO_VLLM_TRAFFIC,
+        TTFT.quantile(0.95),
+        unit="s",
+    ),
+    tile(
+        "Inter-token, p95",
+        "Time between two outputs that 95 % stay below.",
+        reasons.NO_VLLM_TRAFFIC,
+        INTER.quantile(0.95),
+        unit="s",
+    ),
+    tile(
+        "End to end, p95",
+        "Time of whole requests that 95 % stay below.",
+        reasons.NO_VLLM_TRAFFIC,
+        WHOLE.quantile(0.95),
+        unit="s",
+    ),
+)
+
+LOAD = (
+    lines(
+        "Requests",
+        "Requests in the batch, and those that wait.",
+        reasons.VLLM,
+        Query(total(of("vllm:num_requests_running"), EACH), f"running {NAME}"),
+        Query(total(of("vllm:num_requests_waiting"), EACH), f"waiting {NAME}"),
+    ),
+    lines(
+        "Waiting by reason",
+        "What holds waiting requests: the batch is full, or something passing such as an adapter or KV on its way.",
+        reasons.VLLM,
+        Query(total(of("vllm:num_requests_waiting_by_reason"), "reason"), "{{reason}}"),
+        stacked=True,
+    ),
+    lines(
+        "Tokens",
+        "Prompt tokens and generated ones in a second.",
+        reasons.VLLM,
+        Query(rate(of("vllm:prompt_tokens_total"), EACH), f"prompt {NAME}"),
+        Query(rate(of("vllm:generation_tokens_total"), EACH), f"generated {NAME}"),
+        unit="cps",
+    ),
+    lines(
+        "Finish reasons",
+        "Finished requests in a second, by why they ended.",
+        reasons.VLLM,
+        Query(rate(of("vllm:request_success_total"), "finished_reason"), "{{finished_reason}}"),
+        unit="reqps",
+        stacked=True,
+    ),
+    lines(
+        "Prompt tokens by source",
+        "Where the KV of prompt tokens came from.",
+        reasons.VLLM,
+        Query(rate(of("vllm:prompt_tokens_by_source_total"), "source"), "{{source}}"),
+        unit="cps",
+        stacked=True,
+    ),
+    lines(
+        "Turned away",
+        "Requests in a second that were refused: by the front end because queues are full, or by the core.",
+        reasons.VLLM,
+        Query(rate(front("vllm:admission_rejections_total"), "reason"), "front end {{reason}}"),
+        Query(rate(of("sidestep_refused_requests_total"), "reason"), "core {{reason}}"),
+        unit="reqps",
+    ),
+)
+
+LATENCY = (
+    quantiles(
+        "Time to first token",
+        "From a request's arrival to its first token.",
+        reasons.NO_VLLM_TRAFFIC,
+        TTFT,
+    ),
+    quantiles(
+        "Inter-token latency", "Between two outputs of a request.", reasons.NO_VLLM_TRAFFIC, INTER
+    ),
+    quantiles(
+        "Time per output token",
+        "Mean time per token after the first, one value a request.",
+        reasons.NO_VLLM_TRAFFIC,
+        PER_TOKEN,
+    ),
+    quantiles("End to end", "From a request's arrival to its end.", reasons.NO_VLLM_TRAFFIC, WHOLE),
+    quantiles(
+        "Queue time",
+        "From entry into the queue until first scheduled.",
+        reasons.NO_VLLM_TRAFFIC,
+        STAGES["queue"],
+    ),
+    lines(
+        "Prefill, decode and the rest, mean",
+        "Mean seconds that finished requests spent in each stage; inference is prefill and decode together.",
+        reasons.NO_VLLM_TRAFFIC,
+        *(Query(stage.mean(), name) for name, stage in STAGES.items()),
+        unit="s",
+    ),
+    heat("First tokens", "How many first tokens took how long.", reasons.NO_VLLM_TRAFFIC, TTFT),
+    heat(
+        "Inter-token",
+        "How many outputs came how long after the one before.",
+        reasons.NO_VLLM_TRAFFIC,
+        INTER,
+    ),
+    heat("Whole requests", "How many requests took how long.", reasons.NO_VLLM_TRAFFIC, WHOLE),
+)
+
+LENGTHS = (
+    heat(
+        "Prompt lengths",
+        "How many finished requests had how many prompt tokens.",
+        reasons.NO_VLLM_TRAFFIC,
+        histogram("vllm:request_prompt_tokens"),
+        "short",
+        width=6,
+    ),
+    heat(
+        "Generation lengths",
+        "How many finished requests had how many generated tokens.",
+        reasons.NO_VLLM_TRAFFIC,
+        histogram("vllm:request_generation_tokens"),
+        "short",
+        width=6,
+    ),
+    quantiles(
+        "Longest answer of a request",
+        "Generated tokens of the longest among a request's parallel samples.",
+        reasons.NO_VLLM_TRAFFIC,
+        histogram("vllm:request_max_num_generation_tokens"),
+        "short",
+        width=6,
+    ),
+    quantiles(
+        "Prefill that was computed",
+        "Prompt tokens of finished requests whose KV was in no cache.",
+        reasons.NO_VLLM_TRAFFIC,
+        histogram("vllm:request_prefill_kv_computed_tokens"),
+        "short",
+        width=6,
+    ),
+    quantiles(
+        "Limits asked for",
+        "Limit of generated tokens that requests ask for, where they set one.",
+        reasons.NO_VLLM_TRAFFIC,
+        histogram("vllm:request_params_max_tokens"),
+        "short",
+    ),
+    lines(
+        "Samples and preemptions of a request, mean",
+        "Parallel samples that requests ask for, and how often finished ones were preempted.",
+        reasons.NO_VLLM_TRAFFIC,
+        Query(histogram("vllm:request_params_n").mean(), "samples"),
+        Query(histogram("vllm:request_num_preemptions").mean(), "preemptions"),
+    ),
+    lines(
+        "Preemptions",
+        "Requests in a second that had to give up their place for want of memory.",
+        reasons.VLLM,
+        Query(rate(of("vllm:num_preemptions_total"), EACH), NAME),
+        unit="cps",
+    ),
+)
+
+STEPS = (
+    heat(
+        "Tokens a step",
+        "How many tokens the engine's steps computed.",
+        reasons.NO_VLLM_TRAFFIC,
+        histogram("vllm:iteration_tokens_total"),
+        "short",
+    ),
+    quantiles(
+        "Step duration",
+        "What the engine says that a step took.",
+        reasons.ITERATIONS,
+        histogram("sidestep_iteration_duration_seconds"),
+    ),
+    quantiles(
+        "Between steps",
+        "From one step's output to the next one's, while there is work.",
+        reasons.TAP,
+        histogram("sidestep_iteration_interval_seconds"),
+    ),
+    lines(
+        "Batch, mean",
+        "Requests of a step in prefill and in decode.",
+        reasons.TAP,
+        Query(histogram("sidestep_iteration_prefill_requests").mean(), "prefill"),
+        Query(histogram("sidestep_iteration_decode_requests").mean(), "decode"),
+    ),
+    lines(
+        "Tokens of a step, mean",
+        "Tokens that a step computes in prefill and in decode.",
+        reasons.TAP,
+        Query(histogram("sidestep_iteration_prefill_tokens").mean(), "prefill"),
+        Query(histogram("sidestep_iteration_decode_tokens").mean(), "decode"),
+    ),
+    lines(
+        "Tokens held and waiting, mean",
+        "Tokens in the KV cache of what a step computes, and tokens that wait.",
+        reasons.TAP,
+        Query(histogram("sidestep_iteration_kv_tokens").mean(), "held"),
+        Query(histogram("sidestep_iteration_waiting_tokens").mean(), "waiting"),
+    ),
+)
+
+ABORTED = histogram("sidestep_aborted_request_generation_tokens")
+ABORTS = (
+    lines(
+        "Requests by state",
+        "Where requests are, as the core sees them.",
+        reasons.TAP,
+        Query(total(of("sidestep_requests"), "state"), "{{state}}"),
+        stacked=True,
+        width=6,
+    ),
+    lines(
+        "Aborted requests",
+        "Clients that left, in a second.",
+        reasons.TAP,
+        Query(ABORTED.observed(), "requests"),
+        unit="reqps",
+        width=6,
+    ),
+    lines(
+        "Tokens generated in vain",
+        "Tokens in a second that had been generated for clients that left.",
+        reasons.TAP,
+        Query(ABORTED.added(), "tokens"),
+        unit="cps",
+        width=6,
+    ),
+    quantiles(
+        "Time spent preempted",
+        "From a preemption until scheduled again.",
+        reasons.TAP,
+        histogram("sidestep_request_preempted_seconds"),
+        width=6,
+    ),
+)
+
+PROCESS = (
+    lines(
+        "Estimated work of one GPU",
+        "Floating point operations in a second, estimated from the model's shape.",
+        reasons.VLLM,
+        Query(rate(of("vllm:estimated_flops_per_gpu_total"), EACH), NAME),
+        unit="flops",
+        width=6,
+    ),
+    lines(
+        "Estimated memory traffic of one GPU",
+        "Bytes read and written in a second, estimated from the model's shape.",
+        reasons.VLLM,
+        Query(rate(of("vllm:estimated_read_bytes_per_gpu_total"), EACH), f"read {NAME}"),
+        Query(rate(of("vllm:estimated_write_bytes_per_gpu_total"), EACH), f"written {NAME}"),
+        unit="Bps",
+        width=6,
+    ),
+    lines(
+        "CPU of the engine's processes",
+        "Cores that front ends and the core use.",
+        reasons.VLLM,
+        Query(rate(of("sidestep_engine_process_cpu_seconds_total"), "process"), "{{process}}"),
+        width=6,
+    ),
+    lines(
+        "Asleep",
+        "1 for the state that an engine is in.",
+        reasons.VLLM,
+        Query(most(of("vllm:engine_sleep_state"), "sleep_state"), "{{sleep_state}}"),
+        width=6,
+    ),
+    Panel(
+        title="Configuration",
+        says="What each engine says of its KV cache.",
+        empty=reasons.VLLM,
+        kind="table",
+        width=24,
+        height=6,
+        queries=[
+            Query(
+                most(
+                    Scope("engine", "job", "instance")("vllm:cache_config_info"),
+                    (
+                        "instance",
+                        "engine",
+                        "block_size",
+                        "num_gpu_blocks",
+                        "cache_dtype",
+                        "enable_prefix_caching",
+                        "gpu_memory_utilization",
+                    ),
+                )
+            )
+        ],
+        columns={
+            "instance": "Exporter",
+            "engine": "Engine",
+            "block_size": "Block size",
+            "num_gpu_blocks": "Blocks",
+            "cache_dtype": "Type",
+            "enable_prefix_caching": "Prefix caching",
+            "gpu_memory_utilization": "GPU memory",
+        },
+    ),
+)
+
+BOARD = Dashboard(
+    file="vllm",
+    title="vLLM engine",
+    says="One vLLM engine, or some of them: load, latency, lengths, steps.",
+    tags=["llm", "vllm"],
+    variables=[
+        *TARGET,
+        Variable(
+            "model_name", "Model", 'vllm:num_requests_running{job=~"$job",instance=~"$instance"}'
+        ),
+        Variable(
+            "engine",
+            "Engine",
+            'vllm:num_requests_running{model_name=~"$model_name",job=~"$job",instance=~"$instance"}',
+        ),
+    ],
+    rows=[
+        Row("Now", TILES),
+        Row("Load", LOAD),
+        Row("Latency", LATENCY),
+        Row("Lengths", LENGTHS),
+        Row("Steps", STEPS),
+        Row("What happens to requests", ABORTS),
+        Row("Work and processes", PROCESS),
+    ],
+)

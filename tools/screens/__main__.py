@@ -1,0 +1,93 @@
+"""Draw every dashboard from recorded engines at work: ``make screens``.
+
+Exporters of all recorded engines run for a minute and a half, a real Prometheus scrapes them, and
+a browser without a window turns what the panels ask into docs/images/dashboards/*.png.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tools.screens.answers import Span
+from tools.screens.charts import COLORS
+from tools.screens.page import STATES, WIDTH, Page, page
+from tools.screens.png import smaller
+
+from boards import DASHBOARDS, ROOT, dashboard
+from fleet import fleet
+from prometheus_server import BINARIES, Prometheus, prometheus
+
+IMAGES = ROOT / "docs" / "images" / "dashboards"
+BEFORE = 20.0
+"""Seconds that are scraped and not shown: rates look back so far."""
+
+KEPT = [(int(c[1:3], 16), int(c[3:5], 16), int(c[5:7], 16)) for c in (*COLORS, *STATES.values())]
+
+
+def main() -> int:
+    """Play, ask, draw."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=90.0, help="how much time is shown")
+    parser.add_argument("--into", type=Path, default=IMAGES, help="where the pictures go")
+    given = parser.parse_args()
+    browser = shutil.which("chromium")
+    binary = next((binary for binary in BINARIES.values() if binary), None)
+    if browser is None or binary is None:
+        sys.stderr.write("screens need chromium and prometheus: run `make tools`\n")
+        return 2
+    given.into.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
+        directory = Path(name)
+        server, span = asyncio.run(play(directory, binary, given.seconds, stack))
+        for path in DASHBOARDS:
+            drawn = page(server, dashboard(path), span)
+            picture = given.into / f"{path.stem}.png"
+            draw(drawn, picture, browser, directory)
+            print(
+                f"{picture.name}: {picture.stat().st_size // 1024} kB, empty: {drawn.empty or 'none'}"
+            )
+    return 0
+
+
+async def play(
+    directory: Path, binary: str, seconds: float, stack: contextlib.ExitStack
+) -> tuple[Prometheus, Span]:
+    """A Prometheus that has scraped all exporters while they were fed; they are gone."""
+    async with fleet(directory) as made:
+        targets = {"sidestep": made.urls}
+        server = stack.enter_context(prometheus(binary, directory, targets, interval="1s"))
+        await asyncio.to_thread(server.scraped, len(made.urls), time.time())
+        playing = asyncio.create_task(made.live(BEFORE + seconds))
+        # They say goodbye at the end.
+        await asyncio.sleep(BEFORE + seconds - 3)
+        end = float(int(time.time()))
+        await playing
+        return server, Span(end - seconds, end, 1.0)
+
+
+def draw(drawn: Page, picture: Path, browser: str, directory: Path) -> None:
+    """A picture of the whole page."""
+    source = directory / f"{picture.stem}.html"
+    source.write_text(drawn.html)
+    subprocess.run(
+        [
+            browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+            "--disable-background-networking", "--disable-component-update", "--disable-sync",
+            "--hide-scrollbars", "--disable-lcd-text", f"--user-data-dir={directory}/browser-{picture.stem}",
+            f"--window-size={WIDTH},{drawn.height}", f"--screenshot={picture}", f"file://{source}",
+        ],
+        check=True, capture_output=True, timeout=120,
+    )  # fmt: skip
+    picture.write_bytes(smaller(picture.read_bytes(), KEPT))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

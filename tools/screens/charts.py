@@ -1,0 +1,193 @@
+"""Values over time as SVG: lines, areas, and heatmaps of buckets."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from html import escape
+from typing import Any
+
+from tools.screens.answers import Series, Span
+from tools.screens.units import shown, ticks
+
+COLORS = (
+    "#3274d9", "#56a64b", "#e0b400", "#e02f44", "#a352cc", "#ff780a", "#1f9e9e", "#8f3bb8",
+    "#37872d", "#8ab8ff", "#c4162a", "#7c6f00", "#ff9ecb", "#5794f2", "#96d98d", "#705da0",
+)  # fmt: skip
+BOTTOM, TOP = 16, 6
+LETTER = 5.7
+"""About how wide one is."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Frame:
+    """Where times and shares of the height are, within margins for what is written beside them."""
+
+    span: Span
+    left: float
+    right: float
+    height: float
+
+    def x(self, at: float) -> float:
+        """Of a time."""
+        share = (at - self.span.start) / (self.span.end - self.span.start)
+        return self.left + (self.right - self.left) * share
+
+    def y(self, share: float) -> float:
+        """Of a share of the height, from below."""
+        return TOP + self.height * (1 - share)
+
+    def label(self, share: float, name: str) -> str:
+        """A text on the left."""
+        y = self.y(share) + 3
+        return f'<text x="{self.left - 5}" y="{y:.1f}" text-anchor="end">{escape(name)}</text>'
+
+    def clock(self) -> str:
+        """Times of the day, every half minute."""
+        first = math.ceil(self.span.start / 30) * 30
+        return "".join(
+            f'<text x="{self.x(at):.1f}" y="{TOP + self.height + 12:.1f}" text-anchor="middle">'
+            f"{datetime.fromtimestamp(at, timezone.utc):%H:%M:%S}</text>"
+            for at in range(first, int(self.span.end) + 1, 30)
+            if self.left + 20 < self.x(at) < self.right - 18
+        )
+
+
+def frame(span: Span, names: Sequence[str], width: int, height: float) -> Frame:
+    """With room for the longest of ``names``."""
+    return Frame(span, 14 + LETTER * max(map(len, names)), width - 8, height - BOTTOM - TOP)
+
+
+def lines(
+    panel: dict[str, Any], found: Sequence[Series], span: Span, width: int, height: int
+) -> str:
+    """A time series panel: axis, lines or stacked areas, and a legend."""
+    defaults = panel["fieldConfig"]["defaults"]
+    stacked = defaults["custom"]["stacking"]["mode"] == "normal"
+    below = legend(found, width)
+    stacks = stack(found) if stacked else [(each.values, {}) for each in found]
+    most = max((value for top, _ in stacks for value in top.values()), default=0.0)
+    marks = ticks(min(most, defaults.get("max", most)), defaults["unit"])
+    names = [shown(mark, defaults["unit"]) for mark in marks]
+    at = frame(span, names, width, height - 14 * below.count("<div class=line>"))
+    drawn = [at.clock()]
+    for mark, name in zip(marks, names, strict=True):
+        y = at.y(mark / marks[-1])
+        drawn.append(f'<line x1="{at.left}" x2="{at.right}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        drawn.append(at.label(mark / marks[-1], name))
+    for number, (top, bottom) in reversed(list(enumerate(stacks))):
+        color = COLORS[number % len(COLORS)]
+        for part in parts(top, span.step):
+            points = [f"{at.x(time):.1f},{at.y(top[time] / marks[-1]):.1f}" for time in part]
+            if len(part) == 1:
+                x, _, high = points[0].partition(",")
+                drawn.append(f'<circle cx="{x}" cy="{high}" r="1.5" fill="{color}"/>')
+                continue
+            if stacked:
+                floor = [
+                    f"{at.x(time):.1f},{at.y(bottom.get(time, 0) / marks[-1]):.1f}"
+                    for time in reversed(part)
+                ]
+                area = " ".join([*points, *floor])
+                drawn.append(f'<polygon points="{area}" fill="{color}" opacity="0.25"/>')
+            drawn.append(f'<polyline points="{" ".join(points)}" stroke="{color}"/>')
+    return f'<svg width="{width}" height="{TOP + at.height + BOTTOM}">{"".join(drawn)}</svg>{below}'
+
+
+def stack(found: Sequence[Series]) -> list[tuple[dict[float, float], dict[float, float]]]:
+    """The upper and lower edge of each."""
+    made = []
+    under: dict[float, float] = {}
+    for each in found:
+        top = {at: under.get(at, 0.0) + value for at, value in each.values.items()}
+        made.append((top, dict(under)))
+        under |= top
+    return made
+
+
+def parts(values: dict[float, float], step: float) -> list[list[float]]:
+    """Times without a gap between them."""
+    made: list[list[float]] = []
+    for at in sorted(values):
+        if made and at - made[-1][-1] < 1.5 * step:
+            made[-1].append(at)
+        else:
+            made.append([at])
+    return made
+
+
+def legend(found: Sequence[Series], width: int) -> str:
+    """Names beside their colours, as many as three lines hold."""
+    made: list[str] = []
+    room = 0.0
+    for number, each in enumerate(found):
+        name = each.name or "value"
+        name = name if len(name) <= 44 else f"{name[:42]}…"
+        needed = 5.6 * len(name) + 22
+        if needed > room:
+            if len(made) == 3:
+                made[-1] += f"<span>and {len(found) - number} more</span>"
+                break
+            made.append("")
+            room = width - 70.0
+        room -= needed
+        color = COLORS[number % len(COLORS)]
+        made[-1] += f'<span><i style="background:{color}"></i>{escape(name)}</span>'
+    return "".join(f"<div class=line>{line}</div>" for line in made)
+
+
+def heatmap(
+    panel: dict[str, Any], found: Sequence[Series], span: Span, width: int, height: int
+) -> str:
+    """Cells of time and bucket, the darker the more was observed in them."""
+    unit = panel["fieldConfig"]["defaults"]["unit"]
+    cumulative = sorted(found, key=lambda each: float(each.labels["le"]))
+    counts: list[tuple[float, dict[float, float]]] = []
+    under: dict[float, float] = {}
+    for each in cumulative:
+        own = {at: max(0.0, v - under.get(at, 0.0)) for at, v in each.values.items()}
+        counts.append((float(each.labels["le"]), own))
+        under = each.values
+    there = [n for n, (_, own) in enumerate(counts) if any(value > 1e-9 for value in own.values())]
+    if not there:
+        return ""
+    counts = counts[max(there[0] - 1, 0) : there[-1] + 2]
+    most = max(value for _, own in counts for value in own.values())
+    names = ["Inf" if math.isinf(bound) else shown(bound, unit) for bound, _ in counts]
+    at = frame(span, names, width, height)
+    high = 1 / len(counts)
+    wide = (at.right - at.left) * span.step / (span.end - span.start)
+    skip = math.ceil(13 / (at.height * high))
+    drawn = [at.clock()]
+    drawn += [at.label((n + 0.5) * high, name) for n, name in enumerate(names) if n % skip == 0]
+    for number, (_, own) in enumerate(counts):
+        y, tall = at.y((number + 1) * high), max(at.height * high - 0.5, 1)
+        drawn += [
+            f'<rect x="{at.x(time) - wide:.1f}" y="{y:.1f}" width="{wide - 0.5:.1f}"'
+            f' height="{tall:.1f}" fill="{shade((value / most) ** 0.5)}"/>'
+            for time, value in own.items()
+            if value > 1e-9 and time > span.start
+        ]
+    return f'<svg width="{width}" height="{height}">{"".join(drawn)}</svg>'
+
+
+def shade(share: float) -> str:
+    """From a light blue to a dark one, in few steps: pictures stay small."""
+    share = math.ceil(share * 12) / 12
+    low, high = (214, 230, 244), (8, 48, 107)
+    return "#" + "".join(
+        f"{round(a + (b - a) * share):02x}" for a, b in zip(low, high, strict=True)
+    )
+
+
+def spark(values: dict[float, float], span: Span, width: int, height: int, color: str) -> str:
+    """How a number went, without an axis."""
+    most = max(values.values()) or 1.0
+    at = Frame(span, 0, width, height - TOP)
+    points = " ".join(
+        f"{at.x(time):.1f},{at.y(value / most):.1f}" for time, value in sorted(values.items())
+    )
+    line = f'<polyline points="{points}" stroke="{color}" opacity="0.5"/>'
+    return f'<svg width="{width}" height="{height}">{line}</svg>'

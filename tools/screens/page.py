@@ -1,0 +1,156 @@
+"""A dashboard as a page of HTML: panels at their places, empty ones with their reason."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from tools.screens import charts
+from tools.screens.answers import Series, Span, lines, rows, text
+from tools.screens.units import shown
+
+from prometheus_server import Prometheus
+
+WIDTH, COLUMN, LINE, GAP, TITLE, HEAD = 1248, 52, 27, 6, 22, 66
+STATES = {"green": "#2b8a3e", "orange": "#e8890c", "red": "#d6293e"}
+STYLE = """
+body { margin: 0; background: #f4f5f7; font: 11px 'DejaVu Sans', sans-serif; color: #24292e; }
+h1 { position: absolute; left: 10px; top: 8px; margin: 0; font-size: 18px; }
+.choice { position: absolute; left: 10px; top: 38px; color: #56606b; }
+.choice b { background: #fff; border: 1px solid #d5d9de; padding: 2px 6px; margin-right: 10px; font-weight: normal; }
+.row { position: absolute; font-size: 13px; font-weight: bold; padding: 6px 4px; }
+.panel { position: absolute; background: #fff; border: 1px solid #dfe3e8; overflow: hidden; }
+.panel h2 { font-size: 11px; margin: 0; padding: 4px 8px; height: 14px; white-space: nowrap; }
+.line { padding-left: 10px; height: 14px; white-space: nowrap; overflow: hidden; font-size: 9.5px; }
+.line span { margin-right: 10px; } .line i { display: inline-block; width: 9px; height: 3px; margin: 0 4px 3px 0; }
+svg { display: block; } svg polyline { fill: none; stroke-width: 1.3; } svg line { stroke: #e4e7eb; } svg text { font: 9.5px 'DejaVu Sans', sans-serif; fill: #56606b; }
+.stats { display: flex; height: 100%; } .stats div { flex: 1; text-align: center; position: relative; }
+.stats b { display: block; white-space: nowrap; } .stats svg { position: absolute; left: 0; bottom: 0; }
+.stats small { color: #56606b; }
+table { border-collapse: collapse; width: 100%; font-size: 11px; } td, th { text-align: left; padding: 3px 8px; border-bottom: 1px solid #edf0f2; white-space: nowrap; max-width: 420px; overflow: hidden; text-overflow: ellipsis; }
+.bar { display: flex; padding: 3px 10px; align-items: center; } .bar span { width: 90px; } .bar u { display: block; height: 12px; background: #3274d9; margin-right: 8px; }
+.none { color: #56606b; padding: 18px 14px; text-align: center; }
+"""
+
+
+@dataclasses.dataclass
+class Page:
+    """What is drawn.
+
+    Attributes:
+        empty: Titles of panels without data.
+    """
+
+    html: str
+    height: int
+    empty: list[str]
+
+
+def page(server: Prometheus, board: dict[str, Any], span: Span) -> Page:
+    """A whole dashboard."""
+    drawn: list[str] = []
+    empty: list[str] = []
+    bottom = 0
+    for panel in board["panels"]:
+        at = panel["gridPos"]
+        left, top = 6 + at["x"] * COLUMN * (WIDTH - 12) // WIDTH, HEAD + at["y"] * LINE
+        width, height = at["w"] * COLUMN * (WIDTH - 12) // WIDTH - GAP, at["h"] * LINE - GAP
+        place = f'style="left:{left}px;top:{top}px;width:{width}px;height:{height}px"'
+        bottom = max(bottom, top + height)
+        if panel["type"] == "row":
+            drawn.append(f"<div class=row {place}>{escape(panel['title'])}</div>")
+            continue
+        inside = body(server, panel, span, width, height - TITLE)
+        if not inside:
+            empty.append(panel["title"])
+            inside = f"<div class=none>{escape(panel['fieldConfig']['defaults']['noValue'])}</div>"
+        title = escape(text(panel["title"]))
+        drawn.append(f"<div class=panel {place}><h2>{title}</h2>{inside}</div>")
+    chosen = "".join(
+        f"{escape(each['label'])} <b>{escape(str(each['current'].get('text', ['Prometheus'])).strip('[]' + chr(39)))}</b>"
+        for each in board["templating"]["list"]
+    )
+    head = f"<h1>{escape(board['title'])}</h1><div class=choice>{chosen}</div>"
+    html = f"<!doctype html><meta charset=utf-8><style>{STYLE}</style>{head}{''.join(drawn)}"
+    return Page(html, bottom + 8, empty)
+
+
+def body(server: Prometheus, panel: dict[str, Any], span: Span, width: int, height: int) -> str:
+    """Of one panel; nothing where there is no data."""
+    kind = panel["type"]
+    if kind == "table":
+        return table(panel, rows(server, panel, span))
+    if kind == "heatmap":
+        span = dataclasses.replace(span, step=span.step * 2)
+    found = lines(server, panel, span)
+    if not found:
+        return ""
+    match kind:
+        case "timeseries":
+            return charts.lines(panel, found, span, width, height)
+        case "heatmap":
+            return charts.heatmap(panel, found, span, width, height)
+        case "stat":
+            return stat(panel, found, span, width, height)
+    return bars(panel, found, width)
+
+
+def stat(
+    panel: dict[str, Any], found: Sequence[Series], span: Span, width: int, height: int
+) -> str:
+    """Numbers side by side, and how they went."""
+    unit = panel["fieldConfig"]["defaults"]["unit"]
+    each = width // len(found)
+    made = []
+    for series in found:
+        value = shown(series.last, unit)
+        size = min(26, int(each / (0.72 * max(len(value), 4))))
+        color = threshold(panel, series.last)
+        name = f"<small>{escape(series.name)}</small>" if len(found) > 1 else ""
+        line = charts.spark(series.values, span, each, 22, color)
+        made.append(
+            f'<div>{name}<b style="font-size:{size}px;color:{color}">{escape(value)}</b>{line}</div>'
+        )
+    return f'<div class=stats style="height:{height}px">{"".join(made)}</div>'
+
+
+def threshold(panel: dict[str, Any], value: float) -> str:
+    """The colour of the last step that ``value`` has reached."""
+    steps = panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
+    reached = [step["color"] for step in steps if step["value"] is None or value >= step["value"]]
+    return STATES[reached[-1]]
+
+
+def table(panel: dict[str, Any], found: Sequence[dict[str, str | float]]) -> str:
+    """Columns in their order."""
+    if not found:
+        return ""
+    units = {
+        each["matcher"]["options"]: each["properties"][0]["value"]
+        for each in panel["fieldConfig"]["overrides"]
+    }
+    head = "".join(f"<th>{escape(column)}</th>" for column in found[0])
+    lines_ = "".join(
+        "<tr>"
+        + "".join(
+            f"<td>{escape(shown(cell, units.get(column, 'short')) if isinstance(cell, float) else cell)}</td>"
+            for column, cell in row.items()
+        )
+        + "</tr>"
+        for row in found
+    )
+    return f"<table><tr>{head}</tr>{lines_}</table>"
+
+
+def bars(panel: dict[str, Any], found: Sequence[Series], width: int) -> str:
+    """A bar for each series."""
+    defaults = panel["fieldConfig"]["defaults"]
+    most = defaults.get("max") or max(series.last for series in found) or 1.0
+    return "".join(
+        f"<div class=bar><span>{escape(series.name)}</span>"
+        f'<u style="width:{max(1, round((width - 210) * min(series.last / most, 1)))}px"></u>'
+        f"{escape(shown(series.last, defaults['unit']))}</div>"
+        for series in found
+    )
