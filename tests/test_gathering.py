@@ -109,11 +109,11 @@ def fed(frames: Sequence[Sequence[bytes]], *, native: bool = False) -> Fed:
 
 
 def state(engine: Engine) -> list[Any]:
-    """All of it that items change, but for what may be rounded another way."""
+    """All of it that items change, to the last digit."""
     return [
         engine.values,
         engine.keyed,
-        [None if h is None else h.counts for h in engine.histograms],
+        [None if h is None else (h.counts, h.sum) for h in engine.histograms],
         [_native(h) for h in engine.histograms if isinstance(h, NativeHistogram)],
         engine.gauge_stamp,
         engine.held_tokens,
@@ -136,9 +136,6 @@ def test_many_at_once_are_as_if_each_had_come_alone(items: list[bytes], native: 
     for engine in alone.intake.registry.engines.values():
         other = together.intake.registry.engines[engine.id]
         assert state(other) == state(engine)
-        for mine, its in zip(other.histograms, engine.histograms, strict=True):
-            if mine is not None and its is not None:
-                assert math.isclose(mine.sum, its.sum, rel_tol=1e-12, abs_tol=1e-12)
     assert together.rejected == alone.rejected
     assert together.intake.items == alone.intake.items
 

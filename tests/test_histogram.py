@@ -73,6 +73,20 @@ def test_a_batch_counts_as_one_by_one(observed: list[float]) -> None:
     assert math.isclose(batch.sum, each.sum, rel_tol=1e-12)
 
 
+@given(
+    st.lists(values | st.integers(-3, 90) | st.sampled_from(around) | st.floats(), max_size=40),
+    st.integers(0, 40),
+)
+def test_however_it_is_cut_a_batch_sums_up_as_one_by_one(observed: list[float], at: int) -> None:
+    """To the last digit."""
+    batch, each = Histogram(BOUNDS), Histogram(BOUNDS)
+
+    refused = batch.observe_each(observed[:at]) + batch.observe_each(observed[at:])
+
+    assert refused == sum(map(each.observe, observed))
+    assert (batch.counts, batch.sum) == (each.counts, each.sum)
+
+
 @given(values, st.integers(0, 1000))
 def test_a_run_counts_as_often_as_it_says(value: float, count: int) -> None:
     """One call for many equal values."""

@@ -99,6 +99,9 @@ def test_a_batch_counts_as_one_by_one(values: list[float], schema: int) -> None:
     assert state(batch) == state(each)
     assert refused == classic.observe_many(list(values))
     assert (batch.counts, batch.sum) == (classic.counts, classic.sum)
+    in_order = NativeHistogram(BOUNDS, schema)
+    assert in_order.observe_each(list(values)) == refused
+    assert (state(in_order), in_order.sum) == (state(each), each.sum)
 
 
 @given(st.lists(st.tuples(anything, st.integers(0, 9)), max_size=40))

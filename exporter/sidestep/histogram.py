@@ -77,6 +77,23 @@ class Histogram:
                 return refused
             values, total = known, sum(known)
         self.sum += total
+        self._count(values)
+        return refused
+
+    def observe_each(self, values: list[float]) -> int:
+        """Count ``values`` as if one by one, whose sum has other last digits; how many were refused."""
+        total = self.sum
+        for value in values:
+            total += value
+        ordered = sorted(values)
+        if ordered and math.isfinite(total) and ordered[0] >= 0.0 and ordered[-1] <= VALUE_LIMIT:
+            self.sum = total
+            self._count(ordered)
+            return 0
+        return sum(map(self.observe, values))
+
+    def _count(self, values: list[float]) -> None:
+        """Count ``values``, some that are sorted and may be, but for their sum."""
         self.mark = None
         bounds, counts = self.bounds, self.counts
         bucket = bisect_left(bounds, values[0])
@@ -89,7 +106,6 @@ class Histogram:
             # Straight to the next value's bucket: a step's latencies lie close together.
             bucket = bisect_left(bounds, values[start], bucket + 1, last)
         counts[last] += len(values) - start
-        return refused
 
     def observe_weighted(self, observations: list[tuple[float, int]]) -> int:
         """Count values, each so many times; how many were refused."""

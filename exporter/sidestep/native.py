@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from sidestep.buckets import SCHEMA, SCHEMAS, Bounds
 from sidestep.exponential import MOST, ZERO, as_classic, coarser, index_of, upper
-from sidestep.histogram import FEW, Histogram, rebucket
+from sidestep.histogram import Histogram, rebucket
 from sidestep.wire.limits import VALUE_LIMIT
 from sidestep.wire.native import COARSEST, NativeBuckets
 from sidestep.wire.totals import Buckets
@@ -69,18 +69,6 @@ class NativeHistogram(Histogram):
         refused = super().observe_run(value, count)
         if not refused:
             self._place(value, count)
-        return refused
-
-    def observe_many(self, values: list[float]) -> int:
-        """Count ``values``, which may be reordered; how many were refused."""
-        refused = super().observe_many(values)
-        if len(values) < FEW:
-            # One by one, each in its turn above.
-            return refused
-        if refused:
-            values = sorted(v for v in values if 0.0 <= v <= VALUE_LIMIT)
-        if values:
-            self._walk(values)
         return refused
 
     def observe_weighted(self, observations: list[tuple[float, int]]) -> int:
@@ -170,8 +158,9 @@ class NativeHistogram(Histogram):
         if len(buckets) > MOST:
             self._bound()
 
-    def _walk(self, values: list[float]) -> None:
-        """Count ``values``, which are sorted, a bucket at a time."""
+    def _count(self, values: list[float]) -> None:
+        """Count ``values``, some that are sorted and may be, a bucket at a time."""
+        super()._count(values)
         self.encoded = None
         start, end = 0, len(values)
         if values[0] <= ZERO:

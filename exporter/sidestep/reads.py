@@ -7,7 +7,7 @@ write by hand for this catalogue is written at start, as dataclasses write their
 Its text is in ``source``, and in tracebacks.
 
 There are two of a struct: one observes at once, the other gathers observations by
-histogram, so that many items cost each histogram one call (``observe_gathered``).
+histogram, so that many items cost each histogram one call (``Gathered``).
 """
 
 from __future__ import annotations
@@ -15,26 +15,24 @@ from __future__ import annotations
 import functools
 import linecache
 import types
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, ClassVar, cast
 
 import msgspec
 
 from sidestep.engine import Engine
+from sidestep.gathered import Gathered
+from sidestep.histogram import FEW as ONE_BY_ONE
 from sidestep.plan import Layout, Placed, Section
 from sidestep.registry import Registry
 
 Read = Callable[[Engine, Any, bool], None]
 """Of engine, item, and whether the item's gauges are fresh."""
-Gathered = list[list[float]]
-"""Observations that wait, by slot of their histogram."""
 Gather = Callable[[Engine, Any, bool, Gathered], None]
-"""Likewise; but for observations, which are added to those that wait."""
+"""Likewise; but observations are added to those that wait."""
 
 FEW = 12
 """Structs from which on a field at a time is faster than a struct at a time."""
-LONG = 48
-"""Values of one list from which on they are sorted by themselves, and not with others."""
 
 
 def compile_reads(layout: Layout, registry: Registry, struct: type[msgspec.Struct]) -> Read:
@@ -45,15 +43,6 @@ def compile_reads(layout: Layout, registry: Registry, struct: type[msgspec.Struc
 def compile_gather(layout: Layout, registry: Registry, struct: type[msgspec.Struct]) -> Gather:
     """The function that reads ``struct`` where there are many of them."""
     return cast("Gather", _compile(layout, registry, struct, gathers=True))
-
-
-def observe_gathered(engine: Engine, gathered: Gathered) -> int:
-    """Observe what has been gathered from many items; how many observations were refused."""
-    return sum(
-        engine.histogram(slot).observe_many(values)
-        for slot, values in enumerate(gathered)
-        if values
-    )
 
 
 def _compile(
@@ -88,6 +77,7 @@ def source(layout: Layout, struct: type[msgspec.Struct], *, gathers: bool = Fals
         f"def read({writer.arguments}):",
         "    values = engine.values",
         "    histograms = engine.histograms",
+        *writer.preparation,
         "    refused = 0",
     ]
     lines += (f"    {line}" for line in writer.section(layout.roots[struct], "item"))
@@ -99,6 +89,7 @@ class _Writer:
     """Writes a function that observes at once."""
 
     arguments = "engine, item, fresh"
+    preparation: ClassVar[Sequence[str]] = ()
 
     def section(self, section: Section, name: str) -> Iterator[str]:
         """Lines that read the struct in variable ``name``."""
@@ -113,8 +104,10 @@ class _Writer:
             yield f"if v := {name}.{field}:"
             yield from _indent(self.many(slot))
         for field, slot in section.runs:
-            yield f"for run in {name}.{field}:"
-            yield f"    refused += {_histogram(slot)}.observe_run(run.value, run.count)"
+            yield f"if v := {name}.{field}:"
+            yield from _indent(self.before(slot))
+            yield "    for run in v:"
+            yield f"        refused += {_histogram(slot)}.observe_run(run.value, run.count)"
         for field, slot in section.single:
             yield self.one(slot, f"{name}.{field}")
         for field, placed in section.tallies:
@@ -158,6 +151,11 @@ class _Writer:
             codes = f"[each.{field} for each in {name}]"
             yield f"count_codes(engine, placed[{placed.row.name!r}], {codes})"
 
+    def before(self, slot: int) -> Iterator[str]:
+        """Lines before those that observe in ``slot`` at once."""
+        del slot
+        return iter(())
+
     def one(self, slot: int, value: str) -> str:
         """The line that observes ``value``."""
         return f"refused += {_histogram(slot)}.observe({value})"
@@ -171,17 +169,23 @@ class _Gathering(_Writer):
     """Writes a function that leaves observations to be made at once with others'."""
 
     arguments = f"{_Writer.arguments}, gathered"
+    preparation = ("    columns = gathered.columns",)
+
+    def before(self, slot: int) -> Iterator[str]:
+        """Lines that observe what came before."""
+        yield f"if columns[{slot}]:"
+        yield f"    refused += gathered.observe({slot})"
 
     def one(self, slot: int, value: str) -> str:
         """The line that keeps ``value``."""
-        return f"gathered[{slot}].append({value})"
+        return f"columns[{slot}].append({value})"
 
     def many(self, slot: int) -> Iterator[str]:
-        """Lines that keep what is in variable ``v``, if it is short."""
-        yield f"if len(v) < {LONG}:"
-        yield f"    gathered[{slot}] += v"
+        """Lines that keep what is in variable ``v``, where it would be observed one by one."""
+        yield f"if len(v) < {ONE_BY_ONE}:"
+        yield f"    columns[{slot}] += v"
         yield "else:"
-        yield from _indent(super().many(slot))
+        yield from _indent((*self.before(slot), *super().many(slot)))
 
 
 def _show(section: Section) -> Iterator[str]:

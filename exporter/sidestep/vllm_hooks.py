@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from sidestep.engine import Engine
+from sidestep.gathered import Gathered
 from sidestep.hit_window import HitWindow
 from sidestep.plan import Layout
 from sidestep.registry import Registry
@@ -37,14 +38,17 @@ class VllmHooks:
         self.lora = hook["lora"].slots[0]
 
     def step(
-        self, engine: Engine, item: VllmStep, gathered: list[list[float]] | None, *, fresh: bool
+        self, engine: Engine, item: VllmStep, gathered: Gathered | None, *, fresh: bool
     ) -> None:
         """After the plain fields of a step; ``gathered`` takes the observations of one of many."""
         if item.iteration is not None:
-            if gathered is None or item.scheduler is None or engine.held_tokens:
-                self.count_tokens(engine, item.iteration, last=item.scheduler is not None)
+            is_last = item.scheduler is not None
+            if gathered is not None and is_last and not engine.held_tokens:
+                gathered.columns[self.iteration_tokens].append(item.iteration.iteration_tokens)
             else:
-                gathered[self.iteration_tokens].append(item.iteration.iteration_tokens)
+                if gathered is not None and (refused := gathered.observe(self.iteration_tokens)):
+                    self.omit(engine, refused)
+                self.count_tokens(engine, item.iteration, last=is_last)
         if item.mm_cache is not None:
             _observe_hits(engine.mm_hits, item.mm_cache)
         if item.scheduler is not None:

@@ -8,10 +8,11 @@ from typing import ClassVar
 from sidestep.core_hooks import CoreHooks
 from sidestep.engine import Engine
 from sidestep.errors import WireError
+from sidestep.gathered import Gathered
 from sidestep.lifecycle.machine import check as check_events
 from sidestep.lifecycle.outcomes import Outcomes
 from sidestep.plan import Layout
-from sidestep.reads import Gathered, compile_gather, compile_reads, observe_gathered
+from sidestep.reads import compile_gather, compile_reads
 from sidestep.registry import Registry
 from sidestep.residency.follower import Lives
 from sidestep.residency.physical import check as check_blocks
@@ -63,15 +64,14 @@ class VllmItems:
         """Add one of many steps; what it observes is not there before ``settle``."""
         gathered = self._gathered.get(engine)
         if gathered is None:
-            gathered = self._gathered[engine] = [[] for _ in engine.histograms]
+            gathered = self._gathered[engine] = Gathered(engine)
         self._step(engine, step, gathered)
 
     def settle(self) -> Iterator[Engine]:
         """Observe what was gathered; the engines that it was of."""
         while self._gathered:
             engine, gathered = self._gathered.popitem()
-            refused = observe_gathered(engine, gathered)
-            if refused:
+            if refused := gathered.settle():
                 self._vllm.omit(engine, refused)
             yield engine
 
