@@ -49,11 +49,12 @@ class Fed:
         native: Native | None = None,
         legacy: bool = False,
         merge: bool = False,
+        wall: float = 1.0,
     ) -> None:
         layouts = {name: compile_layout(name, legacy=legacy) for name in DIALECTS}
         registry = Registry(layouts, {}, Rules(), Sampling(rate), native)
         self.intake = Intake(
-            registry, SelfMetrics(), boot=boot, clock=lambda: 0.0, wall=lambda: 1.0, merge=merge
+            registry, SelfMetrics(), boot=boot, clock=lambda: 0.0, wall=lambda: wall, merge=merge
         )
         self.now = 0.0
         self.processes: dict[str, int] = {}

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from intakes import steps
 from sidestep.errors import WireError
 from sidestep.native import Native, NativeHistogram
-from sidestep.registry import GONE, SILENT
+from sidestep.records import decode_record
+from sidestep.registry import GONE, MAX_ENGINES, SILENT
 from sidestep.session import lives
 from sidestep.session.outgoing import REFRESH
 from sidestep.transport.guard import Guard
-from sidestep.wire.forwarded import decode_forward, is_forward
+from sidestep.wire.forwarded import Forward, Standing, decode_forward, encode_forward, is_forward
 from sidestep.wire.items import Family, Item, Sample, Samples, VllmStep, encode_item
 from sidestep.wire.messages import Bye, EngineInfo, Heartbeat, Hello, encode
 from sidestep.wire.triton import InferenceStats, ModelStats, Timed, TritonStats
@@ -464,15 +465,133 @@ def test_what_comes_back_to_its_source_is_not_counted_again() -> None:
     assert len(one.due()) == len(two.due()) == 0
 
 
-def test_an_engine_of_somebody_elses_name_is_refused() -> None:
-    """Whoever pushes to this exporter cannot feed what another one counts."""
-    node, root = leaf("leaf", 1, step(3)), Node("root")
+@pytest.mark.parametrize("merge", [False, True])
+def test_an_engine_that_is_pushed_has_its_name_whoever_came_first(merge: bool) -> None:
+    """And neither its counts nor those of another exporter's engine are refused for it."""
+    node, root = leaf("leaf", 1, step(3)), Node("root", merge=merge, state=True)
     node.tell(root)
     name = next(iter(root.intake.registry.engines))
     root.greet("s", [EngineInfo(name, "vllm", {"engine": "0", "model_name": "m"})])
+    push(root, step(7))
+    push(node, step(20))
+    node.tell(root)
 
-    assert root.rejected == {("engine_conflict",): 1.0}
-    assert value(root, TOKENS) == 3
+    assert value(root, TOKENS) == 30
+    assert root.rejected == {}
+    root.save()
+    again = Node("root", 2, state=True, disk=root.disk, merge=merge)
+    assert value(again, TOKENS) == 30
+
+
+def test_what_engines_of_one_identity_say_of_themselves_stays_together() -> None:
+    """Whoever spoke last: one has the front end, the other the core."""
+    one, two, root = Node("one"), leaf("two", 1, step(2)), Node("root", merge=True)
+    said = info()
+    said.info = {"cache_config": {"block_size": "16"}}
+    one.greet("s", [said])
+    for node in (one, two, one):
+        refresh(node, root)
+
+        assert ('block_size="16"' in root.page) == (
+            node is one or root.intake.forwarded.sources > 1
+        )
+
+
+def test_what_others_remember_costs_nothing_that_is_remembered_here_alone() -> None:
+    """There is room for so many, and those who count remember theirs."""
+    root = leaf("root", 1, step(9))
+    root.say("s", Bye(root.incarnation("s"), 1))
+    wait(GONE + 1, root)
+    (due,) = leaf("a", 1, step(3)).due()
+    due.message.standing = Standing(former=True)
+    for number in range(MAX_ENGINES + 10):
+        due.message.engine = f"e{number}"
+        root.hear(encode_forward(due.message))
+    wait(1, root)
+    root.greet("s", [info()])
+    push(root, step(1))
+
+    assert value(root, TOKENS) == 10
+    assert root.rejected == {("over_limit",): 11.0}
+
+
+def test_an_exporter_that_got_an_older_snapshot_is_heard_again() -> None:
+    """It counts from there on, and is not taken for late."""
+    first = leaf("a", 1, step(5), state=True)
+    first.save()
+    older, disk, root = first.disk, first.disk, Node("root")
+    for boot in (2, 3):
+        later = Node("a", boot, state=True, disk=disk)
+        later.save()
+        later.tell(root)
+        disk = later.disk
+    again = Node("a", 4, state=True, disk=older, wall=9.0)
+    again.restart("s")
+    again.greet("s", [info()])
+    push(again, step(20))
+    again.save()
+    again.tell(root)
+
+    assert value(root, TOKENS) == value(again, TOKENS) == 25
+
+
+def test_what_a_snapshot_had_is_not_news_further_on() -> None:
+    """Nobody was heard since, and so its gauges are not those of now."""
+    node, between = leaf("a", 1, step(5, 3)), Node("b", state=True)
+    node.tell(between)
+    between.save()
+    again, root = Node("b", 2, state=True, disk=between.disk, now=1e4), Node("root", now=1e4)
+    again.tell(root)
+
+    assert up(again) == up(root) == [0.0]
+    assert value(root, RUNNING) == 0
+    assert value(root, TOKENS) == 5
+
+
+def test_pieces_that_hold_nothing_cost_something() -> None:
+    """As many as there may be of them are kept, and no more."""
+    root = Node("root")
+    for life in range(1, 2 * lives.MAX_INCOMPLETE_BYTES // lives.PIECE_COST):
+        root.hear(encode_forward(Forward(1, "a", "e", life, 1, 1, 0, 2, b"", Standing())))
+    kept = root.intake.forwarded.lives._incomplete
+
+    assert len(kept) <= lives.MAX_INCOMPLETE_BYTES // lives.PIECE_COST
+
+
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ({"cache_config": {"a": "x\x00"}}, "bad_label"),
+        ({f"n{i}": {f"l{j}": "v" * 256 for j in range(128)} for i in range(16)}, "over_limit"),
+    ],
+)
+def test_a_record_says_no_more_than_a_hello_may(
+    known: bool,
+    said: dict[str, dict[str, str]],
+    reason: str,
+) -> None:
+    """Neither the first one nor a later one."""
+    node, root = leaf("leaf", 1, step(3)), Node("root")
+    if known:
+        node.tell(root)
+    push(node, step(4))
+    (due,) = node.due()
+    record = decode_record(due.message.data)
+    record.head.engine.info = said
+    due.message.data = msgspec.msgpack.encode(record)
+    root.hear(encode_forward(due.message))
+
+    assert root.rejected == {(reason,): 1.0}
+    assert value(root, TOKENS) == (3 if known else 0)
+
+
+def test_a_life_that_nobody_begins_is_none() -> None:
+    """Its number is that of a sum."""
+    (due,) = leaf("leaf", 1, step(3)).due()
+    due.message.life = lives.SUM
+    with pytest.raises(WireError, match=r"life|>= 1"):
+        decode_forward(encode_forward(due.message))
 
 
 def test_a_record_that_makes_no_sense_leaves_the_last_one() -> None:

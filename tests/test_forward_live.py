@@ -89,7 +89,7 @@ async def test_the_last_word_is_said_at_the_end(
 ) -> None:
     """An exporter that is stopped has told all that it has applied."""
     for state in ("", str(tmp_path / "state")):
-        flags = {"forward": root_path, "forward_interval": "3600", "state_dir": state}
+        flags = {"forward": root_path, "forward_interval": "10", "state_dir": state}
         async with start(ingest_endpoint=(root_path,)) as root:
             async with start(**flags, web_listen_address=("",)) as leaf:
                 with closing(publisher(leaf.endpoints[0])) as engine:
@@ -166,6 +166,7 @@ async def test_processes_forward_to_each_other(tmp_path: Path) -> None:
         ({"forward": PATH, "forward_label": ("a=b", "a=c")}, "give each label once"),
         ({"forward": PATH, "ingest_endpoint": (PATH,)}, "this is where engines connect"),
         ({"forward": PATH, "forward_interval": "0"}, "above 0"),
+        ({"forward": PATH, "forward_interval": "60"}, "10 seconds at most"),
     ],
 )
 def test_a_mistake_is_told(flags: dict[str, object], said: str) -> None:
@@ -182,3 +183,23 @@ def test_a_mistake_is_told(flags: dict[str, object], said: str) -> None:
 def test_an_endpoint_that_cannot_be_is_one_line() -> None:
     """And ends the command."""
     one_line(sidestep("serve", "--forward", "tcp://nowhere"), 2, "--forward tcp://nowhere")
+
+
+@pytest.mark.parametrize("name", ["localhost", "localhost.localdomain"])
+def test_a_host_of_everybodys_name_has_to_give_one(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Engines of two such hosts would be taken for those of one."""
+    monkeypatch.setattr("socket.gethostname", lambda: name)
+    exporter = Exporter(read({"forward": PATH}, {}))
+    with pytest.raises(ConfigError, match=r"--forward\.source"):
+        exporter._forwarder(None)
+
+
+async def test_an_exporter_that_is_not_there_is_said(
+    start: Start, root_path: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A leaf has no page that would show it."""
+    monkeypatch.setattr("sidestep.forward.ALONE", 0.1)
+    async with start(forward=root_path, forward_interval="0.05"):
+        await until(lambda: f"no exporter at {root_path}" in caplog.text)

@@ -51,7 +51,8 @@ def test_a_snapshot_is_the_same_after_it_was_read() -> None:
 
     # But for the process, which is another one.
     assert fed.snapshot()[:-1] == other.snapshot()[:-1]
-    assert (fed.intake.life, fed.intake.run + 1) == (other.intake.life, other.intake.run)
+    assert fed.intake.life == other.intake.life
+    assert fed.intake.run < other.intake.run
 
 
 def test_gauges_wait_for_their_engine() -> None:

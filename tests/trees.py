@@ -34,8 +34,9 @@ class Node(Fed):
         native: Native | None = None,
         legacy: bool = False,
         now: float = 0.0,
+        wall: float = 1.0,
     ) -> None:
-        super().__init__(boot=boot, native=native, legacy=legacy, merge=merge)
+        super().__init__(boot=boot, native=native, legacy=legacy, merge=merge, wall=wall)
         self.now = now
         self.name = name
         self.capture = Capture(self.intake)

@@ -201,7 +201,7 @@ class Exporter:
         if not config.forward:
             return None
         source = config.forward_source or socket.gethostname()
-        if source in ("", "localhost"):
+        if source.partition(".")[0] in ("", "localhost"):
             raise ConfigError("--forward.source: this host has no name of its own; give one")
         self.intake.forwarded.own = source, self.intake.life
         records = Present() if snapshots is None else snapshots.records

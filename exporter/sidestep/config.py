@@ -147,8 +147,8 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "forward.interval",
-        "Seconds between two times that what is new is forwarded.",
-        parsing.age,
+        "Seconds between two times that what is new is forwarded, 10 at most.",
+        parsing.often,
         1.0,
         metavar="SECONDS",
     ),

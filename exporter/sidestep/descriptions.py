@@ -63,8 +63,23 @@ def check(registry: Registry, named: int, infos: Sequence[EngineInfo]) -> None:
         raise _over(registry, "engines", f"more than {MAX_PARTS} versions of models")
     if named + len(infos) > MAX_NAMED:
         raise _over(registry, "descriptions", f"streams name more than {MAX_NAMED} engines")
+    _check_page(registry, infos)
+
+
+def check_described(registry: Registry, info: EngineInfo) -> None:
+    """Whether what is now said of an engine that has its place can be shown.
+
+    Raises:
+        WireError: It is too large; nothing has changed.
+    """
+    _check_size(registry, info)
+    _check_page(registry, [info])
+
+
+def _check_page(registry: Registry, infos: Sequence[EngineInfo]) -> None:
+    named = {info.id for info in infos}
     everyone = (*registry.engines.values(), *registry.kept.values())
-    others = sum(engine.excess for engine in everyone if engine.id not in labels)
+    others = sum(engine.excess for engine in everyone if engine.id not in named)
     if others + sum(excess(registry, info) for info in infos) > MAX_EXCESS:
         raise _over(registry, "descriptions", "labels and bounds make too large a page")
 

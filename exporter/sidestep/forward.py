@@ -29,6 +29,8 @@ PATIENCE = 2.0
 """Seconds for which one frame may wait: what is told next round is newer."""
 LINGER = 1000
 """Milliseconds in which the last words may leave."""
+ALONE = 5.0
+"""Seconds without a connection after which the log says so."""
 MAX_ANSWERS = 100
 """Of the other exporter, that are read in one round."""
 EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -65,6 +67,7 @@ class Forwarder:
         self._settles = records.settles
         self._clock = clock
         self._connected = False
+        self._alone_since = clock()
         self._said = Limited(log, clock=clock)
         self._context: zmq.Context[Socket] = zmq.Context()
         try:
@@ -101,6 +104,9 @@ class Forwarder:
     async def tell(self) -> None:
         """Tell what is new, and what has not been told for long."""
         self._listen()
+        if not self._connected and self._clock() - self._alone_since >= ALONE:
+            text = "nothing is forwarded: no exporter at %s that takes it; give one's --ingest.endpoint,"
+            self._said.warning("alone", f"{text} and keys to both or neither", self._endpoint)
         looked = await collected(self._outbox.mine(self._clock()))
         mine = [due for due in looked if due is not None]
         if mine and self._settles:
@@ -162,6 +168,8 @@ class Forwarder:
         """Take in what became of the connection, and why the other exporter refuses something."""
         while self._monitor.poll(0):
             event = recv_monitor_message(self._monitor)["event"]
+            if self._connected:
+                self._alone_since = self._clock()
             self._connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
             if self._connected:
                 # It may be another process, which has heard nothing yet.

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 
 from sidestep.descriptions import check as check_engines
-from sidestep.descriptions import excess
+from sidestep.descriptions import check_described, excess
 from sidestep.engine import ORIGIN, Engine
 from sidestep.errors import WireError
 from sidestep.folded import check as check_record
@@ -22,7 +22,7 @@ from sidestep.registry import GONE, MAX_ENGINES, SILENT, Registry
 from sidestep.session.lives import Key, Lives, Word
 from sidestep.wire.forwarded import Forward
 from sidestep.wire.limits import MAX_LABEL_CHARS
-from sidestep.wire.messages import EngineInfo
+from sidestep.wire.messages import EngineInfo, check_engine, check_printable
 from sidestep.wire.totals import Head, Record
 
 Group = tuple[str, str, str, frozenset[tuple[str, str]]]
@@ -112,7 +112,7 @@ class Forwarded:
                 self._drop(group)
             raise
         # Not before it stands: other bounds cost what was counted by those of before.
-        self._describe(shown, info, record)
+        self._describe(shown, info)
         self._bind(word, group, shown, now)
         refused = self._sum(shown, {word.key: record})
         self._fold(word, now)
@@ -132,7 +132,7 @@ class Forwarded:
         if origin:
             engine.labels[ORIGIN] = engine.id
         self.lives.put(word)
-        self._describe(found, info, record)
+        self._describe(found, info)
         self._bind(word, group, found, word.heard)
         self._sum(found, {word.key: record})
         engine.heard = max(engine.heard, word.heard)
@@ -186,9 +186,18 @@ class Forwarded:
             said.features,
             said.closed,
         )
+        check_engine(info)
+        core_info = record.head.core_info
+        check_printable(text for said in core_info.values() for text in said.values())
         if shown is None:
+            if name in registry.engines or name in registry.kept:
+                raise WireError("engine_conflict", f"{name} is there already")
             registry.check(info)
             check_engines(registry, 0, [info])
+            if word.standing.former and len(registry.kept) >= MAX_ENGINES:
+                # Whoever counts remembers it; what is remembered here alone must not go for it.
+                registry.limited["engines"] += 1
+                raise WireError("over_limit", f"more than {MAX_ENGINES} engines that are gone")
             layout = registry.layouts[info.dialect]
             shown = _Shown(Engine(layout, info, registry.overrides, registry.native), info)
             shown.engine.forwarded = True
@@ -198,19 +207,16 @@ class Forwarded:
             registry.kept[name] = shown.engine
         else:
             check_record(shown.engine, record)
+            if info != shown.info:
+                check_described(registry, info)
         return group, shown, info
 
-    def _describe(self, shown: _Shown, info: EngineInfo, record: Record) -> None:
+    def _describe(self, shown: _Shown, info: EngineInfo) -> None:
         """Let the engine be what a word that stands says that it is."""
-        engine = shown.engine
         if info != shown.info:
-            engine.update(info)
+            shown.engine.update(info)
             shown.info = info
-        engine.excess = excess(self._registry, info)
-        if record.head.core_info != engine.core_info:
-            engine.core_info = record.head.core_info
-            engine.info = {**engine.core_info, **engine.front_info}
-            engine.look_anew()
+        shown.engine.excess = excess(self._registry, info)
 
     def _name(self, group: Group, word: Word) -> str:
         """An identity that nobody has: readable, and the same each time."""
@@ -259,6 +265,7 @@ class Forwarded:
             # A server that keeps its own totals told each life all of them.
             others = []
         counted = [self._rest(shown, others)] if others else []
+        _inform(shown.engine, [record.head for record in records])
         return sum_up(self._registry, shown.engine, counted, records)
 
     def _rest(self, shown: _Shown, words: Sequence[Word]) -> Record:
@@ -323,6 +330,18 @@ class Forwarded:
                 registry.limited["engines"] += 1
                 raise WireError("over_limit", f"more than {MAX_ENGINES} engines")
             registry.recall(engine)
+
+
+def _inform(engine: Engine, heads: Sequence[Head]) -> None:
+    """Let ``engine`` have the info metrics of all who say how it is; the later ones' stand."""
+    if not heads:
+        return
+    engine.core_info = {name: said for head in heads for name, said in head.core_info.items()}
+    engine.front_info = {name: said for head in heads for name, said in head.engine.info.items()}
+    info = {**engine.core_info, **engine.front_info}
+    if info != engine.info:
+        engine.info = info
+        engine.look_anew()
 
 
 def _bounds(registry: Registry, head: Head) -> dict[str, list[float]]:

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 
 from sidestep.intake import Intake
+from sidestep.registry import SILENT
 from sidestep.session.outgoing import Outgoing
 from sidestep.told import Records, engines, standing
 from sidestep.wire.forwarded import FORWARD_VERSION, Forward
@@ -93,6 +94,8 @@ class Outbox:
                 continue
             if self._labels.keys() & word.labels.keys():
                 self._clash(word.engine)
+            # From a snapshot nobody knows when its source said so: long enough ago.
+            least = SILENT if word.silent else 0.0
             yield Due(
                 word.key,
                 state,
@@ -104,7 +107,7 @@ class Outbox:
                     1,
                     word.record,
                     word.standing,
-                    max(now - word.heard, 0.0),
+                    max(now - word.heard, least),
                     {**self._labels, **word.labels},
                 ),
             )

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from sidestep.wire.limits import MAX_LABEL_CHARS, is_printable
 
 DAY = 86400.0
+OFTEN = 10.0
 _PATH = re.compile(r"[A-Za-z0-9._/-]+")
 _LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]{0,127}")
 _FAMILIES = re.compile(r"[a-zA-Z0-9_:*?!\[\]-]{1,256}")
@@ -99,6 +100,16 @@ def age(value: object) -> float:
     found = seconds(value)
     if not found:
         raise ValueError("must be a number of seconds above 0")
+    return found
+
+
+def often(value: object) -> float:
+    """Likewise, and often enough for whoever listens: what says nothing for 30 s is taken for gone."""
+    found = age(value)
+    if found > OFTEN:
+        raise ValueError(
+            f"must be {OFTEN:g} seconds at most: who says nothing for 30 is taken for gone"
+        )
     return found
 
 

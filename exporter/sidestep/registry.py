@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
@@ -19,7 +20,7 @@ from sidestep.native import Native
 from sidestep.passed import Passed
 from sidestep.plan import Layout, Placed, taken
 from sidestep.residency.follower import Residency
-from sidestep.wire.limits import MAX_OPEN_VALUES, OTHER, is_printable
+from sidestep.wire.limits import MAX_LABEL_CHARS, MAX_OPEN_VALUES, OTHER, is_printable
 from sidestep.wire.messages import EngineInfo
 
 Look = tuple[bool, frozenset[tuple[str, str]]]
@@ -135,9 +136,9 @@ class Registry:
         if not layout.required <= names or (layout.own_labels | {ORIGIN}) & names:
             raise WireError("bad_label", f"an engine cannot have the labels {sorted(names)}")
         known = self.engines.get(info.id) or self.kept.get(info.id)
-        if known is not None and known.forwarded:
-            raise WireError("engine_conflict", f"{info.id} is another exporter's")
-        if known is not None and known.streams and known.layout is not layout:
+        if known is None or known.forwarded:
+            return
+        if known.streams and known.layout is not layout:
             # Whoever feeds it would go on with what nobody shows.
             raise WireError("changed_dialect", f"{info.id} is one of {known.layout.dialect}")
 
@@ -148,6 +149,7 @@ class Registry:
             WireError: See ``check``.
         """
         self.check(info)
+        self._make_way(info.id)
         layout = self.layouts[info.dialect]
         engine = self.engines.get(info.id) or self.kept.pop(info.id, None)
         if engine is not None and (engine.layout is not layout or self._is_renamed(engine, info)):
@@ -162,6 +164,17 @@ class Registry:
             self.enter(engine)
         self.touch(engine)
         return engine
+
+    def _make_way(self, name: str) -> None:
+        """Call an engine that another exporter counts something else: its name is ours to give."""
+        engine = self.engines.get(name) or self.kept.get(name)
+        if engine is None or not engine.forwarded:
+            return
+        free = (f"{name[: MAX_LABEL_CHARS - 8]}/{number}" for number in itertools.count(2))
+        engine.id = next(n for n in free if n not in self.engines and n not in self.kept)
+        for engines in (self.engines, self.kept):
+            if engines.pop(name, None) is not None:
+                engines[engine.id] = engine
 
     def enter(self, engine: Engine) -> None:
         """Show ``engine``; never two samples of one name and labels."""
@@ -305,8 +318,9 @@ class Registry:
                 if not engine.forwarded:
                     engine.forget_core()
                 self.retire(engine)
-        # What a polled server once had goes first: it can have another name every second.
-        for engine in sorted(self.kept.values(), key=lambda engine: not engine.absent):
+        # What a polled server once had goes first: it can have another name every second. Then what
+        # other exporters count, who remember it themselves.
+        for engine in sorted(self.kept.values(), key=lambda e: (not e.absent, not e.forwarded)):
             if now - engine.heard >= KEPT or len(self.kept) > MAX_ENGINES:
                 del self.kept[engine.id]
                 self._forget(engine)

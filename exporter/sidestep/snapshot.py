@@ -22,7 +22,7 @@ from sidestep.lifecycle.siblings import Siblings
 from sidestep.merge import restored
 from sidestep.records import decode_record, encode_record, totals_of
 from sidestep.registry import Registry
-from sidestep.session.lives import Word
+from sidestep.session.lives import LIFE_BITS, Word
 from sidestep.session.receiver import Stream
 from sidestep.told import engines
 from sidestep.wire.forwarded import Standing
@@ -220,7 +220,8 @@ def _restore(intake: Intake, pieces: Sequence[Piece], now: float) -> None:
                 registry.limited.update(piece.limited)
                 intake.metrics.restore(piece.counters)
                 if piece.life:
-                    life, run = piece.life, piece.run + 1
+                    # Also after a process that went on with a later snapshot than this one.
+                    life, run = piece.life, max(piece.run + 1, intake.life >> LIFE_BITS)
     _settle(registry, groups)
     # The last: an engine's gauges are hidden until one of its streams greets.
     intake.restore(streams, now)

@@ -23,6 +23,8 @@ MAX_BYTES = 96 << 20
 """Of all records."""
 MAX_INCOMPLETE_BYTES = 32 << 20
 """Of records of which pieces are missing."""
+PIECE_COST = 4 << 10
+"""Bytes, of them, that a piece takes beside what it holds: it may hold nothing."""
 SUM = 0
 """In place of a life: the sum of those that are not told apart any more."""
 
@@ -203,7 +205,7 @@ class Lives:
             found = self._incomplete[key] = _Incomplete(order, message.pieces)
         if message.piece not in found.pieces:
             found.pieces[message.piece] = message.data
-            self._incomplete_bytes += len(message.data)
+            self._incomplete_bytes += PIECE_COST + len(message.data)
         if len(found.pieces) == message.pieces:
             self._abandon(key)
             return b"".join(piece for _, piece in sorted(found.pieces.items()))
@@ -213,4 +215,4 @@ class Lives:
 
     def _abandon(self, key: Key) -> None:
         found = self._incomplete.pop(key)
-        self._incomplete_bytes -= sum(map(len, found.pieces.values()))
+        self._incomplete_bytes -= sum(PIECE_COST + len(data) for data in found.pieces.values())

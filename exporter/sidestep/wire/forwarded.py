@@ -13,7 +13,6 @@ from sidestep.wire.limits import (
     Identifier,
     Labels,
     Number,
-    Random64,
     Seconds,
     Seq,
     Text,
@@ -67,7 +66,7 @@ class Forward(msgspec.Struct, array_like=True, gc=False, tag=TAG):
     version: int
     source: Identifier
     engine: Identifier
-    life: Random64
+    life: Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
     run: Seq
     seq: Seq
     piece: Annotated[int, Meta(ge=0, lt=MAX_PIECES)]

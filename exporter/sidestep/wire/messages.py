@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Annotated, Literal
 
@@ -229,13 +230,31 @@ def _check(hello: Hello) -> None:
     """
     if hello.version != VERSION:
         raise WireError("version", f"sender speaks {hello.version}, this exporter {VERSION}")
-    texts = [hello.stream]
+    check_printable([hello.stream])
     for engine in hello.engines:
-        texts += [engine.id, *engine.labels.values()]
-        texts += [value for labels in engine.info.values() for value in labels.values()]
-        texts += [value for values in engine.closed.values() for value in values]
-        for family, bounds in engine.bounds.items():
-            if bounds[0] < 0 or any(a >= b for a, b in pairwise(bounds)):
-                raise WireError("bad_bounds", f"{family} must increase strictly, from 0 or more")
+        check_engine(engine)
+
+
+def check_engine(engine: EngineInfo) -> None:
+    """Likewise, of one engine.
+
+    Raises:
+        WireError: An unprintable name, bounds out of order.
+    """
+    texts = [engine.id, *engine.labels.values()]
+    texts += [value for labels in engine.info.values() for value in labels.values()]
+    texts += [value for values in engine.closed.values() for value in values]
+    for family, bounds in engine.bounds.items():
+        if bounds[0] < 0 or any(a >= b for a, b in pairwise(bounds)):
+            raise WireError("bad_bounds", f"{family} must increase strictly, from 0 or more")
+    check_printable(texts)
+
+
+def check_printable(texts: Iterable[str]) -> None:
+    """Whether all may be label values.
+
+    Raises:
+        WireError: One may not.
+    """
     if not all(map(is_printable, texts)):
         raise WireError("bad_label", "a name or label value is not printable")
