@@ -173,6 +173,26 @@ def test_nothing_waits_once_it_is_settled(items: list[bytes]) -> None:
         assert state(intake.registry.engines[engine.id]) == state(engine)
 
 
+def test_a_bug_in_one_engines_observations_costs_no_others() -> None:
+    """A histogram that is out of order is its engine's loss, counted once."""
+    made = fed([])
+    broken, whole = made.intake.registry.engines.values()
+    broken.histogram(broken.layout.find("vllm:iteration_tokens_total").slots[0]).counts = []
+    steps = [
+        VllmStep(engine, 1.0, 1.0, SchedulerStats(), IterationStats(2))
+        for engine in (0, 1)
+        for _ in range(8)
+    ]
+    message = msgspec.msgpack.encode(["B", 1, 1, [msgspec.Raw(encode_item(s)) for s in steps]])
+    made.intake.take(b"s", [message], 0.0)
+    while made.intake.busy:
+        made.intake.work()
+
+    slot = whole.layout.find("vllm:iteration_tokens_total").slots[0]
+    assert sum(whole.histogram(slot).counts) == 8
+    assert made.rejected == {("bug",): 1}
+
+
 def step(number: int, *, latencies: int = 0) -> Item:
     """A step with one of everything that is observed for itself."""
     details = SchedulerIterationDetails(number, elapsed_ms=1.5)

@@ -157,6 +157,7 @@ async def test_gzip_where_it_is_taken(exporter: Exporter) -> None:
     ):
         assert packed.headers["Content-Encoding"] == "gzip"
         assert "Content-Encoding" not in plain.headers
+        assert packed.headers["Vary"] == plain.headers["Vary"] == "Accept, Accept-Encoding"
         assert gzip.decompress(await packed.read()) == await plain.read()
 
 

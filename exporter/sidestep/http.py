@@ -81,7 +81,8 @@ def application(
 
 def _answer(parts: Sequence[bytes], kind: str, *, packed: bool) -> web.StreamResponse:
     """An answer with this body, which is in gzip where it is ``packed``."""
-    headers = {"Content-Type": kind}
+    # What lies between may keep it, and must not hand one form to who asked for another.
+    headers = {"Content-Type": kind, "Vary": "Accept, Accept-Encoding"}
     if packed:
         headers["Content-Encoding"] = "gzip"
     return response(parts, headers)

@@ -195,17 +195,26 @@ class Intake:
         except WireError as error:
             self.reject(error.reason)
         except Exception as error:  # noqa: BLE001 - a bug of ours costs its item, and is loud
-            self.reject("bug")
-            self._bugs.error(
-                "bug", "an item could not be applied; this is a bug in sidestep", trace=error
-            )
+            self._has_bug(error)
         if not self._work or self._waiting >= WAITING:
             self.settle()
 
     def settle(self) -> None:
         """Have all that was applied be in the series, before anybody looks at them."""
         self._waiting = 0
-        self.applier.settle()
+        settled = False
+        while not settled:
+            try:
+                self.applier.settle()
+                settled = True
+            except Exception as error:  # noqa: BLE001 - likewise; what others observed goes on
+                self._has_bug(error)
+
+    def _has_bug(self, error: Exception) -> None:
+        self.reject("bug")
+        self._bugs.error(
+            "bug", "an item could not be applied; this is a bug in sidestep", trace=error
+        )
 
     def enqueue(self, work: Work) -> None:
         """Let ``work`` have its turn after all that waits."""
