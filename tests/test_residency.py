@@ -741,7 +741,8 @@ def test_what_is_not_sampled_takes_no_memory() -> None:
         tracemalloc.stop()
 
     assert ours.tracked == 0
-    assert after - before < 1000
+    # Other threads of the tests' process allocate a little meanwhile.
+    assert after - before < 10_000
 
 
 def test_a_recorded_stream_gives_what_the_definitions_give() -> None:
