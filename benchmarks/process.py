@@ -18,12 +18,10 @@ from types import TracebackType
 from typing import final
 
 from sidestep.plan import compile_layout
+from sidestep.scrapes import REUSED
 
 START = 30.0
 """Seconds that an exporter may take until it is ready."""
-
-REUSED = 0.2
-"""Seconds after which no page answers that was made before; the exporter keeps one for 0.1."""
 
 SERVE = ("-m", "sidestep", "serve")
 
@@ -88,7 +86,8 @@ class ExporterProcess:
     @property
     def totals(self) -> Mapping[str, float]:
         """The metrics page as of now: per sample name the sum over its series."""
-        time.sleep(REUSED)
+        # No page answers any more that was made before.
+        time.sleep(2 * REUSED)
         return totals(self.get("/metrics").decode())
 
     @property

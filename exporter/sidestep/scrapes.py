@@ -112,14 +112,12 @@ class Pages:
             await self._snapshots.settled()
 
     async def _engines(self, form: Format) -> Body:
-        state, body = self._cache.get(form, (None, None))
-        if body is None or state != self._state:
-            state = self._state
-            # What is past would hold texts that nobody else has.
-            self._cache = {one: kept for one, kept in self._cache.items() if kept[0] == state}
-            body = Body(await self._rendered(form))
-            self._cache[form] = (state, body)
-        return body
+        state = self._state
+        # What is past would hold a whole page of texts while the next one is made.
+        self._cache = {one: kept for one, kept in self._cache.items() if kept[0] == state}
+        if form not in self._cache:
+            self._cache[form] = state, Body(await self._rendered(form))
+        return self._cache[form][1]
 
     @property
     def _state(self) -> State:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -30,7 +31,7 @@ from sidestep.registry import (
     Sampling,
 )
 from sidestep.render.text import render
-from sidestep.scrapes import Pages
+from sidestep.scrapes import REUSED, Pages
 from sidestep.statslog import StatsLog
 from sidestep.wire.blocks import MAX_HASHES, BlockEvents, CacheChange, CacheEvents
 from sidestep.wire.items import Family, Sample, Samples, VllmStep, encode_item
@@ -682,6 +683,33 @@ async def test_a_large_page_does_not_hold_the_loop() -> None:
     assert turns > 5
     assert 'vllm:request_params_n_count{engine="299",model_name="m"} 0\n' in page
     check_page(text_string_to_metric_families(page))
+
+
+async def test_a_page_does_not_keep_the_one_before_while_it_is_made() -> None:
+    """Two pages at once would be twice the memory, which the allocator keeps for ever."""
+    world = World()
+    registry = world.intake.registry
+    for number in range(100):
+        registry.register(engine(str(number)))
+    pages = Pages(registry, world.own, world.intake.metrics, [])
+    tracemalloc.start()
+    try:
+        size = sum(map(len, await pages.page("text", frozenset())))
+        for one in registry.engines.values():
+            for histogram in one.histograms:
+                if histogram is not None:
+                    histogram.observe(1.0)
+            registry.touch(one)
+        await asyncio.sleep(REUSED)
+        held, _ = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        await pages.page("text", frozenset())
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert held > 0.8 * size
+    assert peak - held < 0.5 * size
 
 
 def test_refusals_are_no_lines_in_the_log(fed: Fed, caplog: pytest.LogCaptureFixture) -> None:
