@@ -1,0 +1,74 @@
+"""What Python's collector looks through: each in a process of its own, whose collector it is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+BEGIN = """
+import gc, weakref
+from sidestep.transport.process import calm_collector
+
+class Node:
+    def __init__(self):
+        self.itself = self
+
+gc.disable()
+calm_collector()
+"""
+
+
+def said(script: str) -> list[str]:
+    """The lines that the script prints."""
+    command = [sys.executable, "-c", BEGIN + script]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+
+
+@pytest.mark.parametrize("generation", [1, 2])
+def test_a_collection_is_not_over_what_the_last_one_found(generation: int) -> None:
+    """Many engines' series are looked through once, and not every ten seconds."""
+    before, after = said(
+        "kept = [Node() for _ in range(1000)]\n"
+        "print(len(gc.get_objects()))\n"
+        f"gc.collect({generation})\n"
+        "print(len(gc.get_objects()))\n"
+    )
+
+    assert int(before) > 1000
+    assert int(after) < 100
+
+
+def test_cycles_among_what_was_kept_are_freed_at_last() -> None:
+    """As soon as there is twice as much: memory has a bound."""
+    few, many = said(
+        "known = gc.get_freeze_count()\n"
+        "kept = [Node() for _ in range(known // 100)]\n"
+        "seen = [weakref.ref(one) for one in kept]\n"
+        "gc.collect()\n"
+        "del kept\n"
+        "gc.collect()\n"
+        "print(sum(one() is not None for one in seen) == len(seen))\n"
+        "more = [Node() for _ in range(2 * known)]\n"
+        "gc.collect()\n"
+        "gc.collect()\n"
+        "print(any(one() is not None for one in seen))\n"
+    )
+
+    assert few == "True"
+    assert many == "False"
+
+
+def test_what_was_looked_through_as_a_whole_is_kept_for_good_again() -> None:
+    """Growth is counted from then on: the next full collection is a short one."""
+    found = said(
+        "kept = [Node() for _ in range(3 * gc.get_freeze_count())]\n"
+        "gc.collect()\n"
+        "gc.collect()\n"
+        "frozen = gc.get_freeze_count()\n"
+        "gc.callbacks.append(lambda phase, _: print(gc.get_freeze_count() >= frozen))\n"
+        "gc.collect()\n"
+    )
+
+    assert found == ["True", "True"]
