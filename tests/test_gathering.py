@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,6 +28,7 @@ from sidestep.wire.vllm import (
     SchedulerStats,
     SpecDecodingStats,
 )
+from slices import counted
 
 ENGINES = [
     EngineInfo(f"e{number}", "vllm", {"engine": str(number), "model_name": "m"})
@@ -264,20 +264,10 @@ async def test_a_turn_that_ends_early_leaves_nothing_waiting(start: Start) -> No
 
 def calls(made: Fed, frames: Sequence[Sequence[bytes]]) -> int:
     """Calls of functions, ours and the interpreter's, that it takes to apply ``frames``."""
-    found = 0
-
-    def count(_frame: object, event: str, _argument: object) -> None:
-        nonlocal found
-        found += event in ("call", "c_call")
-
-    before = sys.getprofile()
-    sys.setprofile(count)
-    try:
+    with counted() as found:
         for items in frames:
             made.items("s", items)
-    finally:
-        sys.setprofile(before)
-    return found
+    return found.count
 
 
 def test_many_at_once_cost_fewer_calls() -> None:

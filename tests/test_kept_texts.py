@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from prometheus_client import generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
+import metric_families
 from conftest import Start
 from pages import parse
 from sidestep.apply import Applier
@@ -30,7 +31,7 @@ from sidestep.packing import NOTHING, Body, deflated
 from sidestep.plan import compile_layout
 from sidestep.records import decode_record, encode_record, totals_of
 from sidestep.registry import GONE, Registry
-from sidestep.render import protobuf, values
+from sidestep.render import protobuf, protobuf_samples, values
 from sidestep.render.kept import Block, changed, renewed
 from sidestep.render.merged import Merged
 from sidestep.render.own import OwnTexts
@@ -388,10 +389,17 @@ def test_the_exporters_own_families_are_as_prometheus_client_has_them() -> None:
             if not line.startswith(("process_", "python_gc_"))
         ]
 
+    def metrics_of(page: bytes) -> list[Any]:
+        """Likewise."""
+        found = metric_families.families(page)
+        return [family for family in found if not family.name.startswith(("process_", "python_gc"))]
+
     for _ in range(2):
         assert stable(b"".join(texts.pieces("text"))) == stable(generate_latest(registry))
         theirs = generate_openmetrics(registry)  # type: ignore[no-untyped-call]
         assert stable(b"".join(texts.pieces("openmetrics"))) == stable(theirs)
+        ours = metrics_of(b"".join(texts.pieces("protobuf")))
+        assert ours == metrics_of(protobuf_samples.generate(registry))
     part = b"".join(texts.pieces("text", {"sidestep_items_total"}))
     assert parse(part.decode())["sidestep_items"].samples
 

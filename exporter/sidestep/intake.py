@@ -8,18 +8,17 @@ an item is counted by reason and costs itself.
 from __future__ import annotations
 
 import logging
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import msgspec
 
 from sidestep.apply import Applier
-from sidestep.catalogue import is_part
-from sidestep.catalogue.self_metrics import PER_ENGINE
 from sidestep.descriptions import check as check_engines
 from sidestep.descriptions import excess
 from sidestep.engine import Engine
+from sidestep.engine_metrics import read_metrics
 from sidestep.errors import WireError
 from sidestep.forwarded import Forwarded
 from sidestep.logs import Limited
@@ -36,7 +35,6 @@ from sidestep.wire.messages import (
     EngineInfo,
     FromExporter,
     FromSender,
-    Heartbeat,
     Hello,
     decode_from_sender,
 )
@@ -99,7 +97,9 @@ class Intake:
         self._arrived = 0.0
         """Unix time of the frame whose items are being applied."""
         self._bugs = Limited(log, clock=clock)
-        self._read_metrics()
+        read_metrics(metrics, registry, self.receiver)
+        metrics.read("sidestep_forward_sources", lambda: [((), self.forwarded.sources)])
+        metrics.read("sidestep_items_total", lambda: [((), self.items)])
 
     @property
     def busy(self) -> bool:
@@ -425,70 +425,3 @@ class Intake:
         self.refused += 1
         self.reject(reason)
         return []
-
-    def _by_labels(self) -> Iterator[tuple[tuple[str, ...], Engine]]:
-        """Engines by the labels of self-metrics; those that have more are told apart by theirs."""
-        keys = [
-            ((engine.name, *(engine.labels.get(name, "") for name in PER_ENGINE[1:])), engine)
-            for engine in self.registry.engines.values()
-            if not is_part(engine.layout.dialect, engine.labels)
-        ]
-        often = Counter(key for key, _ in keys)
-        # What a stream tells of an engine that also pushes does not change how that one is shown.
-        first = Counter(key for key, engine in keys if not engine.layout.apart)
-        for key, engine in keys:
-            alike = (often if engine.layout.apart else first)[key]
-            yield (*key[:-1], engine.id) if alike > 1 else key, engine
-
-    def _read_metrics(self) -> None:
-        """Self-metrics that are somebody's present state."""
-
-        def of_engines(
-            read: Callable[[Engine], float],
-        ) -> Callable[[], list[tuple[tuple[str, ...], float]]]:
-            return lambda: [(key, read(engine)) for key, engine in self._by_labels()]
-
-        def of_streams(
-            read: Callable[[Stream], float],
-        ) -> Callable[[], list[tuple[tuple[str, ...], float]]]:
-            return lambda: [
-                ((s.id,), read(s)) for s in self.receiver.streams.values() if not s.local
-            ]
-
-        read = self.metrics.read
-        read("sidestep_engine_up", of_engines(lambda engine: float(bool(engine.streams))))
-        read("sidestep_engine_restarts_total", of_engines(lambda engine: engine.restarts))
-        read(
-            "sidestep_engine_last_seen_timestamp_seconds",
-            of_engines(lambda engine: engine.last_seen),
-        )
-        streams = self.receiver.streams
-        read(
-            "sidestep_streams",
-            lambda: [((), sum(s.open and not s.silent for s in streams.values()))],
-        )
-        read("sidestep_forward_sources", lambda: [((), self.forwarded.sources)])
-        read("sidestep_items_total", lambda: [((), self.items)])
-        read("sidestep_engines", lambda: [((), len(self.registry.engines))])
-        read("sidestep_stream_ring_bytes", of_streams(lambda stream: _beat(stream).ring_bytes))
-        read("sidestep_stream_lag_items", of_streams(_lag))
-        read(
-            "sidestep_stream_durable_lag_items",
-            of_streams(lambda stream: stream.seq - stream.durable if self.receiver.durable else 0),
-        )
-        read("sidestep_stream_push_dropped_total", of_streams(lambda stream: stream.dropped))
-        read("sidestep_stream_errors_total", of_streams(lambda stream: stream.errors))
-        read("sidestep_folded_items_total", of_streams(lambda stream: stream.folded))
-        read(
-            "sidestep_series_limited_total",
-            lambda: [((limit,), count) for limit, count in self.registry.limited.items()],
-        )
-        read("sidestep_series", lambda: [((), self.registry.series)])
-
-
-def _beat(stream: Stream) -> Heartbeat:
-    return stream.beat or Heartbeat(stream.incarnation, 0, 0)
-
-
-def _lag(stream: Stream) -> int:
-    return max(_beat(stream).head - stream.seq, 0)

@@ -254,17 +254,6 @@ class Registry:
         before = {name: value for name, value in engine.labels.items() if name != ORIGIN}
         return not engine.streams and before != info.labels
 
-    @property
-    def series(self) -> int:
-        """Children of all families shown; a histogram is one."""
-        return sum(
-            sum(value is not None for value in engine.values)
-            + sum(histogram is not None for histogram in engine.histograms)
-            + sum(map(len, engine.keyed))
-            + sum(len(family.children) for family in engine.open.values())
-            for engine in self.engines.values()
-        )
-
     def clear(self) -> None:
         """Forget all there is."""
         self.engines.clear()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from prometheus_client import (
     CollectorRegistry,
@@ -22,7 +22,9 @@ from sidestep.errors import ConfigError
 from sidestep.plan import taken
 
 Labels = tuple[str, ...]
-Reading = Callable[[], Iterable[tuple[Labels, float]]]
+Sample = tuple[Labels, float]
+Reading = Callable[[], Iterable[Sample | None]]
+"""Tells samples; None where it has looked at many things and a turn of the event loop is due."""
 
 
 class SelfMetrics(Collector):
@@ -76,21 +78,37 @@ class SelfMetrics(Collector):
         for row in BY_NAME.values():
             yield _family(row)
 
-    def samples(self) -> Iterator[tuple[SelfRow, list[tuple[Labels, float]]]]:
-        """The families that have samples, as they are now, in the order of the page."""
+    def samples(self, names: Collection[str] = ()) -> Iterator[tuple[SelfRow, list[Sample]] | None]:
+        """The families that have samples, as they are now, in the order of the page.
+
+        Args:
+            names: Which ones; empty is all.
+
+        Yields:
+            A family, or None where a turn of the event loop is due.
+        """
         for name, row in BY_NAME.items():
+            if names and name not in names:
+                continue
             reading = self._readings.get(name)
-            found = list(reading() if reading is not None else self._values[name].items())
+            found: list[Sample] = []
+            for one in self._values[name].items() if reading is None else reading():
+                if one is None:
+                    yield None
+                else:
+                    found.append(one)
             if found:
                 yield row, found
 
     def collect(self) -> Iterator[Metric]:
         """The families, for prometheus_client."""
-        for row, samples in self.samples():
-            family = _family(row)
-            for labels, value in samples:
-                family.add_metric(labels, value)
-            yield family
+        for found in self.samples():
+            if found is not None:
+                row, samples = found
+                family = _family(row)
+                for labels, value in samples:
+                    family.add_metric(labels, value)
+                yield family
 
 
 def _family(row: SelfRow) -> CounterMetricFamily | GaugeMetricFamily:
