@@ -40,7 +40,7 @@ if ! version sidestep "" || ! cmp --quiet pyproject.toml "$stamp"; then
     cp pyproject.toml "$stamp"
 fi
 
-has 'import pytest, pytest_asyncio' || "${pip[@]}" install 'pytest>=8.2' 'pytest-asyncio>=0.24'
+has 'import hypothesis, pytest, pytest_asyncio' || "${pip[@]}" install 'hypothesis>=6.100' 'pytest>=8.2' 'pytest-asyncio>=0.24'
 
 "$VENV/bin/python" - <<'PYTHON'
 from importlib.metadata import entry_points, version
