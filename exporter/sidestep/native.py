@@ -137,9 +137,10 @@ class NativeHistogram(Histogram):
 
     def copy(self) -> NativeHistogram:
         """Its state of now, to be looked at later."""
-        found = NativeHistogram(self.bounds, self.schema, self.created)
-        found.counts, found.sum = [*self.counts], self.sum
-        found.zeros, found.buckets = self.zeros, {**self.buckets}
+        found = self._copied_to(NativeHistogram.__new__(NativeHistogram))
+        found.schema, found.zeros, found.created = self.schema, self.zeros, self.created
+        found.buckets = self.buckets.copy()
+        found.encoded = None
         return found
 
     def _native(self) -> NativeBuckets:
