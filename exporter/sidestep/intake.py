@@ -144,7 +144,7 @@ class Intake:
         return self._receive(peer, message, frames[0], now)
 
     def _receive(self, peer: bytes, message: FromSender, frame: bytes, now: float) -> Replies:
-        received = self.receiver.receive(peer, message, now)
+        received = self.receiver.receive(peer, message, now, len(frame))
         self.metrics.add("sidestep_duplicates_total", received.duplicates)
         self.metrics.add("sidestep_lost_items_total", received.lost)
         stream = received.stream
@@ -335,7 +335,7 @@ class Intake:
         """``items`` without those over the limit, which only a large frame can hold."""
         if len(frame) <= MAX_ITEM_BYTES:
             return items
-        kept = [raw for raw in items if len(memoryview(raw)) <= MAX_ITEM_BYTES]
+        kept = [raw for raw in items if len(raw) <= MAX_ITEM_BYTES]
         for _ in range(len(items) - len(kept)):
             self.reject("too_big")
         return kept
