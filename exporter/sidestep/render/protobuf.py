@@ -40,9 +40,7 @@ def shown(histogram: Histogram) -> Shown:
         return histogram, histogram.copy()
     if isinstance(histogram.encoded, bytes):
         return histogram.encoded
-    # Whatever comes meanwhile says that this is not its state any more.
-    histogram.encoded = state = histogram.copy()
-    return histogram, state
+    return histogram, histogram.lend()
 
 
 def pieces(registry: Registry, names: Collection[str] = ()) -> Iterator[list[bytes]]:
@@ -119,9 +117,7 @@ class _Family:
             encoded = value
         elif isinstance(value, tuple):
             kept, state = value
-            encoded = self._histogram(state, created)
-            if isinstance(kept, NativeHistogram) and kept.encoded is state:
-                kept.encoded = encoded
+            encoded = self._encoded(kept, state, created)
         else:
             encoded = messages.single(self._kind, value, created)
         self._metrics.append(messages.metric(own, encoded))
@@ -133,6 +129,18 @@ class _Family:
         # Others come and go: adapters and the like.
         if placed is not None and placed.where in ("scalars", "histogram"):
             engine.marks[family.name, key] = found
+        return found
+
+    def _encoded(self, kept: Histogram, state: Histogram, created: float) -> bytes:
+        """The bytes of ``state``, which are kept where it is that of ``kept``."""
+        if isinstance(state, NativeHistogram) and isinstance(state.encoded, bytes):
+            # Another page had it, too, and what was lent may have changed since.
+            return state.encoded
+        found = self._histogram(state, created)
+        if isinstance(state, NativeHistogram) and isinstance(kept, NativeHistogram):
+            if kept.encoded is state:
+                kept.encoded = found
+            state.encoded = found
         return found
 
     def _histogram(self, state: Histogram, created: float) -> bytes:
