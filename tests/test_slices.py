@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import json
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +29,7 @@ from sidestep.render.merged import Merged
 from sidestep.render.own import AT_ONCE, OwnTexts
 from sidestep.render.text import Texts
 from sidestep.selfmetrics import OwnRegistry
+from sidestep.turns import LONGEST, SLICE, collected
 from sidestep.wire.items import Family, Sample, Samples, encode_item
 from sidestep.wire.messages import EngineInfo
 from slices import MOST, counted, slices
@@ -323,3 +327,35 @@ def test_native_buckets_of_a_shared_family_are_merged() -> None:
     (metric,) = family.metric
     assert metric.histogram.sample_count == 50
     assert sorted(metric_families.buckets_of(metric.histogram).values()) == [25, 25]
+
+
+async def test_the_loop_gets_its_turn_before_work_that_would_hold_it_for_too_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where one piece took most of a slice any next one may; small ones fill theirs."""
+    now = 0.0
+    turns: list[float] = []
+    monkeypatch.setattr("sidestep.turns.time", SimpleNamespace(perf_counter=lambda: now))
+
+    def work(durations: Iterable[float]) -> Iterator[float]:
+        nonlocal now
+        for duration in durations:
+            now += duration
+            yield duration
+
+    async def others() -> None:
+        while True:
+            turns.append(now)
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(others())
+    durations = [0.0001] * 25 + [0.0015, 0.0004, 0.0004, 0.0015] * 5
+    found = await collected(work(durations))
+    task.cancel()
+
+    held = [b - a for a, b in pairwise([*dict.fromkeys(turns), now])]
+    assert found == durations
+    # The first dear piece comes unforeseen.
+    assert sorted(held)[-2] <= LONGEST + 1e-9
+    assert max(held) < SLICE + 0.0015 + 1e-9
+    assert max(held[:2]) > SLICE
