@@ -29,12 +29,14 @@ from benchmarks.client import new_metric
 from benchmarks.steps import Steps, engine_info
 from benchmarks.table import percentile, show
 from sidestep.apply import Applier
+from sidestep.combining import merged_histograms
+from sidestep.copies import combined_of, copies
 from sidestep.engine import Engine
 from sidestep.histogram import Histogram
 from sidestep.plan import compile_layout
 from sidestep.registry import Registry
 from sidestep.render.text import Texts, render
-from sidestep.view import Family, children, combined, families, is_shared, labels_of
+from sidestep.view import Family, families, is_shared, labels_with
 from sidestep.wire.items import VllmStep
 from sidestep.wire.messages import EngineInfo
 from sidestep_adapters.translate import to_wire
@@ -223,12 +225,14 @@ def client_registry(registry: Registry) -> CollectorRegistry:
 def _samples(
     registry: Registry, family: Family
 ) -> Iterable[tuple[dict[str, str], float | Histogram]]:
+    found = copies(registry, family, Histogram.copy)
     if is_shared(family):
-        return combined(registry, family)
+        told = combined_of(family, found, merged_histograms)
+        return [(dict(one[0]), one[1]) for one in told if one is not None]
     return [
-        (labels_of(engine, family, key), value)
-        for engine in registry.engines.values()
-        for key, value in children(engine, family)
+        (labels_with(engine, family, names, key), value)
+        for engine, _, names, children in found
+        for key, value in children
     ]
 
 

@@ -141,7 +141,7 @@ class World:
         assert registry.engines.keys().isdisjoint(registry.kept)
         assert len(receiver.streams) <= MAX_STREAMS
         assert len(receiver._by_incarnation) <= (MAX_RETIRED + 1) * len(receiver.streams)
-        assert len(self.intake._engines) <= len(receiver.streams)
+        assert len(self.intake.feeding.engines) <= len(receiver.streams)
         assert registry.open_series == sum(engine.series for engine in everyone)
         assert registry.open_bytes == sum(engine.open_bytes for engine in everyone)
         assert registry.open_series <= MAX_SERIES

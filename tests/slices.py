@@ -5,7 +5,11 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
+
+from sidestep.combining import Turns
+
+Made = TypeVar("Made")
 
 MOST = 8000
 """Calls that fit well into a millisecond: some 0.1 us each."""
@@ -43,3 +47,13 @@ def slices(items: Iterator[Any]) -> list[int]:
             step = next(items, end)
         found.append(calls.count)
     return found
+
+
+def made(making: Turns[Made]) -> Made:
+    """What comes of work that gives the loop its turns."""
+    while True:
+        try:
+            next(making)
+        except StopIteration as done:
+            found: Made = done.value
+            return found

@@ -8,13 +8,15 @@ import pytest
 
 from sidestep.apply import Applier
 from sidestep.catalogue import DIALECTS
+from sidestep.combining import merged_histograms
+from sidestep.copies import combined_of, copies
 from sidestep.engine import Engine
 from sidestep.errors import WireError
 from sidestep.histogram import Histogram
 from sidestep.plan import compile_layout
 from sidestep.registry import MAX_ENGINE_SERIES, Registry
 from sidestep.render.text import render
-from sidestep.view import children, combined, families, is_shared, labels_of
+from sidestep.view import families, is_shared, labels_with
 from sidestep.wire.items import Family, Item, Sample, Samples, VllmRejection, VllmSleep, VllmStep
 from sidestep.wire.limits import MAX_OPEN_VALUES, OTHER
 from sidestep.wire.messages import EngineInfo
@@ -57,13 +59,12 @@ class Bench:
     def values(self, name: str) -> dict[tuple[str, ...], Any]:
         """Samples of ``name`` by the label values that are not engine or model."""
         (family,) = families(self.registry, {name})
+        found = copies(self.registry, family, Histogram.copy)
         if is_shared(family):
-            return {tuple(labels.values()): v for labels, v in combined(self.registry, family)}
-        return {
-            key: value
-            for engine in self.registry.engines.values()
-            for key, value in children(engine, family)
-        }
+            combined = combined_of(family, found, merged_histograms)
+            told = [one for one in combined if one is not None]
+            return {tuple(text for _, text in labels): value for labels, value in told}
+        return {key: value for _, _, _, children in found for key, value in children}
 
     def value(self, name: str) -> Any:
         """The only sample of ``name``."""
@@ -556,7 +557,8 @@ def test_labels_are_escaped_once(bench: Bench) -> None:
 def test_every_sample_carries_its_labels(bench: Bench) -> None:
     """Each child of the page names the engine it belongs to, unless its family has no such label."""
     for found in families(bench.registry):
-        for key, _ in children(bench.engines["0"], found):
-            labels = labels_of(bench.engines["0"], found, key)
-            row = found.places["vllm"].row
-            assert set(row.labels) <= set(labels) | {"max_lora"}
+        row = found.places["vllm"].row
+        for engine, _, names, children in copies(bench.registry, found, Histogram.copy):
+            for key, _ in children:
+                labels = labels_with(engine, found, names, key)
+                assert set(row.labels) <= set(labels) | {"max_lora"}

@@ -14,11 +14,12 @@ from conftest import DATA, Start, page_of_engine
 from pages import Family, differences, get, parse
 from sidestep.apply import Applier
 from sidestep.catalogue import DIALECTS
+from sidestep.copies import copies, state_of
 from sidestep.engine import Engine
 from sidestep.plan import compile_layout
 from sidestep.registry import Registry
 from sidestep.render.text import render
-from sidestep.view import children, families
+from sidestep.view import families
 from sidestep.wire.items import Item, decode_item
 from sidestep.wire.requests import Finished, Iteration, Preempted, Queued, RequestEvents
 from sidestep.wire.vllm import FINISH_REASONS
@@ -89,7 +90,12 @@ class Played:
     def values(self, engine: Engine, name: str) -> dict[tuple[str, ...], float]:
         """Samples of ``engine`` in a family, by the label values of their own."""
         (family,) = families(self.registry, {name})
-        return {key: v for key, v in children(engine, family) if isinstance(v, int | float)}
+        return {
+            key: value
+            for shown, _, _, children in copies(self.registry, family, state_of)
+            for key, value in children
+            if shown is engine and isinstance(value, int | float)
+        }
 
 
 async def test_every_family_of_the_engine_comes_from_raw_events(start: Start) -> None:

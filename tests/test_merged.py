@@ -14,7 +14,7 @@ from pages import Family, Labels, parse
 from sidestep.apply import Applier
 from sidestep.catalogue import DIALECTS
 from sidestep.choice import POD, Choice
-from sidestep.combining import combined_histograms, combined_info, combined_numbers
+from sidestep.combining import combined_info, combined_numbers, merged_histograms
 from sidestep.engine import Engine
 from sidestep.histogram import Histogram
 from sidestep.plan import compile_layout
@@ -24,6 +24,7 @@ from sidestep.render.text import render
 from sidestep.wire.items import Family as SampledFamily
 from sidestep.wire.items import Sample, Samples
 from sidestep.wire.messages import EngineInfo
+from slices import made
 
 LAYOUTS = {name: compile_layout(name) for name in DIALECTS}
 SCHEDULER = {"engine_type": "unified", "model_name": "m", "moe_ep_rank": "0", "pp_rank": "0"}
@@ -280,7 +281,7 @@ def test_histograms_of_other_bounds_are_exact_where_they_meet(data: st.DataObjec
         histogram.observe_many(list(values))
         found.append(histogram)
 
-    total = combined_histograms(found)
+    total = made(merged_histograms(found))
 
     assert set(total.bounds) == set.intersection(*(set(one.bounds) for one in found))
     counts = [sum(value <= bound for value in everything) for bound in total.bounds]
@@ -308,7 +309,7 @@ def test_one_configuration_of_several_caches(
     others: list[dict[str, str]], wanted: dict[str, str]
 ) -> None:
     """Blocks are added up, in the smallest block; what is not agreed upon is left out."""
-    assert combined_info([CACHE, *others]) == wanted
+    assert made(combined_info([CACHE, *others])) == wanted
 
 
 def named(families: Iterable[str], **choice: tuple[str, ...]) -> set[str]:

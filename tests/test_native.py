@@ -273,3 +273,57 @@ def test_what_changes_is_encoded_anew(change: Callable[[NativeHistogram], object
     change(histogram)
 
     assert histogram.encoded is None
+
+
+OPERATIONS: list[Callable[[NativeHistogram, list[float]], object]] = [
+    lambda one, values: [one.observe(value) for value in values],
+    lambda one, values: one.observe_many([*values]),
+    lambda one, values: one.observe_each([*values]),
+    lambda one, values: one.observe_run(values[0], len(values)),
+    lambda one, values: one.observe_weighted([(value, 2) for value in values]),
+    lambda one, values: one.merge(observed(values)),
+    lambda one, _: one.add([1] * len(one.counts), 1.0),
+]
+
+
+def all_of(histogram: NativeHistogram) -> tuple[object, ...]:
+    """Whatever a page shows of it, copied."""
+    return (
+        histogram.bounds,
+        [*histogram.counts],
+        histogram.sum,
+        histogram.schema,
+        histogram.zeros,
+        dict(histogram.buckets),
+    )
+
+
+@given(st.lists(st.tuples(st.sampled_from(OPERATIONS), st.lists(counted, min_size=1, max_size=8))))
+def test_what_was_lent_stays_as_it_was(
+    some: list[tuple[Callable[[NativeHistogram, list[float]], object], list[float]]],
+) -> None:
+    """Until it is encoded, whatever is observed meanwhile; and what is kept counts all of it."""
+    histogram, plain = NativeHistogram(BOUNDS), NativeHistogram(BOUNDS)
+    lent: list[tuple[NativeHistogram, tuple[object, ...]]] = []
+    for change, values in some:
+        found = histogram.lend()
+        assert histogram.lend() is found
+        lent.append((found, all_of(histogram)))
+        change(histogram, values)
+        change(plain, values)
+        assert histogram.encoded is None
+
+    assert all(all_of(found) == then for found, then in lent)
+    assert all_of(histogram) == all_of(plain)
+
+
+def test_what_is_encoded_is_not_copied_any_more() -> None:
+    """Its bytes are there, and nobody looks at the rest."""
+    histogram = observed([0.1])
+    found = histogram.lend()
+    histogram.encoded = found.encoded = b"encoded"
+    counts = histogram.counts
+    histogram.observe(0.1)
+
+    assert histogram.counts is counts
+    assert histogram.encoded is None

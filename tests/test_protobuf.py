@@ -181,6 +181,29 @@ def test_a_family_is_of_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert counts(list(pieces(fed.intake.registry, [name]))) == [1] * 5
 
 
+def test_two_pages_at_once_are_each_of_their_moment() -> None:
+    """Both have been lent one state; one has encoded it, and then it is another."""
+    fed = Fed(native=NATIVE)
+    fed.greet("s", [EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"})])
+    name = "vllm:time_to_first_token_seconds"
+    (engine,) = fed.intake.registry.engines.values()
+    histogram = engine.histogram(engine.layout.find(name).slots[0])
+    histogram.observe(0.5)
+
+    one, other = pieces(fed.intake.registry, [name]), pieces(fed.intake.registry, [name])
+    begun = [next(one), next(other)]
+    whole = list(one)
+    histogram.observe(0.5)
+    late = list(other)
+    counts = []
+    for found in (whole, late, list(pieces(fed.intake.registry, [name]))):
+        (family,) = families(b"".join(part for piece in found for part in piece))
+        counts.append((family.metric[0].histogram.sample_count, len(family.metric)))
+
+    assert begun == [[], []]
+    assert counts == [(1, 1), (1, 1), (2, 1)]
+
+
 def test_labels_that_change_are_told() -> None:
     """They are kept encoded until an engine's labels are others."""
     fed = Fed(native=NATIVE)

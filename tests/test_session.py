@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from sidestep.errors import WireError
 from sidestep.session.folding import Folder
-from sidestep.session.receiver import ACK_INTERVAL, MAX_STREAMS, Receiver
+from sidestep.session.receiver import ACK_BYTES, ACK_INTERVAL, MAX_STREAMS, Receiver
 from sidestep.session.sender import ACK_TIMEOUT, BATCH_BYTES, Sender, State
 from sidestep.wire.limits import VERSION
 from sidestep.wire.messages import (
@@ -357,6 +357,50 @@ def test_what_is_no_answer_is_ignored() -> None:
     one.receive(b"\xc1 nonsense", 0.0)
 
     assert one.state is State.GREETING
+
+
+def busy(seconds: float, size: int, every: float = 0.125) -> list[float]:
+    """When a stream that sends frames of ``size`` bytes is told so, if it is asked 20 times a second.
+
+    After that time it is quiet for a second.
+    """
+    receiver = Receiver(1)
+    receiver.receive(b"p", Hello(VERSION, "s", 1, 1, 1, [ENGINE]), 0.0)
+    told: list[float] = []
+    sent = 0
+    for tick in range(int(20 * (seconds + 1))):
+        now = tick / 20
+        while now < seconds and sent * every <= now:
+            sent += 1
+            receiver.receive(b"p", Batch(1, sent, [msgspec.Raw(item(1))]), now, size)
+        for _, ack in receiver.acks(now):
+            assert isinstance(ack, Ack)
+            assert ack.applied == sent
+            told.append(now)
+    assert receiver.streams["s"].acked == (sent, sent, None)
+    return told
+
+
+def test_a_stream_that_sends_a_little_is_told_once_a_second() -> None:
+    """And soon after it has become quiet: senders that close wait for that."""
+    told = busy(9.5, 500)
+
+    assert len(told) == 10
+    assert all(0.9 < b - a < 1.1 for a, b in pairwise(told[:-1]))
+    assert told[-1] <= 9.5 + 1.2 * ACK_INTERVAL
+
+
+def test_a_stream_that_sends_much_is_told_four_times_a_second() -> None:
+    """So that what it has sent ahead stays far below what it may."""
+    told = busy(10.0, ACK_BYTES)
+
+    assert len(told) >= 36
+    assert all(b - a < 1.3 * ACK_INTERVAL for a, b in pairwise(told[:-1]))
+
+
+def test_a_stream_that_sends_seldom_is_told_each_time() -> None:
+    """A quarter of a second after what it sent."""
+    assert len(busy(10.0, 500, every=1.0)) == 10
 
 
 def rates(replies: list[tuple[bytes, FromExporter]]) -> list[tuple[bytes, float | None]]:

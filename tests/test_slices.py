@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import json
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+import metric_families
 from intakes import Fed
+from pages import parse
+from sidestep.catalogue.model import Kind
+from sidestep.choice import Choice
+from sidestep.engine import Engine
 from sidestep.engine_metrics import SeriesCount, series_of
 from sidestep.formats import Format
+from sidestep.native import Native
+from sidestep.plan import compile_layout
+from sidestep.registry import Registry
+from sidestep.render import protobuf, values
+from sidestep.render.merged import Merged
 from sidestep.render.own import AT_ONCE, OwnTexts
+from sidestep.render.text import Texts
 from sidestep.selfmetrics import OwnRegistry
+from sidestep.turns import LONGEST, SLICE, collected
+from sidestep.wire.items import Family, Sample, Samples, encode_item
 from sidestep.wire.messages import EngineInfo
 from slices import MOST, counted, slices
 
@@ -109,3 +129,233 @@ def test_series_of_engines_that_have_not_changed_are_not_counted_again() -> None
     assert total() == grown > wanted
     registry.discard(registry.engines["e3"])
     assert total() == grown - series_of(fleet(1).intake.registry.engines["e0"]) - (grown - wanted)
+
+
+HISTOGRAM = "vllm:request_prompt_tokens"
+SOME = {
+    f"{HISTOGRAM}_bucket",
+    "vllm:request_success_total",
+    "vllm:num_requests_running",
+    "vllm:admission_rejections_total",
+    "vllm:cache_config_info",
+    "sidestep_kv_tracked_blocks",
+}
+"""Families of each place where engines keep something, and one that they share."""
+
+Page = Callable[[Registry], Callable[[], Iterator[Any]]]
+PAGES: dict[str, Page] = {
+    "text": lambda registry: partial(Texts(registry).pieces, names=SOME),
+    "pod": lambda registry: partial(Merged(registry, Choice().of_pod).pieces, names=SOME),
+    "dropped": lambda registry: partial(
+        Merged(registry, Choice(dropped=frozenset({"model_name"}))).pieces, names=SOME
+    ),
+    "json": lambda registry: partial(values.pieces, registry, SOME),
+    "protobuf": lambda registry: partial(protobuf.pieces, registry, SOME),
+}
+
+
+@functools.cache
+def thousand() -> Registry:
+    """As many engines as one may hope for, with something of everything."""
+    registry = Registry(
+        {"vllm": compile_layout("vllm")}, {}, native=Native({}, lambda: 1.0, both=True)
+    )
+    for number in range(1000):
+        said = info(number)
+        said.info = {"cache_config": {"block_size": "16", "num_gpu_blocks": "7"}}
+        change(registry, registry.register(said))
+    return registry
+
+
+def change(registry: Registry, engine: Engine) -> None:
+    """Have all that ``engine`` shows be another."""
+    engine.values[:] = [1 if value is None else value + 1 for value in engine.values]
+    for slot in range(len(engine.histograms)):
+        engine.histogram(slot).observe(0.5)
+    registry.touch(engine)
+
+
+@pytest.mark.parametrize("kind", PAGES)
+def test_a_page_of_a_thousand_engines_comes_in_small_slices(kind: str) -> None:
+    """The first one, one after which all has changed, and one after which nothing has."""
+    registry = thousand()
+    page = PAGES[kind](registry)
+    first = slices(page())
+    for engine in registry.engines.values():
+        change(registry, engine)
+
+    # To copy one native histogram takes nine.
+    most = 1.5 * MOST if kind == "protobuf" else MOST
+    assert max(first) < most
+    assert max(slices(page())) < most
+    assert max(slices(page())) < most
+
+
+@pytest.mark.parametrize("kind", ["counter", "histogram"])
+@pytest.mark.parametrize("choice", [Choice(), Choice().of_pod])
+def test_a_family_of_many_children_comes_in_small_slices(kind: Kind, choice: Choice) -> None:
+    """However few engines have it: 26 with 60 label values each."""
+    fed = fleet(26)
+    name = "own_total" if kind == "counter" else "own"
+    for number in range(26):
+        observed = [0.5] if kind == "histogram" else []
+        some = [Sample([f"value {n}"], 1.0, observations=observed) for n in range(60)]
+        family = Family(name, kind, ["l"], some, bounds=[1.0, 2.0] if observed else [])
+        fed.items(f"s{number}", [encode_item(Samples(0, 1.0, [family]))])
+    registry = fed.intake.registry
+    merged = Merged(registry, choice)
+    # What families there are is looked up for the first page.
+    list(merged.pieces(names={"none"}))
+
+    assert max(slices(merged.pieces(names={name, "own_count"}))) < MOST
+
+
+def test_of_a_shared_family_only_engines_that_have_changed_are_read_again() -> None:
+    """The others' parts of its sums are kept."""
+    registry = fleet(300).intake.registry
+    page = partial(Texts(registry).pieces, names={"vllm:admission_rejections_total"})
+
+    def cost(engines: Iterable[Engine]) -> int:
+        for engine in engines:
+            registry.touch(engine)
+        with counted() as calls:
+            list(page())
+        return calls.count
+
+    everyone = list(registry.engines.values())
+    cost(everyone)
+    assert cost(everyone[:1]) < 0.6 * cost(everyone)
+
+
+def test_a_reading_that_has_not_changed_is_not_written_again() -> None:
+    """Whatever else of the engine has: it is told by its value."""
+    registry = Registry({"vllm": compile_layout("vllm", legacy=True)}, {})
+    engine = registry.register(info(0))
+    engine.throughput = (3.0, 4.0)
+    name = "vllm:avg_prompt_throughput_toks_per_s"
+    texts = Texts(registry)
+
+    def text() -> bytes:
+        (_, found) = [text for piece in texts.pieces(names={name}) for text in piece]
+        return found
+
+    first = text()
+    engine.throughput = (3.0, 5.0)
+    registry.touch(engine)
+    again = text()
+    engine.throughput = (6.0, 5.0)
+    registry.touch(engine)
+
+    assert again is first
+    assert text() == first.replace(b"3.0", b"6.0") != first
+
+
+@pytest.mark.parametrize("kind", PAGES)
+def test_a_family_is_of_one_moment(kind: str) -> None:
+    """On every page, whatever comes between two slices of it."""
+    registry = Registry(
+        {"vllm": compile_layout("vllm")}, {}, native=Native({}, lambda: 1.0, both=True)
+    )
+    for number in range(70):
+        change(registry, registry.register(info(number)))
+    page = PAGES[kind](registry)
+
+    found: list[bytes] = []
+    for piece in page():
+        found += piece if isinstance(piece, list) else [piece]
+        for engine in registry.engines.values():
+            change(registry, engine)
+    for told in counts_of(kind, b"".join(found)):
+        assert len(set(told)) == 1
+
+
+def counts_of(kind: str, page: bytes) -> Iterator[list[float]]:
+    """Of each family its values, or how many observations its histograms have."""
+    if kind == "json":
+        for family in json.loads(page):
+            yield [sample.get("value", sample.get("count")) for sample in family["samples"]]
+    elif kind == "protobuf":
+        for found in metric_families.families(page):
+            told = [
+                (m.counter.value, m.gauge.value, m.histogram.sample_count) for m in found.metric
+            ]
+            yield [max(one) for one in told]
+    else:
+        for shown in parse(page.decode()).values():
+            samples = shown.samples.items()
+            yield [v for (name, _), v in samples if not name.endswith(("_bucket", "_sum"))]
+
+
+def test_an_engine_that_goes_while_a_page_is_made_still_counts_on_it() -> None:
+    """In the families that come later, too: else their sums would fall, and rise with the next."""
+    registry = fleet(3).intake.registry
+    for engine in registry.engines.values():
+        change(registry, engine)
+    merged = Merged(registry, Choice().of_pod)
+    before = [text for piece in merged.pieces() for text in piece]
+    page = merged.pieces()
+    found = [text for _ in range(40) for text in next(page)]
+    registry.retire(registry.engines["e1"])
+    found += [text for piece in page for text in piece]
+
+    def counts(texts: list[bytes]) -> dict[object, float]:
+        families = parse(b"".join(texts).decode())
+        return {
+            sample: value
+            for family in families.values()
+            if family.kind != "gauge"
+            for sample, value in family.samples.items()
+        }
+
+    assert counts(found) == counts(before)
+
+
+def test_native_buckets_of_a_shared_family_are_merged() -> None:
+    """In slices as well: what several engines observed is in the buckets of one histogram."""
+    registry = Registry(
+        {"vllm": compile_layout("vllm", legacy=True)}, {}, native=Native({}, lambda: 1.0)
+    )
+    name = "vllm:time_in_queue_requests"
+    for number in range(50):
+        engine = registry.register(info(number))
+        engine.histogram(engine.layout.find(name).slots[0]).observe(1.0 + number % 2)
+    page = b"".join(
+        text for piece in protobuf.pieces(registry, {f"{name}_count"}) for text in piece
+    )
+    (family,) = metric_families.families(page)
+
+    (metric,) = family.metric
+    assert metric.histogram.sample_count == 50
+    assert sorted(metric_families.buckets_of(metric.histogram).values()) == [25, 25]
+
+
+async def test_the_loop_gets_its_turn_before_work_that_would_hold_it_for_too_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where one piece took most of a slice any next one may; small ones fill theirs."""
+    now = 0.0
+    turns: list[float] = []
+    monkeypatch.setattr("sidestep.turns.time", SimpleNamespace(perf_counter=lambda: now))
+
+    def work(durations: Iterable[float]) -> Iterator[float]:
+        nonlocal now
+        for duration in durations:
+            now += duration
+            yield duration
+
+    async def others() -> None:
+        while True:
+            turns.append(now)
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(others())
+    durations = [0.0001] * 25 + [0.0015, 0.0004, 0.0004, 0.0015] * 5
+    found = await collected(work(durations))
+    task.cancel()
+
+    held = [b - a for a, b in pairwise([*dict.fromkeys(turns), now])]
+    assert found == durations
+    # The first dear piece comes unforeseen.
+    assert sorted(held)[-2] <= LONGEST + 1e-9
+    assert max(held) < SLICE + 0.0015 + 1e-9
+    assert max(held[:2]) > SLICE

@@ -111,8 +111,9 @@ class Tee:
     def _from_engine(self, frames: list[bytes]) -> None:
         peer, *payload = frames
         try:
-            message = decode_from_sender(payload[0] if payload else b"")
-            received = self._receiver.receive(peer, message, time.monotonic())
+            frame = payload[0] if payload else b""
+            message = decode_from_sender(frame)
+            received = self._receiver.receive(peer, message, time.monotonic(), len(frame))
             self._record(received)
             replies = received.replies
         except WireError as error:

@@ -7,11 +7,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sidestep.catalogue.model import Kind
+from sidestep.combining import merged_states
+from sidestep.copies import combined_of, copies, state_of
 from sidestep.engine import Number
-from sidestep.histogram import Histogram, State
+from sidestep.histogram import State
 from sidestep.registry import Registry
 from sidestep.render.merged import Merged
-from sidestep.view import Family, children, combined_of, copies, families, is_shared, labels_of
+from sidestep.view import Family, families, is_shared, labels_with
 
 SLICE = 50
 """Series between two turns of the loop."""
@@ -24,7 +26,7 @@ class Count:
     series: int = 0
     samples: int = 0
 
-    def add(self, value: Number | Histogram | State) -> None:
+    def add(self, value: Number | State) -> None:
         """One series more."""
         self.series += 1
         self.samples += samples_of(value)
@@ -53,9 +55,7 @@ class Report:
     other: dict[str, int] = dataclasses.field(default_factory=dict)
     pages: dict[str, Count] = dataclasses.field(default_factory=dict)
 
-    def add(
-        self, name: str, kind: Kind, labels: dict[str, str], value: Number | Histogram | State
-    ) -> None:
+    def add(self, name: str, kind: Kind, labels: dict[str, str], value: Number | State) -> None:
         """Count one series."""
         self.total.add(value)
         self.families.setdefault(name, (kind, Count()))[1].add(value)
@@ -87,14 +87,11 @@ class Report:
         }
 
 
-def samples_of(value: Number | Histogram | State) -> int:
+def samples_of(value: Number | State) -> int:
     """Lines that a series has on a page; a summary has no bounds and no buckets."""
-    if isinstance(value, Histogram):
-        bounds = value.bounds
-    elif isinstance(value, tuple):
-        bounds = value[0]
-    else:
+    if not isinstance(value, tuple):
         return 1
+    bounds = value[0]
     return len(bounds) + 3 if bounds else 2
 
 
@@ -105,14 +102,14 @@ def counted(registry: Registry, views: Mapping[str, Merged]) -> Iterator[Report]
         registry: What is counted.
         views: Pages by name, of which the samples are told, too.
     """
-    found = Report()
+    found = Report(engines={name: Count() for name in registry.engines})
     for family in list(families(registry)):
         if is_shared(family):
-            for one in combined_of(family, copies(registry, family)):
+            for one in combined_of(family, copies(registry, family, state_of), merged_states):
                 if one is None:
                     yield found
                 else:
-                    found.add(family.name, family.kind, *one)
+                    found.add(family.name, family.kind, dict(one[0]), one[1])
         else:
             yield from _of_engines(registry, family, found)
     for passed in registry.passed.families():
@@ -133,11 +130,13 @@ def counted(registry: Registry, views: Mapping[str, Merged]) -> Iterator[Report]
 
 
 def _of_engines(registry: Registry, family: Family, found: Report) -> Iterator[Report]:
-    for engine in list(registry.engines.values()):
+    number = 0
+    for engine, _, names, children in copies(registry, family, state_of):
         own = found.engines.setdefault(engine.id, Count())
-        for number, (key, value) in enumerate(list(children(engine, family)), start=1):
-            found.add(family.name, family.kind, labels_of(engine, family, key), value)
+        for key, value in children:
+            found.add(family.name, family.kind, labels_with(engine, family, names, key), value)
             own.add(value)
+            number += 1
             if not number % SLICE:
                 yield found
-        yield found
+    yield found

@@ -3,18 +3,43 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from itertools import accumulate
+from typing import TypeVar
 
 from sidestep.buckets import Bounds
 from sidestep.catalogue.model import Combine
 from sidestep.engine import Number
 from sidestep.histogram import Histogram, State
 
+Shown = TypeVar("Shown")
+"""What is shown of a histogram."""
+Made = TypeVar("Made")
+Turn = TypeVar("Turn")
+Turns = Generator[None, None, Made]
+"""Makes something; between two steps the event loop may have its turn."""
+Merge = Callable[[Sequence[Shown]], Turns[Shown]]
+
+AT_ONCE = 100
+"""Histograms whose counts are added up in a step: a microsecond each."""
+FEW = 20
+"""Likewise, native ones: some 20 us each."""
 ADDED = ("num_gpu_blocks", "num_cpu_blocks", "num_pages", "kv_cache_size_tokens")
 """Labels of a cache's configuration that say how much there is of it."""
 BLOCK_SIZES = {"block_size": "num_gpu_blocks", "page_size": "num_pages"}
 """Labels that say how large a block is, and those that count such blocks."""
+
+
+def turning(making: Turns[Made], turn: Turn) -> Generator[Turn, None, Made]:
+    """What ``making`` makes; ``turn`` stands where one is due."""
+    while True:
+        try:
+            next(making)
+        except StopIteration as done:
+            made: Made = done.value
+            return made
+        yield turn
 
 
 def combined_numbers(values: Sequence[Number], rule: Combine) -> Number:
@@ -35,37 +60,61 @@ def combined_numbers(values: Sequence[Number], rule: Combine) -> Number:
     return total / len(values) if rule == "mean" else total
 
 
-def combined_histograms(found: Sequence[Histogram]) -> Histogram:
-    """All of them as one, over the bounds that all have: its counts are exact."""
+def merged(
+    values: Sequence[Number | Shown], rule: Combine, merge: Merge[Shown]
+) -> Turns[Number | Shown]:
+    """One series of several: of numbers by ``rule``, of histograms by ``merge``."""
+    numbers = [value for value in values if isinstance(value, int | float)]
+    if len(numbers) == len(values):
+        return combined_numbers(numbers, rule)
+    return (yield from merge([value for value in values if not isinstance(value, int | float)]))
+
+
+def merged_states(found: Sequence[State]) -> Turns[State]:
+    """One histogram of several, over the bounds that all have: its counts are exact."""
+    if len(found) == 1:
+        return found[0]
+    by_bounds: dict[Bounds, list[Sequence[int]]] = {}
+    last: Bounds | None = None
+    same: list[Sequence[int]] = []
+    for bounds, counts, _ in found:
+        if bounds is not last:
+            last, same = bounds, by_bounds.setdefault(bounds, [])
+        same.append(counts)
+    summed: list[tuple[Bounds, Sequence[int]]] = []
+    for bounds, (first, *others) in by_bounds.items():
+        total = first
+        for start in range(0, len(others), AT_ONCE):
+            total = [*map(sum, zip(total, *others[start : start + AT_ONCE], strict=True))]
+            yield
+        summed.append((bounds, total))
+    (bounds, total), *rest = summed
+    if rest:
+        bounds = common_bounds(by_bounds)
+        total = [0] * (len(bounds) + 1)
+        for other in summed:
+            total = [a + b for a, b in zip(total, _over(*other, bounds), strict=True)]
+            yield
+    return bounds, total, math.fsum([one for _, _, one in found])
+
+
+def merged_histograms(found: Sequence[Histogram]) -> Turns[Histogram]:
+    """Likewise, with their native buckets where they have such and all bounds are the same."""
     first = found[0]
     if len(found) == 1:
         return first
-    if type(first) is not Histogram and all(other.bounds == first.bounds for other in found):
-        return _merged(found)
-    bounds, counts, summed = combined_states([(h.bounds, h.counts, h.sum) for h in found])
-    total = Histogram(bounds)
-    total.counts, total.sum = [*counts], summed
-    return total
-
-
-def combined_states(found: Sequence[State]) -> State:
-    """Likewise, of what pages show of them: without native buckets."""
-    first = found[0]
-    if len(found) == 1:
-        return first
-    bounds = first[0]
-    counts = [other for _, other, _ in found]
-    if any(other is not bounds and other != bounds for other, _, _ in found):
-        bounds = common_bounds(other for other, _, _ in found)
-        counts = [_over(other, bounds) for other in found]
-    return bounds, [*map(sum, zip(*counts, strict=True))], math.fsum(total for _, _, total in found)
-
-
-def _merged(found: Sequence[Histogram]) -> Histogram:
-    """Those with native buckets, which are added up, too."""
-    total = found[0].empty()
-    for other in found:
+    if type(first) is Histogram or any(other.bounds != first.bounds for other in found):
+        bounds, counts, summed = yield from merged_states(
+            [(h.bounds, h.counts, h.sum) for h in found]
+        )
+        plain = Histogram(bounds)
+        plain.counts, plain.sum = [*counts], summed
+        return plain
+    total = first.empty()
+    for number, other in enumerate(found, start=1):
         total.merge(other)
+        if not number % FEW:
+            yield
     total.sum = math.fsum(other.sum for other in found)
     return total
 
@@ -77,35 +126,44 @@ def common_bounds(found: Iterable[Bounds]) -> Bounds:
     return tuple(bound for bound in first if bound in shared)
 
 
-def _over(state: State, bounds: Bounds) -> list[int]:
-    """Counts of ``state`` in buckets of ``bounds``, each of which it has."""
-    known, counts, _ = state
+def _over(known: Bounds, counts: Sequence[int], bounds: Bounds) -> list[int]:
+    """``counts`` by ``known`` in buckets of ``bounds``, each of which is one of these."""
     cumulative = [*accumulate(counts)]
     places = {bound: place for place, bound in enumerate(known)}
     upto = [*(cumulative[places[bound]] for bound in bounds), cumulative[-1]]
     return [count - before for count, before in zip(upto, [0, *upto], strict=False)]
 
 
-def combined_info(found: Sequence[Mapping[str, str]]) -> dict[str, str]:
+def combined_info(found: Sequence[Mapping[str, str]]) -> Turns[dict[str, str]]:
     """The labels of one info metric for several engines: what all of them say, and how much.
 
     Blocks are added up; where their sizes differ they are counted in the smallest, so that
     size times number is what all engines have. A label that engines disagree about is left out.
     """
-    first, *others = found
-    if not others:
-        return dict(first)
-    names = [name for name in first if all(name in other for other in others)]
-    labels = {name: first[name] for name in names if all(o[name] == first[name] for o in others)}
+    often: Counter[tuple[tuple[str, str], ...]] = Counter()
+    for start in range(0, len(found), AT_ONCE):
+        often.update([tuple(one.items()) for one in found[start : start + AT_ONCE]])
+        yield
+    # Most engines of a fleet say the same.
+    told = [(dict(pairs), times) for pairs, times in often.items()]
+    first = dict(found[0])
+    if len(found) == 1:
+        return first
+    shared: set[str] = set(first)
+    alike: set[tuple[str, str]] = set(first.items())
+    for one, _ in told:
+        shared &= one.keys()
+        alike &= one.items()
+    labels = {name: value for name, value in first.items() if (name, value) in alike}
     for name in ADDED:
-        if name in names and all(_is_whole(one[name]) for one in found):
-            labels[name] = str(sum(int(one[name]) for one in found))
+        if name in shared and all(_is_whole(one[name]) for one, _ in told):
+            labels[name] = str(sum(times * int(one[name]) for one, times in told))
     for size, number in BLOCK_SIZES.items():
-        if size in names and size not in labels and all(_is_whole(one[size]) for one in found):
-            least = min(int(one[size]) for one in found)
+        if size in shared and size not in labels and all(_is_whole(one[size]) for one, _ in told):
+            least = min(int(one[size]) for one, _ in told)
             labels[size] = str(least)
             if number in labels and least:
-                tokens = sum(int(one[size]) * int(one[number]) for one in found)
+                tokens = sum(times * int(one[size]) * int(one[number]) for one, times in told)
                 labels[number] = str(tokens // least)
     return labels
 

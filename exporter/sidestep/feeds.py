@@ -116,7 +116,7 @@ class ServerFeed(Feed):
             or engine is not shown
             or not (self.is_fed(engine) or self._stream.silent)
         ):
-            engine = self._engines[info.id] = self.intake.join(self._stream, info)
+            engine = self._engines[info.id] = self.intake.feeding.join(self._stream, info)
         engine.heard = max(engine.heard, item.stamp)
         engine.live = True
         self.intake.put(engine, item)
@@ -124,7 +124,7 @@ class ServerFeed(Feed):
     def leave(self, engine: str) -> None:
         """Feed ``engine`` no more."""
         self._engines.pop(engine, None)
-        self.intake.part(self._stream, engine)
+        self.intake.feeding.part(self._stream, engine)
 
     def heard(self, now: float) -> None:
         """The server is there, and whatever it had."""
@@ -142,13 +142,13 @@ class ServerFeed(Feed):
 
     def lost(self, now: float) -> None:
         """It is not there."""
-        self.intake.silence(self._stream, now)
+        self.intake.feeding.silence(self._stream, now)
 
     def _bind_again(self, info: EngineInfo) -> None:
         """It may have left meanwhile, or been told of."""
         known = self._engines.get(info.id)
         if info.id in self.engines and (known is None or not self.is_fed(known)):
-            self._engines[info.id] = self.intake.join(self._stream, info)
+            self._engines[info.id] = self.intake.feeding.join(self._stream, info)
 
 
 class RankFeed(Feed):
@@ -207,7 +207,7 @@ class RankFeed(Feed):
         known = engines.get(info.id)
         if known is not None and any(map(known.streams.__contains__, self._rivals())):
             raise WireError("engine_conflict", f"another {self.subscription.kind} names {info.id}")
-        engine = self._engines[label] = self.intake.join(self._stream, info)
+        engine = self._engines[label] = self.intake.feeding.join(self._stream, info)
         # Of this process's clock, or of another's that is over.
         engine.gauge_stamp = 0.0
         return engine

@@ -6,6 +6,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import TypeVar
 
 from sidestep.buckets import Bounds
 from sidestep.wire.limits import VALUE_LIMIT
@@ -18,6 +19,9 @@ FEW = 5
 
 State = tuple[Bounds, Sequence[int], float]
 """A copy of what a page shows of a histogram: its bounds, its counts and its sum."""
+
+
+Made = TypeVar("Made", bound="Histogram")
 
 
 class Histogram:
@@ -157,10 +161,15 @@ class Histogram:
             self.mark = mark
         return self.mark
 
-    @property
-    def state(self) -> State:
-        """Its state of now, to be shown later."""
-        return self.bounds, [*self.counts], self.sum
+    def copy(self) -> Histogram:
+        """Its state of now, to be looked at later."""
+        return self._copied_to(Histogram.__new__(Histogram))
+
+    def _copied_to(self, made: Made) -> Made:
+        """``made`` with what every histogram has: a page copies thousands, none of which is empty."""
+        made.bounds, made.counts, made.sum = self.bounds, self.counts.copy(), self.sum
+        made.mark = None
+        return made
 
     @property
     def cumulative(self) -> list[int]:

@@ -15,15 +15,14 @@ from functools import partial
 import msgspec
 
 from sidestep.apply import Applier
-from sidestep.descriptions import check as check_engines
-from sidestep.descriptions import excess
 from sidestep.engine import Engine
 from sidestep.engine_metrics import read_metrics
 from sidestep.errors import WireError
+from sidestep.feeding import Feeding, Work
 from sidestep.forwarded import Forwarded
 from sidestep.logs import Limited
 from sidestep.records import decode_record
-from sidestep.registry import GONE, SILENT, Registry
+from sidestep.registry import Registry
 from sidestep.selfmetrics import SelfMetrics
 from sidestep.session.lives import new_life
 from sidestep.session.receiver import Receiver, Stream
@@ -32,7 +31,6 @@ from sidestep.wire.forwarded import decode_forward, is_forward
 from sidestep.wire.items import Item, decode_item
 from sidestep.wire.limits import MAX_ITEM_BYTES
 from sidestep.wire.messages import (
-    EngineInfo,
     FromExporter,
     FromSender,
     Hello,
@@ -50,7 +48,6 @@ WAITING = 16 << 10
 """Bytes of items whose observations may wait: to make those takes up to 1 ms, of the same turn."""
 
 Replies = list[tuple[bytes, FromExporter]]
-Work = Callable[[], None]
 
 
 class Intake:
@@ -62,6 +59,7 @@ class Intake:
         merge: Whether engines of one identity are one, whichever exporter forwards them.
 
     Attributes:
+        feeding: Which streams feed which engines.
         forwarded: Engines that other exporters count.
         life: Of the counts here; see ``session.lives``. A snapshot goes on with its own.
         run: Which of the processes that went on with it.
@@ -89,8 +87,7 @@ class Intake:
         self.forwarded = Forwarded(registry, merge=merge)
         self.life, self.run = new_life(wall(), boot), 1
         self._wall = wall
-        self._engines: dict[int, list[Engine]] = {}
-        """By incarnation: what a stream's engine indices mean."""
+        self.feeding = Feeding(registry, self.receiver)
         self._work: deque[Work] = deque()
         self._waiting = 0
         """Bytes of items whose observations are not made yet."""
@@ -136,7 +133,7 @@ class Intake:
         self.metrics.add("sidestep_messages_total", 1, type(message).__name__.lower())
         if isinstance(message, Hello):
             try:
-                check_engines(self.registry, self._named_by_others(message), message.engines)
+                self.feeding.check(message)
                 self.guard.admit(key, message, self.receiver.streams.get)
             except WireError as error:
                 refusal = self.receiver.refuse_hello(peer, message, error)
@@ -144,26 +141,25 @@ class Intake:
         return self._receive(peer, message, frames[0], now)
 
     def _receive(self, peer: bytes, message: FromSender, frame: bytes, now: float) -> Replies:
-        received = self.receiver.receive(peer, message, now)
+        received = self.receiver.receive(peer, message, now, len(frame))
         self.metrics.add("sidestep_duplicates_total", received.duplicates)
         self.metrics.add("sidestep_lost_items_total", received.lost)
         stream = received.stream
         if stream is None:
             return received.replies
         if received.greeted:
-            self._greet(stream, received.retired, now)
+            self._work.extend(self.feeding.greet(stream, received.retired, now))
         elif stream.silent:
-            stream.silent = False
-            self._join(stream)
+            self.feeding.wake(stream)
         self._arrived = self._wall()
-        engines = self._engines[stream.incarnation]
+        engines = self.feeding.engines[stream.incarnation]
         raws = self._sized(frame, received.items)
         if raws:
             # The next one last, where it is cheap to take away.
             self._work.append(partial(self._apply_items, engines, [*raws][::-1], len(raws)))
         self._work.extend(partial(self._add_record, engines, raw) for raw in received.records)
         if not stream.open:
-            self._part(stream, now)
+            self.feeding.cease(stream, now)
         return received.replies
 
     def _take_forward(self, peer: bytes, frame: bytes, now: float, key: str) -> Replies:
@@ -229,24 +225,6 @@ class Intake:
         self.metrics.add("sidestep_rejected_total", count, reason)
         log.debug("refused: %s", reason)
 
-    def join(self, stream: Stream, info: EngineInfo) -> Engine:
-        """Let a stream of this process feed the engine that ``info`` names.
-
-        Raises:
-            WireError: The engine cannot be shown.
-        """
-        named = sum(len(each.engines) for each in self.receiver.streams.values())
-        check_engines(self.registry, named, [info])
-        engine = self.registry.register(info)
-        engine.excess = excess(self.registry, info)
-        fed = self._engines.setdefault(stream.incarnation, [])
-        # It may have been forgotten meanwhile, and be another now.
-        fed[:] = [*(each for each in fed if each.id != engine.id), engine]
-        stream.engines = [*(each for each in stream.engines if each.id != info.id), info]
-        self.receiver.changes += 1
-        self._feed(stream, engine)
-        return engine
-
     def put(self, engine: Engine, item: Item) -> None:
         """Apply an item of a stream of this process.
 
@@ -257,32 +235,9 @@ class Intake:
         self._arrived = self._wall()
         self._applied(engine)
 
-    def part(self, stream: Stream, identity: str) -> None:
-        """A stream of this process feeds one of its engines no more."""
-        stream.engines = [info for info in stream.engines if info.id != identity]
-        self.receiver.changes += 1
-        fed = self._engines.get(stream.incarnation, [])
-        for engine in fed:
-            if engine.id == identity:
-                engine.streams.discard(stream.incarnation)
-                engine.heard = max(engine.heard, stream.heard)
-                self.registry.touch(engine)
-        fed[:] = [engine for engine in fed if engine.id != identity]
-
-    def silence(self, stream: Stream, heard: float) -> None:
-        """Nothing was heard of ``stream`` since ``heard``: it feeds nobody until it is heard again."""
-        stream.silent = True
-        self._part(stream, heard)
-
     def pass_time(self, now: float) -> None:
         """Notice who has fallen silent; about once a second."""
-        for stream in self.receiver.streams.values():
-            if stream.open and not stream.silent and now - stream.heard >= SILENT:
-                self.silence(stream, stream.heard)
-            if stream.incarnation in self._engines and now - stream.heard >= GONE:
-                # Its engines are not shown any more: before it feeds any it has to greet.
-                self._leave(stream.incarnation, stream.heard)
-                stream.peer = b""
+        self.feeding.pass_time(now)
         self.forwarded.pass_time(now)
         self.registry.pass_time(now)
 
@@ -335,91 +290,10 @@ class Intake:
         """``items`` without those over the limit, which only a large frame can hold."""
         if len(frame) <= MAX_ITEM_BYTES:
             return items
-        kept = [raw for raw in items if len(memoryview(raw)) <= MAX_ITEM_BYTES]
+        kept = [raw for raw in items if len(raw) <= MAX_ITEM_BYTES]
         for _ in range(len(items) - len(kept)):
             self.reject("too_big")
         return kept
-
-    def _greet(self, stream: Stream, retired: int | None, now: float) -> None:
-        """Bind the stream's engine indices to engines, one at a time: hundreds take a while."""
-        if retired is not None:
-            self._leave(retired, now)
-        # What this process named before; None where it said nothing yet, or to another exporter.
-        named = self._engines.get(stream.incarnation)
-        before = [] if named is None else named
-        engines = self._engines[stream.incarnation] = []
-        stream.silent = False
-
-        def is_new(engine: Engine) -> bool:
-            """Whether it had another process, which this one has replaced."""
-            if retired is not None or named is None:
-                return retired is not None
-            # A process names some engines only when it hears of them itself.
-            return bool(stream.retired and engine.last_seen) and engine not in named
-
-        for index, info in enumerate(stream.engines):
-            self._work.append(partial(self._bind, stream, info, engines, index, is_new))
-        self._work.append(partial(self._bound, stream, before, now))
-
-    def _bind(
-        self,
-        stream: Stream,
-        info: EngineInfo,
-        engines: list[Engine],
-        index: int,
-        is_new: Callable[[Engine], bool],
-    ) -> None:
-        """The next of ``engines``; ``is_new``: whether it has another process than before."""
-        if len(engines) < index:
-            # One before it failed: better no engine than the wrong one.
-            raise WireError("unknown_engine")
-        engine = self.registry.register(info)
-        engine.excess = excess(self.registry, info)
-        if is_new(engine):
-            engine.restarts += 1
-            self.registry.renew(engine)
-        self._feed(stream, engine)
-        engines.append(engine)
-
-    def _bound(self, stream: Stream, before: Sequence[Engine], now: float) -> None:
-        """The stream feeds what it named, and not any more what it named ``before``."""
-        fed = set(self._engines.get(stream.incarnation, ()))
-        for engine in before:
-            if engine not in fed:
-                engine.streams.discard(stream.incarnation)
-                engine.heard = max(engine.heard, now)
-        # A stream that the receiver has forgotten has nothing more to say here either.
-        known = {stream.incarnation for stream in self.receiver.streams.values()}
-        for gone in self._engines.keys() - known:
-            self._leave(gone, now)
-
-    def _join(self, stream: Stream) -> None:
-        # Another process may have come with other labels for one of them meanwhile.
-        there = self.registry.engines
-        engines = [there.get(e.id, e) for e in self._engines[stream.incarnation]]
-        self._engines[stream.incarnation] = engines
-        for engine in engines:
-            self._feed(stream, engine)
-
-    def _feed(self, stream: Stream, engine: Engine) -> None:
-        engine.streams.add(stream.incarnation)
-        engine.live = True
-        self.registry.touch(engine)
-
-    def _named_by_others(self, hello: Hello) -> int:
-        streams = self.receiver.streams.values()
-        return sum(len(stream.engines) for stream in streams if stream.id != hello.stream)
-
-    def _part(self, stream: Stream, heard: float) -> None:
-        """The stream does not feed its engines any more, since ``heard``."""
-        for engine in self._engines.get(stream.incarnation, ()):
-            engine.streams.discard(stream.incarnation)
-            engine.heard = max(engine.heard, heard)
-
-    def _leave(self, incarnation: int, now: float) -> None:
-        for engine in self._engines.pop(incarnation, ()):
-            engine.streams.discard(incarnation)
-            engine.heard = max(engine.heard, now)
 
     def _refuse(self, reason: str) -> Replies:
         self.refused += 1

@@ -43,7 +43,7 @@ class NativeHistogram(Histogram):
         zeros: Observations of at most ``ZERO``.
         buckets: Counts of all others, by index.
         created: Unix time since when it counts; 0.0 where that is not known.
-        encoded: The protobuf renderer's bytes of this state, or the copy of which it is making
+        encoded: The protobuf renderer's bytes of this state, or what was lent of it to make
             them; None after every change.
     """
 
@@ -59,6 +59,8 @@ class NativeHistogram(Histogram):
 
     def observe(self, value: float) -> int:
         """Count one value; 1 where it was refused, else 0."""
+        if self.encoded is not None:
+            self._change()
         if super().observe(value):
             return 1
         self._place(value, 1)
@@ -66,6 +68,8 @@ class NativeHistogram(Histogram):
 
     def observe_run(self, value: float, count: int) -> int:
         """Count the same value several times; how many were refused."""
+        if self.encoded is not None:
+            self._change()
         refused = super().observe_run(value, count)
         if not refused:
             self._place(value, count)
@@ -75,6 +79,8 @@ class NativeHistogram(Histogram):
         """Count values, each so many times; how many were refused."""
         if {count for _, count in observations} == {1}:
             return self.observe_many([value for value, _ in observations])
+        if self.encoded is not None:
+            self._change()
         refused = super().observe_weighted(observations)
         for value, count in observations:
             if 0.0 <= value <= VALUE_LIMIT:
@@ -90,6 +96,8 @@ class NativeHistogram(Histogram):
             native: The same observations in native buckets; where it is not given, each lands
                 by the upper bound of its classic one.
         """
+        if self.encoded is not None:
+            self._change()
         super().add(counts, total)
         if native is None:
             # Of what is over all bounds nobody knows how much.
@@ -137,17 +145,39 @@ class NativeHistogram(Histogram):
 
     def copy(self) -> NativeHistogram:
         """Its state of now, to be looked at later."""
-        found = NativeHistogram(self.bounds, self.schema, self.created)
-        found.counts, found.sum = [*self.counts], self.sum
-        found.zeros, found.buckets = self.zeros, {**self.buckets}
+        found = self._copied_to(NativeHistogram.__new__(NativeHistogram))
+        found.schema, found.zeros, found.created = self.schema, self.zeros, self.created
+        found.buckets = self.buckets.copy()
+        found.encoded = None
         return found
+
+    def lend(self) -> NativeHistogram:
+        """Its state of now, to be encoded later: what is dear of it is copied only if it changes.
+
+        Whoever has encoded it says so in the ``encoded`` of both; nothing else is true of what was
+        lent from then on. Who else asks before that gets the same.
+        """
+        found = self.encoded
+        if not isinstance(found, NativeHistogram):
+            found = NativeHistogram.__new__(NativeHistogram)
+            found.bounds, found.counts, found.sum = self.bounds, self.counts, self.sum
+            found.schema, found.zeros, found.created = self.schema, self.zeros, self.created
+            found.buckets = self.buckets
+            found.mark = found.encoded = None
+            self.encoded = found
+        return found
+
+    def _change(self) -> None:
+        """It is about to be another: what was lent of it, and is not encoded, stays as it was."""
+        if isinstance(self.encoded, NativeHistogram):
+            self.counts, self.buckets = self.counts.copy(), self.buckets.copy()
+        self.encoded = None
 
     def _native(self) -> NativeBuckets:
         counts: list[int | str] = [*self.buckets.values()]
         return NativeBuckets(self.schema, self.zeros, [*self.buckets], counts, self.created)
 
     def _place(self, value: float, count: int) -> None:
-        self.encoded = None
         if value <= ZERO:
             self.zeros += count
             return
@@ -160,8 +190,9 @@ class NativeHistogram(Histogram):
 
     def _count(self, values: list[float]) -> None:
         """Count ``values``, some that are sorted and may be, a bucket at a time."""
+        if self.encoded is not None:
+            self._change()
         super()._count(values)
-        self.encoded = None
         start, end = 0, len(values)
         if values[0] <= ZERO:
             start = bisect_right(values, ZERO)
@@ -182,6 +213,5 @@ class NativeHistogram(Histogram):
 
     def _bound(self) -> None:
         """Keep the number of buckets bounded, whatever is observed."""
-        self.encoded = None
         while len(self.buckets) > MOST and self.schema > COARSEST:
             self._coarsen(self.schema - 1)

@@ -9,17 +9,26 @@ from typing import TypeVar
 
 SLICE = 0.001
 """Seconds after which the loop gets a turn."""
+LONGEST = 0.002
+"""Seconds for which it is to be held at most: it gets its turn before work that would take longer."""
 
 Item = TypeVar("Item")
 
 
 async def collected(items: Iterable[Item]) -> list[Item]:
-    """All ``items``; making one of them should take a fraction of a slice."""
+    """All ``items``; making one of them should take a fraction of a slice.
+
+    Where some take most of one, any next one is taken for such.
+    """
     found: list[Item] = []
-    since = time.perf_counter()
+    longest = 0.0
+    since = before = time.perf_counter()
     for item in items:
         found.append(item)
-        if time.perf_counter() - since > SLICE:
+        now = time.perf_counter()
+        longest = max(longest, now - before)
+        if now - since > min(SLICE, LONGEST - longest):
             await asyncio.sleep(0)
-            since = time.perf_counter()
+            since = now = time.perf_counter()
+        before = now
     return found

@@ -167,7 +167,7 @@ def pieces(events: Sequence[msgspec.Raw]) -> Iterator[Sequence[msgspec.Raw]]:
     piece: list[msgspec.Raw] = []
     size = 0
     for raw in events:
-        length = len(memoryview(raw))
+        length = len(raw)
         if piece and (size + length > PIECE_BYTES or len(piece) == PIECE_EVENTS):
             yield piece
             piece, size = [], 0

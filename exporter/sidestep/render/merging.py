@@ -7,33 +7,19 @@ totals are kept and another has the same labels: Prometheus would take less for 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
-from operator import itemgetter
+from itertools import chain, islice
 from typing import NamedTuple
 
 from sidestep.catalogue.model import Combine, Hook, Info, Row
 from sidestep.choice import Choice
-from sidestep.combining import (
-    combined_adapters,
-    combined_info,
-    combined_numbers,
-    combined_states,
-)
+from sidestep.combining import combined_adapters, combined_info, merged, merged_states
+from sidestep.copies import IN_NUMBERS, Copy, copied, histograms_of, numbers_of, state_of
 from sidestep.engine import Engine, Key, Number
-from sidestep.histogram import Histogram, State
+from sidestep.histogram import State
 from sidestep.plan import Placed
 from sidestep.registry import Registry
-from sidestep.render.groups import Group, Groups, Labels, hidden_from
-from sidestep.view import (
-    Family,
-    catalogued,
-    described,
-    own_names,
-    owns,
-    read_values,
-    spoken,
-    stored_children,
-)
+from sidestep.render.groups import Group, Groups, Labels, Tellers, hidden_from
+from sidestep.view import Family, catalogued, described, owns, spoken
 
 Value = Number | State
 Series = tuple[Labels, Value]
@@ -82,134 +68,160 @@ class Merging:
         self._groups.renew()
 
     def series(self, family: Family) -> Iterator[Series | None]:
-        """The series of ``family`` as of the call, by their labels; None where a turn is due."""
-        found: list[Iterable[_Found]] = []
-        by_length = False
-        if not family.places and (some := self._open(family)):
-            found.append(some)
-        for dialect, placed in family.places.items():
-            shown = self._groups.showing(dialect, placed)
-            row = placed.row
-            by_length = by_length or row.unless_empty
-            if shown:
-                hidden = hidden_from(row.labels)
-                groups = self._groups.of(shown, hidden, counts=row.kind != "gauge")
-                told = [(group, _tellers(row, group)) for group in groups]
-                if placed.where in ("histogram", "scalars", "reading", "constant"):
-                    copied = [(group.labels, _values(placed, engines)) for group, engines in told]
-                    found.append(self._in_slots(placed, copied))
-                else:
-                    others: list[_Found] = []
-                    for group, engines in told:
-                        self._add(family, placed, group, engines, others)
-                    found.append(others)
-        if not found:
-            return iter(())
-        return _series(chain.from_iterable(found), family.combine, by_length=by_length)
+        """The series of ``family`` as of one moment, by their labels; None where a turn is due."""
+        yield from self._prepare(family)
+        found = [*self._copied(family)]
+        # To copy the state of a thousand engines takes most of a slice.
+        yield None
+        if found:
+            by_length = any(placed.row.unless_empty for placed in family.places.values())
+            yield from _series(chain.from_iterable(found), family.combine, by_length=by_length)
 
-    def _add(
-        self,
-        family: Family,
-        placed: Placed,
-        group: Group,
-        engines: list[Engine],
-        found: list[_Found],
-    ) -> None:
-        row = placed.row
-        if row.source == LORA and "engine" in self.choice.dropped:
-            self._add_adapters(placed, group, found)
-        elif isinstance(row.source, Info):
-            name = row.source.name
-            self._add_info(group.labels, [e.info[name] for e in engines if name in e.info], found)
-        else:
-            self._add_children(family, engines, group.labels, row, found)
+    def _prepare(self, family: Family) -> Iterator[None]:
+        """Have it known of all engines that are there which are together."""
+        if not family.places:
+            everyone = self._everyone(family)
+            yield from self._groups.prepare(
+                everyone, (), counts=family.kind != "gauge", mirrored=False
+            )
+        for dialect, placed in family.places.items():
+            row = placed.row
+            shown = self._groups.showing(dialect, placed)
+            yield from self._groups.prepare(
+                shown, hidden_from(row.labels), counts=row.kind != "gauge", mirrored=row.mirrored
+            )
+
+    def _copied(self, family: Family) -> Iterator[Iterable[_Found | None]]:
+        """What all engines have of ``family`` now, to be read afterwards."""
+        if not family.places:
+            yield self._open(family)
+        for dialect, placed in family.places.items():
+            row = placed.row
+            shown = self._groups.showing(dialect, placed)
+            if not shown:
+                continue
+            found = self._groups.of(shown, hidden_from(row.labels), counts=row.kind != "gauge")
+            if row.source == LORA and "engine" in self.choice.dropped:
+                yield self._adapters(placed, found.groups)
+                continue
+            told = found.tellers(row)
+            engines = [engine for _, some in told for engine in some]
+            if isinstance(row.source, Info):
+                name = row.source.name
+                said = [(own, [e.info[name] for e in some if name in e.info]) for own, some in told]
+                yield self._info(said)
+            elif placed.where == "histogram":
+                yield self._in_slots(placed, told, histograms_of(placed, engines, state_of))
+            elif placed.where in IN_NUMBERS:
+                yield self._in_slots(placed, told, numbers_of(placed, engines))
+            else:
+                yield self._children(told, copied(family, placed, engines, state_of), row)
 
     def _in_slots(
-        self, placed: Placed, copied: Iterable[tuple[Labels, Sequence[Sequence[Value | None]]]]
+        self, placed: Placed, told: Iterable[Tellers], values: Sequence[Value | None]
     ) -> Iterator[_Found]:
         """What engines have by slot, one series after the other."""
-        row = placed.row
+        row, width = placed.row, len(placed.values_of_label)
         owns = [self._own(row.own_labels, key) for key in placed.values_of_label]
-        for outer, engines in copied:
-            for own, some in zip(owns, zip(*engines, strict=True), strict=False):
-                values = [value for value in some if value is not None]
+        start = 0
+        for outer, engines in told:
+            end = start + width * len(engines)
+            for place, own in enumerate(owns, start):
+                some = [value for value in values[place:end:width] if value is not None]
                 if row.per != 1:
-                    values = [value / row.per for value in values if not isinstance(value, tuple)]
-                if values:
-                    yield _Found(outer, own, values)
+                    some = [value / row.per for value in some if not isinstance(value, tuple)]
+                if some:
+                    yield _Found(outer, own, some)
+            start = end
 
-    def _add_children(
-        self,
-        family: Family,
-        engines: Iterable[Engine],
-        outer: Labels,
-        row: Row | None,
-        found: list[_Found],
-    ) -> None:
-        """Whatever else has children: those with open labels, self-described, computed."""
+    def _children(
+        self, told: Iterable[Tellers], copies: Iterator[Copy[State]], row: Row | None
+    ) -> Iterator[_Found]:
+        """Whatever else has children: those with open labels, self-described."""
         total = row is not None and row.unless_empty
-        for engine in engines:
-            names = own_names(engine, family)
-            gone = [at for at, name in enumerate(names) if name in self.choice.dropped]
-            some = list(stored_children(engine, family))
-            if total and gone:
-                # What has none of these labels is the sum of what has.
-                whole = [c for c in some if not any(c[0][at] for at in gone)]
-                some = whole or some
-            for key, value in some:
-                own = self._own(names, key, unless_empty=total)
-                copied = value.state if isinstance(value, Histogram) else value
-                found.append(_Found(outer, own, (copied,)))
+        for outer, engines in told:
+            for _, _, names, children in islice(copies, len(engines)):
+                some = children
+                gone = [at for at, name in enumerate(names) if name in self.choice.dropped]
+                if total and gone:
+                    # What has none of these labels is the sum of what has.
+                    whole = [c for c in children if not any(c[0][at] for at in gone)]
+                    some = whole or children
+                for key, value in some:
+                    yield _Found(outer, self._own(names, key, unless_empty=total), (value,))
 
-    def _add_info(
-        self, outer: Labels, said: Sequence[Mapping[str, str]], found: list[_Found]
-    ) -> None:
-        if not said:
-            return
-        labels = combined_info(said)
-        own = tuple((n, v) for n, v in sorted(labels.items()) if n not in self.choice.dropped)
-        found.append(_Found(outer, own, (1,), whole=True))
+    def _info(
+        self, said: Iterable[tuple[Labels, Sequence[Mapping[str, str]]]]
+    ) -> Iterator[_Found | None]:
+        for outer, infos in said:
+            if infos:
+                labels = yield from combined_info(infos)
+                own = ((n, v) for n, v in sorted(labels.items()) if n not in self.choice.dropped)
+                yield _Found(outer, tuple(own), (1,), whole=True)
 
-    def _add_adapters(self, placed: Placed, group: Group, found: list[_Found]) -> None:
+    def _adapters(self, placed: Placed, groups: Sequence[Group]) -> Iterator[_Found]:
         """What any engine has of LoRA adapters, and the room that all have, as one series."""
         slot = placed.slots[0]
-        combinations = [item for e in group.members for item in e.keyed[slot].items()]
-        if not combinations:
-            return
-        layout = group.members[0].layout
+        layout = groups[0].members[0].layout
         live = [engine for engine in self._groups.everyone(live=True) if engine.layout is layout]
-        groups = self._groups.of(live, hidden_from(placed.row.labels), counts=False)
-        room = [
-            engine.info.get("lora", {}).get("max_lora", "")
-            for other in groups
-            if other.labels == group.labels
-            for engine in other.members
+        hidden = hidden_from(placed.row.labels)
+        room: dict[Labels, int] = {}
+        for group in self._groups.of(live, hidden, counts=False).groups:
+            told = [engine.info.get("lora", {}).get("max_lora", "") for engine in group.members]
+            room[group.labels] = sum(int(one) for one in told if one.isascii() and one.isdigit())
+        kept = [
+            (group.labels, [item for e in group.members for item in e.keyed[slot].items()])
+            for group in groups
         ]
-        key = (
-            str(sum(int(one) for one in room if one.isascii() and one.isdigit())),
-            combined_adapters(running for (_, running, _), _ in combinations),
-            combined_adapters(waiting for (_, _, waiting), _ in combinations),
-        )
-        own = self._own(placed.row.own_labels, key)
-        newest = max(stamp for _, stamp in combinations)
-        found.append(_Found(group.labels, own, (newest,), whole=True))
+        return self._combined_adapters(placed, kept, room)
 
-    def _open(self, family: Family) -> list[_Found]:
+    def _combined_adapters(
+        self,
+        placed: Placed,
+        kept: Iterable[tuple[Labels, Sequence[tuple[Key, Number]]]],
+        room: Mapping[Labels, int],
+    ) -> Iterator[_Found]:
+        for outer, combinations in kept:
+            if combinations:
+                key = (
+                    str(room.get(outer, 0)),
+                    combined_adapters(running for (_, running, _), _ in combinations),
+                    combined_adapters(waiting for (_, _, waiting), _ in combinations),
+                )
+                own = self._own(placed.row.own_labels, key)
+                newest = max(stamp for _, stamp in combinations)
+                yield _Found(outer, own, (newest,), whole=True)
+
+    def _everyone(self, family: Family) -> Sequence[Engine]:
+        """The engines that have a family that described itself."""
+        everyone = self._groups.everyone(live=family.kind == "gauge")
+        return [engine for engine in everyone if family.name in engine.open]
+
+    def _open(self, family: Family) -> Iterable[_Found | None]:
         """A family that described itself: its engines bring all their labels."""
-        found: list[_Found] = []
         is_gauge = family.kind == "gauge"
-        everyone = self._groups.everyone(live=is_gauge)
-        engines = [engine for engine in everyone if family.name in engine.open]
-        for group in self._groups.of(engines, (), counts=not is_gauge):
-            if is_gauge and family.name.endswith(INFO):
-                some = [list(stored_children(engine, family)) for engine in group.members]
-                if max(map(len, some)) == 1:
-                    keys = [key for one in some for key, _ in one]
-                    said = [dict(zip(family.labels, key, strict=True)) for key in keys]
-                    self._add_info(group.labels, said, found)
-                    continue
-            self._add_children(family, group.members, group.labels, None, found)
-        return found
+        found = self._groups.of(self._everyone(family), (), counts=not is_gauge)
+        told = [(group.labels, group.members) for group in found.groups]
+        engines = [engine for _, some in told for engine in some]
+        copies = copied(family, None, engines, state_of)
+        if is_gauge and family.name.endswith(INFO):
+            return self._open_info(family, told, copies)
+        return self._children(told, copies, None)
+
+    def _open_info(
+        self, family: Family, told: Iterable[Tellers], copies: Iterator[Copy[State]]
+    ) -> Iterator[_Found | None]:
+        """An info metric: where each engine has one, they are combined as such."""
+        for one in told:
+            outer, engines = one
+            some = [*islice(copies, len(engines))]
+            children = [copy[3] for copy in some]
+            if max(map(len, children)) == 1:
+                keys = [key for each in children for key, _ in each]
+                said = [dict(zip(family.labels, key, strict=True)) for key in keys]
+                yield from self._info([(outer, said)])
+            else:
+                yield from self._children([one], iter(some), None)
 
     def _own(self, names: Key, key: Key, *, unless_empty: bool = False) -> Labels:
         dropped = self.choice.dropped
@@ -217,60 +229,33 @@ class Merging:
         return tuple((n, v) for n, v in pairs if n not in dropped and (v or not unless_empty))
 
 
-def _tellers(row: Row, group: Group) -> list[Engine]:
-    """Those of ``group`` that have a say in ``row``."""
-    engines = group.speakers if row.mirrored else group.members
-    if row.name in engines[0].layout.gated:
-        return [engine for engine in engines if row.feature in engine.features]
-    return engines
-
-
-def _values(placed: Placed, engines: Sequence[Engine]) -> Sequence[Sequence[Value | None]]:
-    """What each of ``engines`` has now, in the order of the slots."""
-    slots = placed.slots
-    if placed.where == "scalars":
-        if len(slots) == 1:
-            slot = slots[0]
-            return [(engine.values[slot],) for engine in engines]
-        chosen = itemgetter(*slots)
-        return [chosen(engine.values) for engine in engines]
-    if placed.where == "histogram":
-        return [
-            [None if (one := engine.histograms[slot]) is None else one.state for slot in slots]
-            for engine in engines
-        ]
-    return [(value,) for value in read_values(placed, engines)]
-
-
-def _series(found: Iterable[_Found], rule: Combine, *, by_length: bool) -> Iterator[Series | None]:
+def _series(
+    found: Iterable[_Found | None], rule: Combine, *, by_length: bool
+) -> Iterator[Series | None]:
     """``found`` by labels, what has the same ones as one."""
-    by_labels: dict[Labels, list[Value]] = {}
-    spent = 0
-    for outer, own, values, whole in found:
-        labels = _joined(outer, own)
-        if whole or labels not in by_labels:
-            by_labels[labels] = list(values)
-        else:
-            by_labels[labels] += values
-        spent += 1
-        if spent >= AT_ONCE:
-            yield None
-            spent = 0
     # Who reads the first sample alone is to read the sum of the others.
-    told = sorted(by_labels.items(), key=lambda one: len(one[0]) if by_length else 0)
-    for labels, values in told:
-        yield labels, _one(values, rule)
-        spent += 1 + len(values)
-        if spent >= AT_ONCE:
+    by_size: dict[int, dict[Labels, list[Value]]] = {}
+    spent = 0
+    for one in found:
+        if one is None or spent >= AT_ONCE:
             yield None
             spent = 0
-
-
-def _one(values: Sequence[Value], rule: Combine) -> Value:
-    states = [value for value in values if isinstance(value, tuple)]
-    if states:
-        return combined_states(states)
-    return combined_numbers([v for v in values if not isinstance(v, tuple)], rule)
+        if one is not None:
+            labels = _joined(one.outer, one.own)
+            by_labels = by_size.setdefault(len(labels) if by_length else 0, {})
+            if one.whole or labels not in by_labels:
+                by_labels[labels] = list(one.values)
+            else:
+                by_labels[labels] += one.values
+            spent += 1
+    for size in sorted(by_size):
+        for labels, values in by_size[size].items():
+            value = yield from merged(values, rule, merged_states)
+            yield labels, value
+            spent += 1 + len(values)
+            if spent >= AT_ONCE:
+                yield None
+                spent = 0
 
 
 def _joined(outer: Labels, own: Labels) -> Labels:

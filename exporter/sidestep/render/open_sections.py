@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import NamedTuple
 
 from sidestep.catalogue.model import Constant, Info, Reading
-from sidestep.combining import combined_numbers, combined_states
+from sidestep.combining import merged, merged_states, turning
+from sidestep.copies import Copy, copied, numbers_of, state_of
 from sidestep.engine import Engine, Key, Number
 from sidestep.histogram import State
 from sidestep.plan import Placed
@@ -13,12 +16,21 @@ from sidestep.render.kept import Block, changed, renewed
 from sidestep.render.rosters import LabelTexts, Rosters, form_of
 from sidestep.render.sections import Frames
 from sidestep.render.words import number, pairs_text, series_text
-from sidestep.view import Copy, Family, copy_of, having, labels_with
+from sidestep.view import Family, having, labels_with
 
 ENGINES = 32
 """In a block."""
 AT_ONCE = 50
 """Children that are written between two turns of the loop: a few microseconds each."""
+
+
+class _Job(NamedTuple):
+    """A block of engines as it was, by what their states of now are told, and which have changed."""
+
+    start: int
+    before: Block | None
+    marks: Sequence[object]
+    places: Sequence[int]
 
 
 class OpenSection:
@@ -46,14 +58,20 @@ class OpenSection:
     def begin(self, rosters: Rosters) -> Iterator[bytes]:
         """See ``Section``."""
         engines = self.engines(rosters)
-        jobs = []
+        marks = self.marks(engines)
+        jobs: list[_Job] = []
+        stale: list[Engine] = []
         for start in range(0, len(engines), ENGINES):
-            some = engines[start : start + ENGINES]
-            marks = [self.mark(engine) for engine in some]
+            some = marks[start : start + ENGINES]
             before = self._blocks.get(start)
-            copies = {place: copy_of(some[place], self._family) for place in changed(before, marks)}
-            jobs.append((start, before, marks, copies))
-        return self._texts(jobs, self._blocks)
+            places = changed(before, some)
+            stale += [engines[start + place] for place in places]
+            jobs.append(_Job(start, before, some, places))
+        return self._texts(jobs, self.copied(stale), self._blocks)
+
+    def copied(self, engines: Sequence[Engine]) -> Iterator[Copy[State]]:
+        """What ``engines`` have of the family now."""
+        return copied(self._family, self._placed, engines, state_of)
 
     def engines(self, rosters: Rosters) -> Sequence[Engine]:
         """Those that have the family now; what was kept of others, or as they looked, goes."""
@@ -70,15 +88,17 @@ class OpenSection:
             self._pairs = {look: self._pairs[look] for look in kept}
         return found
 
-    def mark(self, engine: Engine) -> object:
-        """What the state is told by that ``engine`` has the family in."""
-        source = None if self._placed is None else self._placed.row.source
-        if isinstance(source, Reading):
-            # It may be another whenever it is read.
-            return object()
-        return engine.looks if isinstance(source, Info | Constant) else engine.version
+    def marks(self, engines: Sequence[Engine]) -> Sequence[object]:
+        """What the states are told by that ``engines`` have the family in."""
+        placed = self._placed
+        source = None if placed is None else placed.row.source
+        if placed is not None and isinstance(source, Reading):
+            return numbers_of(placed, engines)
+        if isinstance(source, Info | Constant):
+            return [engine.looks for engine in engines]
+        return [engine.version for engine in engines]
 
-    def told(self, copy: Copy) -> Iterator[tuple[bytes, Number | State]]:
+    def told(self, copy: Copy[State]) -> Iterator[tuple[bytes, Number | State]]:
         """Its children, by the text of their labels, which are kept as long as a child is there."""
         engine, looks, names, children = copy
         before, known = self._pairs.get(looks, {}), {}
@@ -103,16 +123,14 @@ class OpenSection:
         return f"{series_text(self._family.name, pairs.decode())}{value!r}\n".encode()
 
     def _texts(
-        self,
-        jobs: Sequence[tuple[int, Block | None, Sequence[object], dict[int, Copy]]],
-        blocks: dict[int, Block],
+        self, jobs: Sequence[_Job], copies: Iterator[Copy[State]], blocks: dict[int, Block]
     ) -> Iterator[bytes]:
         spent = 0
-        for start, before, marks, copies in jobs:
+        for start, before, marks, places in jobs:
             block = before
-            if copies or block is None:
+            if places or block is None:
                 texts: dict[int, bytes] = {}
-                for place, copy in copies.items():
+                for place, copy in zip(places, copies, strict=False):
                     lines: list[bytes] = []
                     for pairs, value in self.told(copy):
                         lines.append(self._line(pairs, value))
@@ -125,6 +143,65 @@ class OpenSection:
             yield block.text
 
 
+_Share = Sequence[tuple[bytes, Number | State]]
+"""What one engine has of a shared family, by the text of its labels."""
+_Shares = Iterator[_Share | None]
+"""Of one engine after the other; None where a turn is due."""
+
+
+class _Told(NamedTuple):
+    """What one engine has, and what its state is told by."""
+
+    mark: object
+    children: _Share
+
+
+class _Part:
+    """One dialect's part of a shared family: what its engines have is kept until it changes."""
+
+    def __init__(self, section: OpenSection) -> None:
+        self.section = section
+        self.known: dict[int, _Told] = {}
+        """By how an engine looks."""
+
+    def begin(self, rosters: Rosters) -> tuple[Sequence[tuple[int, object]], _Shares]:
+        """What the state of now is told by, and the parts that engines have in it."""
+        engines = self.section.engines(rosters)
+        looks = [engine.looks for engine in engines]
+        marks = self.section.marks(engines)
+        before = [self.known.get(look) for look in looks]
+        stale = [
+            engine
+            for engine, mark, told in zip(engines, marks, before, strict=True)
+            if told is None or told.mark != mark
+        ]
+        found = [*zip(looks, marks, strict=True)]
+        return found, self._told(found, before, stale, self.section.copied(stale))
+
+    def _told(
+        self,
+        marks: Sequence[tuple[int, object]],
+        before: Sequence[_Told | None],
+        stale: Sequence[Engine],
+        copies: Iterator[Copy[State]],
+    ) -> _Shares:
+        """One engine after the other, at last all of them are kept."""
+        anew = {engine.looks for engine in stale}
+        known: dict[int, _Told] = {}
+        for (look, mark), last in zip(marks, before, strict=True):
+            told = None if look in anew else last
+            if told is None:
+                children: list[tuple[bytes, Number | State]] = []
+                for number, child in enumerate(self.section.told(next(copies)), start=1):
+                    children.append(child)
+                    if not number % AT_ONCE:
+                        yield None
+                told = _Told(mark, children)
+            known[look] = told
+            yield told.children
+        self.known = known
+
+
 class SharedSection:
     """A family in which engines can have the same labels: their series are combined."""
 
@@ -132,7 +209,7 @@ class SharedSection:
         self._family = family
         self._frames = Frames(family.name, family.kind)
         self._parts = [
-            OpenSection(family, dialect, placed, labels)
+            _Part(OpenSection(family, dialect, placed, labels))
             for dialect, placed in family.places.items()
         ]
         self._marks: Sequence[object] | None = None
@@ -140,27 +217,27 @@ class SharedSection:
 
     def begin(self, rosters: Rosters) -> Iterator[bytes]:
         """See ``Section``."""
-        found = [(part, engine) for part in self._parts for engine in part.engines(rosters)]
-        marks = [mark for part, one in found for mark in (one.looks, part.mark(one))]
+        begun = [part.begin(rosters) for part in self._parts]
+        marks = [mark for marks, _ in begun for mark in marks]
         if marks == self._marks:
             return iter((self._text,))
-        return self._texts(marks, [(part, copy_of(engine, self._family)) for part, engine in found])
+        return self._texts(marks, chain.from_iterable(shares for _, shares in begun))
 
-    def _texts(
-        self, marks: Sequence[object], copies: Sequence[tuple[OpenSection, Copy]]
-    ) -> Iterator[bytes]:
+    def _texts(self, marks: Sequence[object], shares: _Shares) -> Iterator[bytes]:
         groups: dict[bytes, list[Number | State]] = {}
         spent = 0
-        for part, copy in copies:
-            for pairs, value in part.told(copy):
+        for children in shares:
+            for pairs, value in children or ():
                 groups.setdefault(pairs, []).append(value)
-                spent += 1
-                if spent >= AT_ONCE:
-                    yield b""
-                    spent = 0
+            spent += 1 + len(children or ())
+            if children is None or spent >= AT_ONCE:
+                yield b""
+                spent = 0
         lines: list[bytes] = []
         for pairs, values in groups.items():
-            lines.append(self._line(pairs, values))
+            making = merged(values, self._family.combine, merged_states)
+            value = yield from turning(making, b"")
+            lines.append(self._line(pairs, value))
             spent += len(values)
             if spent >= AT_ONCE:
                 yield b""
@@ -168,11 +245,7 @@ class SharedSection:
         self._marks, self._text = marks, b"".join(lines)
         yield self._text
 
-    def _line(self, pairs: bytes, values: Sequence[Number | State]) -> bytes:
-        family = self._family
-        states = [value for value in values if isinstance(value, tuple)]
-        if states:
-            return self._frames.fill(pairs, combined_states(states))
-        numbers = [value for value in values if not isinstance(value, tuple)]
-        one = number(combined_numbers(numbers, family.combine))
-        return f"{series_text(family.name, pairs.decode())}{one}\n".encode()
+    def _line(self, pairs: bytes, value: Number | State) -> bytes:
+        if isinstance(value, tuple):
+            return self._frames.fill(pairs, value)
+        return f"{series_text(self._family.name, pairs.decode())}{number(value)}\n".encode()

@@ -9,21 +9,38 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator
 
+from sidestep.combining import merged_histograms
+from sidestep.copies import Copy, combined_of, copies
 from sidestep.engine import Engine, Key, Number
 from sidestep.histogram import Histogram
 from sidestep.native import NativeHistogram
 from sidestep.registry import Registry
 from sidestep.render import messages
-from sidestep.view import Family, children, combined, families, is_shared, labels_of
+from sidestep.view import Family, families, is_shared, labels_with
 
-AT_ONCE = 1000
-"""Children that are encoded between two turns of the loop: a microsecond each."""
+AT_ONCE = 300
+"""Children that are encoded between two turns of the loop: two microseconds each."""
 DEAR = 40
 """What a histogram that has changed costs of them."""
+NEW = 5
+"""What one costs whose labels are not known."""
 
 Pair = tuple[str, str]
-State = bytes | Number | NativeHistogram
-"""Of a child: as bytes, as a number, or a copy of its own."""
+
+
+Due = tuple[Histogram, Histogram]
+"""A histogram that is to be encoded: as an engine keeps it, and as it was when it was copied."""
+Shown = bytes | Due
+"""What is told of a histogram: its bytes, or what they are to be made of."""
+
+
+def shown(histogram: Histogram) -> Shown:
+    """What a page of now shows of it."""
+    if not isinstance(histogram, NativeHistogram):
+        return histogram, histogram.copy()
+    if isinstance(histogram.encoded, bytes):
+        return histogram.encoded
+    return histogram, histogram.lend()
 
 
 def pieces(registry: Registry, names: Collection[str] = ()) -> Iterator[list[bytes]]:
@@ -33,92 +50,105 @@ def pieces(registry: Registry, names: Collection[str] = ()) -> Iterator[list[byt
     """
     for family in list(families(registry, names)):
         if is_shared(family):
-            told = ((sorted(own.items()), value) for own, value in combined(registry, family))
-            yield from combined_pieces(registry, family, told)
-            continue
-        made = _Family(registry, family)
-        for engine in registry.engines.values():
-            for key, value in children(engine, family):
-                made.add(_labels(engine, family, key), value, engine.created)
-        yield from made.pieces()
+            yield from _combined(registry, family)
+        else:
+            found = copies(registry, family, shown)
+            # To copy the state of a thousand engines takes most of a slice.
+            yield []
+            yield from _Family(registry, family).pieces(found)
 
 
-def combined_pieces(
-    registry: Registry, family: Family, told: Iterable[tuple[Iterable[Pair], Number | Histogram]]
-) -> Iterator[list[bytes]]:
-    """A family of which several engines have a series: with its labels in their order."""
+def _combined(registry: Registry, family: Family) -> Iterator[list[bytes]]:
+    """A family of which several engines have a series."""
     made = _Family(registry, family)
-    first = min((engine.created for engine in registry.engines.values()), default=0.0)
-    for own, value in told:
-        made.add(messages.labels(own), value, first)
-    yield from made.pieces()
-
-
-def _labels(engine: Engine, family: Family, key: Key) -> bytes:
-    found = engine.marks.get((family.name, key))
-    if found is None:
-        found = messages.labels(sorted(labels_of(engine, family, key).items()))
-        placed = family.places.get(engine.layout.dialect)
-        # Others come and go: adapters and the like.
-        if placed is not None and placed.where in ("scalars", "histogram"):
-            engine.marks[family.name, key] = found
-    return found
+    created = min([engine.created for engine in registry.engines.values()], default=0.0)
+    found = copies(registry, family, lambda histogram: histogram.copy())
+    yield []
+    for one in combined_of(family, found, merged_histograms):
+        if one is None:
+            yield []
+            continue
+        labels, value = one
+        if isinstance(value, Histogram):
+            made.add(messages.labels(labels), (value, value), created)
+        else:
+            made.add(messages.labels(labels), value, created)
+        yield []
+    yield made.whole()
 
 
 class _Family:
-    """The children of one family, as of the moment when they are added."""
+    """The children of one family."""
 
     def __init__(self, registry: Registry, family: Family) -> None:
         self._family = family
         self._kind = family.kind
         self._both = registry.native is None or registry.native.both
-        self._found: list[tuple[bytes, float, Number | Histogram, State]] = []
-        """Labels, since when it counts, what an engine keeps, and its state of that moment."""
+        self._metrics: list[bytes] = []
 
-    def add(self, own: bytes, value: Number | Histogram, created: float) -> None:
-        """One child."""
-        state: State
-        if isinstance(value, NativeHistogram):
-            if isinstance(value.encoded, bytes):
-                state = value.encoded
-            else:
-                # Whatever comes meanwhile says that this is not its state any more.
-                value.encoded = state = value.copy()
-        elif isinstance(value, Histogram):
-            state = self._plain(value, created)
-        else:
-            state = value
-        self._found.append((own, created, value, state))
-
-    def pieces(self) -> Iterator[list[bytes]]:
+    def pieces(self, found: Iterable[Copy[Shown]]) -> Iterator[list[bytes]]:
         """The family, after as many empty pieces as it takes turns."""
-        metrics: list[bytes] = []
         spent = 0
-        for own, created, value, state in self._found:
-            if isinstance(state, bytes):
-                encoded = state
-            elif isinstance(state, NativeHistogram):
-                encoded = self._native(state)
-                spent += DEAR
-                if isinstance(value, NativeHistogram) and value.encoded is state:
-                    value.encoded = encoded
-            else:
-                encoded = messages.single(self._kind, state, created)
-            metrics.append(messages.metric(own, encoded))
-            spent += 1
-            if spent >= AT_ONCE:
-                yield []
-                spent = 0
-        name, text = self._family.name, self._family.help
-        yield messages.family(name, self._kind, text, metrics) if metrics else []
+        for engine, _, names, children in found:
+            for key, value in children:
+                own = engine.marks.get((self._family.name, key))
+                if own is None:
+                    own = self._labels(engine, names, key)
+                    spent += NEW
+                if isinstance(value, tuple):
+                    spent += DEAR
+                self.add(own, value, engine.created)
+                spent += 1
+                if spent >= AT_ONCE:
+                    yield []
+                    spent = 0
+        yield self.whole()
 
-    def _native(self, state: NativeHistogram) -> bytes:
-        bounds = (*state.bounds, math.inf) if self._both else ()
-        return messages.histogram(state.sum, bounds, state.cumulative, state)
+    def whole(self) -> list[bytes]:
+        """The family, where it has children."""
+        family = self._family
+        if not self._metrics:
+            return []
+        return messages.family(family.name, self._kind, family.help, self._metrics)
 
-    def _plain(self, value: Histogram, created: float) -> bytes:
-        """Of one without native buckets: a summary."""
-        counts = value.cumulative
+    def add(self, own: bytes, value: Number | Shown, created: float) -> None:
+        """One child, by its labels."""
+        if isinstance(value, bytes):
+            encoded = value
+        elif isinstance(value, tuple):
+            kept, state = value
+            encoded = self._encoded(kept, state, created)
+        else:
+            encoded = messages.single(self._kind, value, created)
+        self._metrics.append(messages.metric(own, encoded))
+
+    def _labels(self, engine: Engine, names: Key, key: Key) -> bytes:
+        family = self._family
+        found = messages.labels(sorted(labels_with(engine, family, names, key).items()))
+        placed = family.places.get(engine.layout.dialect)
+        # Others come and go: adapters and the like.
+        if placed is not None and placed.where in ("scalars", "histogram"):
+            engine.marks[family.name, key] = found
+        return found
+
+    def _encoded(self, kept: Histogram, state: Histogram, created: float) -> bytes:
+        """The bytes of ``state``, which are kept where it is that of ``kept``."""
+        if isinstance(state, NativeHistogram) and isinstance(state.encoded, bytes):
+            # Another page had it, too, and what was lent may have changed since.
+            return state.encoded
+        found = self._histogram(state, created)
+        if isinstance(state, NativeHistogram) and isinstance(kept, NativeHistogram):
+            if kept.encoded is state:
+                kept.encoded = found
+            state.encoded = found
+        return found
+
+    def _histogram(self, state: Histogram, created: float) -> bytes:
+        counts = state.cumulative
+        if isinstance(state, NativeHistogram):
+            bounds = (*state.bounds, math.inf) if self._both else ()
+            return messages.histogram(state.sum, bounds, counts, state)
+        # One without native buckets: a summary, or several of other bounds.
         if self._kind == "summary":
-            return messages.summary(counts[-1], value.sum, (), created)
-        return messages.histogram(value.sum, (*value.bounds, math.inf), counts)
+            return messages.summary(counts[-1], state.sum, (), created)
+        return messages.histogram(state.sum, (*state.bounds, math.inf), counts)

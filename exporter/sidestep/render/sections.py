@@ -14,13 +14,14 @@ from typing import NamedTuple, Protocol
 
 from sidestep.buckets import Bounds
 from sidestep.catalogue.model import Kind
+from sidestep.copies import numbers_of
 from sidestep.engine import Engine, Key, Number
 from sidestep.histogram import State
 from sidestep.plan import Placed
 from sidestep.render.kept import Block, changed, renewed
 from sidestep.render.rosters import LabelTexts, Rosters, form_of
 from sidestep.render.words import PLACE, frame, series_text
-from sidestep.view import Family, read_values
+from sidestep.view import Family
 
 HISTOGRAMS = 64
 """In a block: 5 us each to write."""
@@ -111,7 +112,7 @@ class _ScalarBlock:
 
 
 class ScalarSection(Slots):
-    """Plain numbers: the static text of a block has a place for each."""
+    """Plain numbers, kept or computed for a page: the static text of a block has a place for each."""
 
     def __init__(self, family: Family, dialect: str, placed: Placed, labels: LabelTexts) -> None:
         super().__init__(family, dialect, placed, labels)
@@ -123,15 +124,7 @@ class ScalarSection(Slots):
         engines, looks = rosters.of(self.dialect, self.placed)
         if not self.same(looks):
             self._blocks = {}
-        return self._texts(engines, self.values(engines), self._blocks)
-
-    def values(self, engines: Sequence[Engine]) -> Sequence[Number | None]:
-        """The values of ``engines``, one after the other."""
-        slots = self.slots
-        if len(slots) == 1:
-            slot = slots[0]
-            return [engine.values[slot] for engine in engines]
-        return [kept[slot] for engine in engines for kept in (engine.values,) for slot in slots]
+        return self._texts(engines, numbers_of(self.placed, engines), self._blocks)
 
     def _texts(
         self,
@@ -172,14 +165,6 @@ class ScalarSection(Slots):
         ]
         # %a is what repr has.
         return "".join([line.replace("%", "%%") + "%a\n" for line in lines]).encode()
-
-
-class ReadSection(ScalarSection):
-    """Numbers that are computed for a page, or always the same."""
-
-    def values(self, engines: Sequence[Engine]) -> Sequence[Number | None]:
-        """See ``ScalarSection``."""
-        return read_values(self.placed, engines)
 
 
 class _Job(NamedTuple):

@@ -8,13 +8,15 @@ from typing import Any
 
 import msgspec
 
+from sidestep.combining import merged_states
+from sidestep.copies import Copy, combined_of, copies, state_of
 from sidestep.engine import Number
 from sidestep.histogram import State
 from sidestep.registry import Registry
 from sidestep.render import passed
-from sidestep.view import Copy, Family, combined_of, copies, families, is_shared, labels_with
+from sidestep.view import Family, families, is_shared, labels_with
 
-AT_ONCE = 50
+AT_ONCE = 32
 """Samples that are encoded between two turns of the loop: some 10 us each."""
 
 Sample = dict[str, Any]
@@ -24,16 +26,19 @@ def pieces(registry: Registry, names: Collection[str] = ()) -> Iterator[bytes]:
     """The page, piece by piece; each family is of one moment, that when it begins."""
     separator = b"["
     for head, samples in _families(registry, names):
+        # To copy the state of a thousand engines takes most of a slice.
+        yield b""
         begun = False
         waiting: list[bytes] = []
         for number, sample in enumerate(samples, 1):
             if sample is not None:
                 waiting.append(msgspec.json.encode(sample))
-            if waiting and not number % AT_ONCE:
+            if sample is None or not number % AT_ONCE:
+                if not waiting:
+                    yield b""
+                    continue
                 yield (b"," if begun else separator + _opened(head)) + b",".join(waiting)
                 begun, waiting = True, []
-            elif not number % AT_ONCE:
-                yield b""
         if waiting:
             yield (b"," if begun else separator + _opened(head)) + b",".join(waiting)
             begun = True
@@ -51,21 +56,21 @@ def _families(
     registry: Registry, names: Collection[str]
 ) -> Iterator[tuple[dict[str, Any], Iterator[Sample | None]]]:
     for family in list(families(registry, names)):
-        found = copies(registry, family)
+        found = copies(registry, family, state_of)
         samples = _combined(family, found) if is_shared(family) else _single(family, found)
         yield {"name": family.name, "type": family.kind, "help": family.help}, samples
     yield from passed.typed(registry.passed, names)
 
 
-def _single(family: Family, found: Iterable[Copy]) -> Iterator[Sample]:
+def _single(family: Family, found: Iterable[Copy[State]]) -> Iterator[Sample]:
     for engine, _, names, children in found:
         for key, value in children:
             yield _sample(labels_with(engine, family, names, key), value)
 
 
-def _combined(family: Family, found: Iterable[Copy]) -> Iterator[Sample | None]:
-    for one in combined_of(family, found):
-        yield None if one is None else _sample(*one)
+def _combined(family: Family, found: Iterable[Copy[State]]) -> Iterator[Sample | None]:
+    for one in combined_of(family, found, merged_states):
+        yield None if one is None else _sample(dict(one[0]), one[1])
 
 
 def _sample(labels: dict[str, str], value: Number | State) -> Sample:

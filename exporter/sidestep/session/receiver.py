@@ -25,6 +25,11 @@ from sidestep.wire.messages import (
 from sidestep.wire.totals import TOTAL_LIMIT
 
 ACK_INTERVAL = 0.25
+"""Seconds between two acknowledgements at least; also after which a stream that is quiet gets one."""
+LATEST_ACK = 1.0
+"""Seconds after which one that goes on sending gets it, well within the time that senders wait."""
+ACK_BYTES = 32 << 10
+"""Bytes taken after which it need not be quiet: senders keep 8 MiB, and send half of it ahead."""
 MAX_STREAMS = 256
 FORGOTTEN = 300.0
 """Seconds of silence after which a stream makes room for another, where there is no room."""
@@ -49,6 +54,8 @@ class Stream:
         errors: Likewise, records that it could not translate or encode.
         folded: Likewise, items that it folded.
         acked: What its last acknowledgement said: applied, durable, and the sample rate.
+        acked_at: When that was.
+        taken: Bytes of the messages that came since.
         local: Fed by a source in this process, which needs no word from here.
         mark: What that source goes on with, beside ``seq``.
     """
@@ -67,7 +74,8 @@ class Stream:
     errors: int = 0
     folded: int = 0
     acked: tuple[int, int, float | None] | None = None
-    ack_at: float = 0.0
+    acked_at: float = 0.0
+    taken: int = 0
     retired: list[int] = dataclasses.field(default_factory=list)
     local: bool = False
     mark: list[int] = dataclasses.field(default_factory=list)
@@ -121,8 +129,10 @@ class Receiver:
         self.settings: Settings | None = None
         self._by_incarnation: dict[int, Stream] = {}
 
-    def receive(self, peer: bytes, message: FromSender, now: float) -> Received:  # noqa: PLR0911
-        """Decide about ``message``, which came from the connection ``peer``."""
+    def receive(  # noqa: PLR0911
+        self, peer: bytes, message: FromSender, now: float, size: int = 0
+    ) -> Received:
+        """Decide about ``message``, a frame of ``size`` bytes from the connection ``peer``."""
         if isinstance(message, Hello):
             return self._hello(peer, message, now)
         stream = self._by_incarnation.get(message.incarnation)
@@ -134,6 +144,7 @@ class Receiver:
             # It has said goodbye: its engines may be others' or nobody's by now.
             return self._refuse(peer, message.incarnation, "need_hello")
         stream.heard = now
+        stream.taken += size
         match message:
             case Batch():
                 last = message.first + len(message.items) - 1
@@ -279,13 +290,20 @@ class Receiver:
         state = self._state(stream)
         if stream.acked is not None and stream.acked[2] != state[2]:
             return True
-        return stream.acked != state and now >= stream.ack_at
+        if stream.acked == state or now < stream.acked_at + ACK_INTERVAL:
+            return False
+        # Most streams send a little all the time: four each second would be most of their cost.
+        return (
+            stream.acked is None
+            or stream.taken >= ACK_BYTES
+            or now >= min(stream.heard + ACK_INTERVAL, stream.acked_at + LATEST_ACK)
+        )
 
     def _ack(
         self, stream: Stream, now: float, nonce: int | None = None
     ) -> tuple[bytes, FromExporter]:
         stream.acked = self._state(stream)
-        stream.ack_at = now + ACK_INTERVAL
+        stream.acked_at, stream.taken = now, 0
         settings = None if nonce is None else self.settings
         reply = Ack(VERSION, self.boot, stream.incarnation, nonce, *stream.acked, settings)
         return stream.peer, reply

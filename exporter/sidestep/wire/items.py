@@ -179,7 +179,7 @@ def decode_item(raw: bytes | memoryview | msgspec.Raw) -> Item:
         WireError: Malformed, or beyond a limit.
     """
     try:
-        if len(memoryview(raw)) > SHAPED:
+        if len(raw) > SHAPED:
             _check_shape(raw)
         return _decoder.decode(raw)
     except DECODE_ERRORS as error:
