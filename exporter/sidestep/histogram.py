@@ -140,9 +140,13 @@ class Histogram:
         """Another of its form, without observations."""
         return Histogram(self.bounds)
 
+    def fresh(self, bounds: Bounds) -> Histogram:
+        """Another of its kind, without observations."""
+        return Histogram(bounds)
+
     def rebounded(self, bounds: Bounds) -> Histogram:
         """What becomes of it under other bounds: it starts anew, its counts cannot be moved."""
-        return Histogram(bounds)
+        return self.fresh(bounds)
 
     def kept(self) -> Buckets:
         """Its state, as it travels."""

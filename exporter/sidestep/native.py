@@ -124,9 +124,13 @@ class NativeHistogram(Histogram):
         """Another of its form, without observations."""
         return NativeHistogram(self.bounds, self.schema, self.created)
 
+    def fresh(self, bounds: Bounds) -> NativeHistogram:
+        """Another of its kind, without observations."""
+        return NativeHistogram(bounds, self.schema, self.created)
+
     def rebounded(self, bounds: Bounds) -> NativeHistogram:
         """The same observations under other bounds, each by the upper bound of its native bucket."""
-        found = NativeHistogram(bounds, self.schema, self.created)
+        found = self.fresh(bounds)
         native = self._native()
         found.add(rebucket(*as_classic(native), bounds), self.sum, native)
         return found

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
+from sidestep.availability import settle
 from sidestep.catalogue.model import (
     ENGINE_LABELS,
     OBSERVED,
@@ -22,6 +23,7 @@ from sidestep.catalogue.model import (
     Row,
     Same,
 )
+from sidestep.catalogue.objectives import REQUESTS
 from sidestep.combining import combined_histograms, combined_numbers, combined_states
 from sidestep.engine import Engine, Key, Number
 from sidestep.histogram import Histogram, State
@@ -147,6 +149,9 @@ def having(engines: list[Engine], placed: Placed) -> list[Engine]:
             return [engine for engine in engines if name in engine.open]
         case "keyed":
             slot = placed.slots[0]
+            if placed.row.name == REQUESTS:
+                for engine in engines:
+                    settle(engine)
             return [engine for engine in engines if engine.keyed[slot]]
     return engines
 
@@ -184,6 +189,8 @@ def stored_children(engine: Engine, family: Family) -> Iterable[Child]:  # noqa:
         histograms = engine.histograms
         return [(key, h) for key, slot in found_histograms if (h := histograms[slot]) is not None]
     if placed.where == "keyed":
+        if placed.row.name == REQUESTS:
+            settle(engine)
         return _in_unit(engine.keyed[placed.slots[0]].items(), placed.row)
     return _computed(engine, placed)
 
