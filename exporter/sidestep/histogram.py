@@ -111,6 +111,10 @@ class Histogram:
         """Count values, each so many times; how many were refused."""
         if {count for _, count in observations} == {1}:
             return self.observe_many([value for value, _ in observations])
+        return self._weigh(observations)
+
+    def _weigh(self, observations: list[tuple[float, int]]) -> int:
+        """Likewise, whatever the weights are."""
         bounds, counts = self.bounds, self.counts
         total, refused = 0.0, 0
         for value, count in observations:

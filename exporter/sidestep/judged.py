@@ -95,11 +95,8 @@ class _Judging(Histogram):
             self.judge.one(value, count)
         return refused
 
-    def observe_weighted(self, observations: list[tuple[float, int]]) -> int:
-        """Count values, each so many times; how many were refused."""
-        if {count for _, count in observations} == {1}:
-            return self.observe_many([value for value, _ in observations])
-        refused = super().observe_weighted(observations)
+    def _weigh(self, observations: list[tuple[float, int]]) -> int:
+        refused = super()._weigh(observations)
         for value, count in observations:
             if 0.0 <= value <= VALUE_LIMIT:
                 self.judge.one(value, count)
