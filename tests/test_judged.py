@@ -340,6 +340,23 @@ def test_one_name_goes_for_both_engines() -> None:
     }
 
 
+def test_sglangs_counts_are_not_judged_again_by_another_process() -> None:
+    """A snapshot has its buckets, and what was judged of them."""
+    slo = objectives("ttft=350ms", "other=300ms,family=ttft")
+    node = fed(slo, SGLANG)
+    family = Family("sglang:time_to_first_token_seconds", "histogram", ["is_streaming"])
+    family.samples = [Sample(["true"], observations=[0.1, 0.32, 0.5])]
+    node.items("s", [tokenizer(family)])
+    again = node.reborn(node.snapshot(), slo=slo)
+    again.items("s", [tokenizer(family)])
+
+    assert counted(node.page) == {
+        ("ttft", "good"): 2, ("ttft", "bad"): 1, ("other", "good"): 1, ("other", "bad"): 2,
+    }  # fmt: skip
+    assert counted(again.page) == {key: 2 * count for key, count in counted(node.page).items()}
+    assert counted(again.page, UNJUDGED) == {}
+
+
 def test_what_comes_as_buckets_is_judged_by_them() -> None:
     """From an engine that only tells counts; an objective of a common name is judged as well."""
     node = fed(objectives("ttft=400ms", "other=300ms,family=ttft"), SGLANG)
