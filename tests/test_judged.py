@@ -18,6 +18,7 @@ from sidestep.histogram import Histogram
 from sidestep.judged import Judge, judged
 from sidestep.native import Native, NativeHistogram
 from sidestep.objectives import Limit, Objective, parse
+from sidestep.records import decode_record
 from sidestep.render import protobuf, values
 from sidestep.render.merged import Merged
 from sidestep.render.text import render
@@ -476,16 +477,22 @@ def test_a_new_life_of_a_leaf_adds_to_the_last() -> None:
 
 
 def test_a_record_cannot_bring_objectives_of_its_own() -> None:
-    """What a sender claims under other names has no series."""
-    sender, node = Folder(), fed(objectives("ttft=350ms"))
+    """What a sender claims under other names, or of another result, has no series."""
+    sender, node = Folder(), fed(objectives("ttft=350ms", "late=9s,family=ttft"))
     sender.settings = Settings(
-        objectives=[messages.Objective(name, [TTFT], 9.0) for name in ("ttft", "mine")]
+        objectives=[messages.Objective(name, [TTFT], 9.0) for name in ("ttft", "mine", "late")]
     )
-    assert sender.fold(step([0.1]), [VLLM])
+    assert sender.fold(step([0.1, 9.5]), [VLLM])
     folded = sender.seal()
-    node.aggregate("s", folded.items, folded.frames)
+    record = decode_record(folded.frames[0][0])
+    for child in record.totals.keyed[record.head.keyed.index(REQUESTS)]:
+        if child.labels == ["bad", "late"]:
+            child.labels[0] = "ugly"
+    node.aggregate("s", folded.items, [[msgspec.msgpack.encode(record)]])
 
-    assert counted(node.page) == {("ttft", "good"): 1, ("ttft", "bad"): 0}
+    assert counted(node.page) == {
+        ("ttft", "good"): 1, ("ttft", "bad"): 1, ("late", "good"): 1, ("late", "bad"): 0,
+    }  # fmt: skip
     assert node.rejected == {}
 
 

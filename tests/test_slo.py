@@ -112,7 +112,7 @@ def test_the_file_has_objectives_by_name(tmp_path: Path, text: str) -> None:
         ),
         (
             "mine=1,family=sglang:time_per_output_token_seconds",
-            "is there with --metrics.legacy only; give that, too",
+            "is an old name of sglang:inter_token_latency_seconds; give that instead",
         ),
     ],
 )

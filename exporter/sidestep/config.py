@@ -464,9 +464,7 @@ def read(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
         "subscribe": subscriptions.checked,
         "scrape": polls.checked,
         "triton": triton_servers.checked,
-        "slo": functools.partial(
-            objectives.checked, legacy=values["metrics_legacy"], common=values["metrics_common"]
-        ),
+        "slo": functools.partial(objectives.checked, common=values["metrics_common"]),
     }
     for key, check in checks.items():
         try:

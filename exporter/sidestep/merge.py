@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from sidestep.buckets import Bounds
-from sidestep.catalogue.objectives import REQUESTS, RESULTS, UNJUDGED
+from sidestep.catalogue.objectives import REQUESTS, UNJUDGED
 from sidestep.engine import Engine, Key, Number
 from sidestep.errors import WireError
 from sidestep.exponential import as_classic
@@ -234,10 +234,7 @@ def _keyed(
         found = [(tuple(c.labels), number_of(c.value, negative=gauge)) for c in children]
         if row.name in (REQUESTS, UNJUDGED) and engine.objectives is not None:
             # What is an objective no more would stand still for ever.
-            known = engine.objectives.names
-            found = [
-                (key, n) for key, n in found if key[-1] in known and key[0] in (*known, *RESULTS)
-            ]
+            found = [(key, n) for key, n in found if engine.objectives.has(key)]
         yield engine.keyed[slot], row.kind, found
 
 

@@ -8,10 +8,13 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from sidestep import options
-from sidestep.catalogue import DIALECTS, rows_of
-from sidestep.catalogue.objectives import AVAILABILITY, FAMILIES
+from sidestep.catalogue import COMMON, rows_of
+from sidestep.catalogue.model import Same
+from sidestep.catalogue.objectives import AVAILABILITY, FAMILIES, RESULTS
 
 FORM = "NAME=THRESHOLD[,family=FAMILY]"
+ENGINES = ("vllm", "sglang")
+"""Dialects whose requests have latencies."""
 MAX_OBJECTIVES = 16
 LONGEST = 86_400.0
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
@@ -60,6 +63,11 @@ class Objectives:
         for one in found:
             for family in one.families:
                 self._limits.setdefault(family, []).append(Limit(one.name, one.threshold))
+
+    def has(self, key: tuple[str, ...]) -> bool:
+        """Whether a child is of one of them: its result, where it has one, and an objective."""
+        *results, name = key
+        return name in self.names and all(result in RESULTS for result in results)
 
     def limits(self, family: str) -> Sequence[Limit]:
         """What is allowed of ``family``."""
@@ -130,15 +138,12 @@ def _seconds(value: object) -> float:
     return found
 
 
-def checked(
-    found: Iterable[Objective], *, legacy: bool = False, common: bool = False
-) -> tuple[Objective, ...]:
+def checked(found: Iterable[Objective], *, common: bool = False) -> tuple[Objective, ...]:
     """``found``, where all of them can be counted.
 
     Args:
         found: What all ``--slo`` say.
-        legacy: Whether names that engines have given up are shown.
-        common: Whether those are that are the same for all engines.
+        common: Whether names are shown that are the same for all engines.
 
     Raises:
         ValueError: Completes an error line.
@@ -150,31 +155,24 @@ def checked(
             raise ValueError(f"{name} is given twice; give each objective once")
     if len(names) > MAX_OBJECTIVES:
         raise ValueError(f"there are {len(names)}; give {MAX_OBJECTIVES} at most")
-    known = _latencies(legacy=legacy, common=common) if objectives else frozenset()
     for one in objectives:
         for family in one.families:
-            if family not in known:
-                raise ValueError(f"{one.name}: {_unknown(family)}")
+            if problem := _problem(family, common=common):
+                raise ValueError(f"{one.name}: {problem}")
     return objectives
 
 
-def _unknown(family: str) -> str:
-    if family in _latencies(legacy=True, common=True):
-        option = "legacy" if family in _latencies(legacy=True, common=False) else "common"
-        return f"{family} is there with --metrics.{option} only; give that, too"
-    return (
-        f"{family} is no histogram of seconds of vLLM or SGLang; docs/metrics.md has those, and"
-        f" {', '.join(FAMILIES)} stand for the same one of both"
-    )
-
-
-def _latencies(*, legacy: bool, common: bool) -> frozenset[str]:
-    """Families that a threshold in seconds can be about."""
-    return frozenset(
-        row.name
-        for dialect in DIALECTS
-        for row in rows_of(dialect, legacy=legacy, common=common)
-        if row.kind == "histogram"
-        and row.name.endswith("_seconds")
-        and dialect in ("vllm", "sglang")
-    )
+def _problem(family: str, *, common: bool) -> str:
+    """Why ``family`` has no latencies of its own here, and what to do; empty where it has."""
+    rows = {row.name: row for name in ENGINES for row in rows_of(name, legacy=True, common=True)}
+    row = rows.get(family)
+    if row is None or row.kind != "histogram" or not family.endswith("_seconds"):
+        return (
+            f"{family} is no histogram of seconds of vLLM or SGLang; docs/metrics.md has those, and"
+            f" {', '.join(FAMILIES)} stand for the same one of both"
+        )
+    if isinstance(row.source, Same):
+        return f"{family} is an old name of {row.source.name}; give that instead"
+    if not common and any(row in COMMON[name] for name in ENGINES):
+        return f"{family} is there with --metrics.common only; give that, too"
+    return ""
