@@ -12,6 +12,7 @@ from sidestep.catalogue import DIALECTS
 from sidestep.intake import Intake
 from sidestep.lifecycle.rules import Rules
 from sidestep.native import Native
+from sidestep.objectives import Objective, Objectives
 from sidestep.plan import compile_layout
 from sidestep.registry import Registry, Sampling
 from sidestep.render.text import render
@@ -50,9 +51,11 @@ class Fed:
         legacy: bool = False,
         merge: bool = False,
         wall: float = 1.0,
+        slo: Iterable[Objective] = (),
     ) -> None:
         layouts = {name: compile_layout(name, legacy=legacy) for name in DIALECTS}
-        registry = Registry(layouts, {}, Rules(), Sampling(rate), native)
+        objectives = Objectives(slo)
+        registry = Registry(layouts, {}, Rules(), Sampling(rate), native, objectives=objectives)
         self.intake = Intake(
             registry, SelfMetrics(), boot=boot, clock=lambda: 0.0, wall=lambda: wall, merge=merge
         )
@@ -120,9 +123,11 @@ class Fed:
         """The pieces of one."""
         return list(Capture(self.intake).pieces())
 
-    def reborn(self, pieces: Iterable[bytes], *, rate: float = 0.0) -> Fed:
+    def reborn(
+        self, pieces: Iterable[bytes], *, rate: float = 0.0, slo: Iterable[Objective] = ()
+    ) -> Fed:
         """Another process that goes on where a snapshot ends, and whom the streams greet."""
-        other = Fed(rate=rate, boot=2, native=self.intake.registry.native)
+        other = Fed(rate=rate, boot=2, native=self.intake.registry.native, slo=slo)
         restore(other.intake, pieces, 0.0)
         other.seqs, other.processes = dict(self.seqs), dict(self.processes)
         for stream, engines in self.engines.items():

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
 from intakes import Fed
 from sidestep.native import Native
+from sidestep.objectives import Objective
 from sidestep.outbox import Due, Outbox
 from sidestep.session.outgoing import REFRESH
 from sidestep.snapshot import Capture, restore
@@ -35,8 +36,9 @@ class Node(Fed):
         legacy: bool = False,
         now: float = 0.0,
         wall: float = 1.0,
+        slo: Iterable[Objective] = (),
     ) -> None:
-        super().__init__(boot=boot, native=native, legacy=legacy, merge=merge, wall=wall)
+        super().__init__(boot=boot, native=native, legacy=legacy, merge=merge, wall=wall, slo=slo)
         self.now = now
         self.name = name
         self.capture = Capture(self.intake)

@@ -16,6 +16,7 @@ import msgspec
 
 from sidestep.buckets import DEFAULTS, SCHEMA, SCHEMAS
 from sidestep.catalogue import COMMON, DIALECTS, triton, triton_fields
+from sidestep.catalogue import objectives as slo
 from sidestep.catalogue.engine_core import ROWS as TAPPED
 from sidestep.catalogue.model import (
     Also,
@@ -45,6 +46,11 @@ TRITON = (
     "them by field of the statistics. Labels are the model's and its version's, and those that\n"
     "the model's `metric_tags` and `label.` options add.\n\n"
 )
+SLO = (
+    "Only with `--slo`, as [slo.md](slo.md) describes. An SGLang scheduler's ranks come beside the labels\n"
+    "named here; in the pod view one rank counts. The second family is there where it is above 0.\n\n"
+)
+OBJECTIVES = (*slo.VLLM, *slo.SGLANG)
 WHOLE = {
     "stream": ("Streams that engines publish by themselves", STREAMS),
     "triton": ("triton: statistics of the server and of each version of its models", TRITON),
@@ -89,6 +95,7 @@ def metrics() -> str:
     text += "Only with `--metrics.common`, since each doubles one of the engine's own. Labels are\n"
     text += "those of the engine, and of OpenTelemetry's for the rest.\n\n"
     text += common()
+    text += "## Objectives\n\n" + SLO + objectives()
     text += "## The exporter itself\n\n| Name | Kind | Labels | Meaning |\n|---|---|---|---|\n"
     for row in SELF_ROWS:
         text += f"| `{row.name}` | {row.kind} | {labels(row.labels)} | {row.help} |\n"
@@ -107,7 +114,7 @@ def metrics() -> str:
 
 def dialect_text(dialect: str, rows: tuple[Row, ...]) -> str:
     """One dialect's families, by where they come from."""
-    live = [row for row in rows if row.status != "hidden"]
+    live = [row for row in rows if row.status != "hidden" and row not in OBJECTIVES]
     if dialect in WHOLE:
         title, note = WHOLE[dialect]
         return f"## {title}\n\n{note}{table(live)}"
@@ -128,6 +135,18 @@ def dialect_text(dialect: str, rows: tuple[Row, ...]) -> str:
     return "".join(
         f"## {dialect}: {name}\n\n{said}{text}" for (name, said, text), any_ in found if any_
     )
+
+
+def objectives() -> str:
+    """What ``--slo`` counts, and what each of its names stands for."""
+    text = "| Name | Kind | Labels of vLLM | Of SGLang | Meaning |\n|---|---|---|---|---|\n"
+    for row, other in zip(slo.VLLM, slo.SGLANG, strict=True):
+        named = f"{labels(row.labels)} | {labels(other.labels)}"
+        text += f"| `{row.name}` | {row.kind} | {named} | {row.help} |\n"
+    text += "\n| `slo` | vLLM | SGLang |\n|---|---|---|\n"
+    for name, families in slo.FAMILIES.items():
+        text += f"| `{name}` | {' | '.join(f'`{family}`' for family in families)} |\n"
+    return text + "\n"
 
 
 def common() -> str:
@@ -293,6 +312,9 @@ def configuration() -> str:
         "Likewise the bounds that are shown of families of such names, where an engine has them"
         " (see [views.md](views.md)).\n\n"
         '```toml\n[shown_buckets]\n"vllm:*_time_seconds" = [0.3, 1.0, 10.0, 60.0]\n```\n\n'
+        "## Objectives\n\nThe names are yours, or those of [slo.md](slo.md); a number is seconds.\n\n"
+        '```toml\n[slo]\nttft = 0.35\ninter_token = "50ms"\navailability = true\n\n'
+        '[slo.slow_prefill]\nfamily = "vllm:request_prefill_time_seconds"\nthreshold = 2\n```\n\n'
         "## In the engine's environment\n\n"
         "| Variable | Meaning |\n|---|---|\n"
         "| `SIDESTEP_ENDPOINT` | The exporter's ingest endpoint; unset, the plugin does nothing. |\n"

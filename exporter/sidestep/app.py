@@ -31,6 +31,7 @@ from sidestep.ingest import Ingest
 from sidestep.intake import Intake
 from sidestep.lifecycle.rules import Rules
 from sidestep.native import Native
+from sidestep.objectives import Objectives
 from sidestep.plan import Layout, compile_layout
 from sidestep.registry import Registry, Sampling
 from sidestep.scrapes import Pages
@@ -44,7 +45,7 @@ from sidestep.transport.guard import Guard
 from sidestep.transport.process import calm_collector, raise_open_files, resident
 from sidestep.transport.watchdog import MIB, Watchdog
 from sidestep.web.front import Front
-from sidestep.wire.messages import Settings
+from sidestep.wire.messages import Objective, Settings
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +86,14 @@ class Exporter:
             max_age=config.requests_max_age,
         )
         sampling = Sampling(config.kv_sample_rate, config.kv_scale_samples, config.kv_max_tracked)
-        self.registry = Registry(layouts, config.buckets, rules, sampling, _native(config))
+        self.registry = Registry(
+            layouts,
+            config.buckets,
+            rules,
+            sampling,
+            _native(config),
+            objectives=Objectives(config.slo),
+        )
         self.choice = chosen(config)
         self.registry.shows = functools.lru_cache(4096)(self.choice.shows)
         self.metrics = SelfMetrics()
@@ -260,6 +268,8 @@ def _settings(config: Config) -> Settings:
         config.kv_scale_samples,
         config.kv_max_tracked,
         None if config.histograms == "classic" else dict(config.schemas),
+        # How requests end is read off the engine's own counters, which are in what is folded.
+        [Objective(o.name, list(o.families), o.threshold) for o in config.slo if o.families],
     )
 
 

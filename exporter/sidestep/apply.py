@@ -8,6 +8,7 @@ from typing import ClassVar, Protocol
 from sidestep.engine import Engine
 from sidestep.errors import CatalogueError
 from sidestep.folded import check as check_folded
+from sidestep.folded import judge as judge_folded
 from sidestep.merge import add_record
 from sidestep.plan import Layout
 from sidestep.registry import Registry
@@ -128,6 +129,7 @@ class Applier:
             # What was new at the first look; the record has what was new since.
             self.apply(engine, totals.looked[0])
         moved = add_record(self.registry, engine, record)
+        judge_folded(engine, record)
         if totals.looked:
             engine.looked = totals.looked[-1]
             engine.absent = engine.looked.stats is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import sys
 import tempfile
@@ -10,9 +11,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from sidestep import buckets, parsing, polls, subscriptions, triton_servers
+from sidestep import buckets, objectives, parsing, polls, subscriptions, triton_servers
 from sidestep.buckets import Bounds
 from sidestep.errors import ConfigError
+from sidestep.objectives import Objective
 from sidestep.polls import Target
 from sidestep.subscriptions import Subscription
 
@@ -287,6 +289,18 @@ SETTINGS: tuple[Setting, ...] = (
         metavar="NUMBER",
     ),
     Setting(
+        "slo",
+        "Count which requests meet an objective, such as ttft=350ms: ttft, inter_token,"
+        " time_per_output_token, e2e or queue; availability; or, with family=, a name and a family of"
+        " your choice. Repeatable; in the variable blanks separate. See slo.md.",
+        objectives.parse,
+        (),
+        repeatable=True,
+        metavar=objectives.FORM,
+        separator=None,
+        shown=objectives.shown,
+    ),
+    Setting(
         "kv.sample-rate",
         "Share of KV blocks whose life is followed; 0 is off.",
         parsing.share,
@@ -396,6 +410,7 @@ class Config:
     metrics_allow: tuple[str, ...]
     metrics_deny: tuple[str, ...]
     metrics_bucket_thinning: int
+    slo: tuple[Objective, ...]
     kv_sample_rate: float
     kv_scale_samples: bool
     kv_max_tracked: int
@@ -449,6 +464,7 @@ def read(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
         "subscribe": subscriptions.checked,
         "scrape": polls.checked,
         "triton": triton_servers.checked,
+        "slo": functools.partial(objectives.checked, common=values["metrics_common"]),
     }
     for key, check in checks.items():
         try:
@@ -523,7 +539,11 @@ def _read_file(name: str) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     except (ValueError, RecursionError) as error:  # also what tomllib lets through
         raise ConfigError(f"{name} is not TOML: {error}") from None
     tables = {key: _table(name, key, tree.pop(key, {})) for key in TABLES}
+    own = tree.pop("slo", None)
     found = _flat(_flat(tree))
+    if own is not None:
+        # The names in this table are the operator's own.
+        found["slo"] = list(own.items()) if isinstance(own, dict) else own
     known_flags = {setting.flag for setting in SETTINGS}
     for key in found:
         if key not in known_flags:

@@ -11,7 +11,9 @@ from itertools import chain
 from operator import itemgetter
 from typing import TypeVar, cast
 
+from sidestep.availability import settle
 from sidestep.catalogue.model import OBSERVED, Constant, Info, Reading
+from sidestep.catalogue.objectives import REQUESTS
 from sidestep.combining import Merge, merged
 from sidestep.engine import Engine, Key, Number, OpenFamily
 from sidestep.histogram import Histogram, State
@@ -94,6 +96,9 @@ def copied(
             values = numbers_of(placed, engines)
         return _in_slots(placed, engines, looks, values)
     if placed is not None and placed.where == "keyed":
+        if placed.row.name == REQUESTS:
+            for engine in engines:
+                settle(engine)
         slot = placed.slots[0]
         kept = [engine.keyed[slot].copy() for engine in engines]
         return _keyed(placed, engines, looks, kept)

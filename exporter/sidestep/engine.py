@@ -10,10 +10,13 @@ from sidestep.buckets import DEFAULTS, Bounds
 from sidestep.catalogue.engine_core import FEATURE as ENGINE_CORE
 from sidestep.catalogue.engine_core import UNTRACKED
 from sidestep.catalogue.model import OBSERVED, Kind, Row
+from sidestep.catalogue.objectives import JUDGED
 from sidestep.histogram import Histogram
 from sidestep.hit_window import HitWindow
+from sidestep.judged import Judge, judged
 from sidestep.lifecycle.machine import Lifecycle
 from sidestep.native import Native
+from sidestep.objectives import Objectives
 from sidestep.plan import Layout, Placed
 from sidestep.residency.follower import Residency
 from sidestep.wire.limits import MAX_OPEN_VALUES
@@ -69,6 +72,7 @@ class Engine:
         heard: Monotonic time here when the last of them was heard.
         live: Whether its gauges are shown: what they say goes soon after the last stream.
         sent_bounds: Bucket bounds as the engine has them.
+        objectives: What its requests are held against; None where whoever counts has done so.
         version: The registry's, when this engine last changed.
         seen: Paths of the plan whose families are shown.
         series: Children of its self-described families.
@@ -121,6 +125,7 @@ class Engine:
         "marks",
         "mm_hits",
         "native",
+        "objectives",
         "open",
         "open_bytes",
         "overrides",
@@ -144,8 +149,10 @@ class Engine:
         info: EngineInfo,
         overrides: Mapping[str, Bounds],
         native: Native | None = None,
+        objectives: Objectives | None = None,
     ) -> None:
         self.id = info.id
+        self.objectives = objectives
         self.native = native
         self.created = 0.0 if native is None else native.wall()
         self.marks: dict[tuple[str, Key], bytes] = {}
@@ -305,20 +312,32 @@ class Engine:
     def child(self, family: OpenFamily) -> Histogram:
         """An empty histogram of a family that Samples items feed."""
         row = self.layout.sampled.get(family.name)
-        return self._made(family.bounds, "" if row is None else row.buckets)
+        return self._made(family.bounds, "" if row is None else row.buckets, family.name)
 
-    def _made(self, bounds: Bounds, family: str) -> Histogram:
+    def _made(self, bounds: Bounds, buckets: str, family: str) -> Histogram:
         """An empty histogram of a bucket family; a summary's has no buckets of any kind."""
         if self.native is None or not bounds:
-            return Histogram(bounds)
-        return self.native.histogram(bounds, family)
+            made = Histogram(bounds)
+        else:
+            made = self.native.histogram(bounds, buckets)
+        judge = self.judge(family)
+        return made if judge is None else judged(made, judge)
+
+    def judge(self, family: str) -> Judge | None:
+        """Who counts which observations of ``family`` meet objectives; None where there are none."""
+        limits = () if self.objectives is None else self.objectives.limits(family)
+        if not limits:
+            return None
+        requests, unjudged = (self.layout.hooks[hook].slots[0] for hook in JUDGED)
+        return Judge(self.keyed[requests], self.keyed[unjudged], limits)
 
     def histogram(self, slot: int) -> Histogram:
         """The histogram in ``slot``, shown from now on."""
         found = self.histograms[slot]
         if found is None:
-            family = self.layout.histograms[slot].buckets
-            found = self.histograms[slot] = self._made(self.bounds_of(slot), family)
+            row = self.layout.histograms[slot]
+            found = self._made(self.bounds_of(slot), row.buckets, row.name)
+            self.histograms[slot] = found
         return found
 
     def bounds_of(self, slot: int) -> Bounds:

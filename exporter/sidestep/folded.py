@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
+from sidestep.catalogue.objectives import REQUESTS
 from sidestep.engine import Engine
 from sidestep.errors import WireError
 from sidestep.merge import check_places
@@ -43,6 +44,34 @@ def check(engine: Engine, record: Record) -> None:
     for children in told:
         _check_children(children)
     check_places(engine, record)
+
+
+def judge(engine: Engine, record: Record) -> None:
+    """Hold what ``record`` observed against objectives that its sender did not know of."""
+    if engine.objectives is None or not engine.objectives.names:
+        return
+    head, totals = record.head, record.totals
+    told = {
+        child.labels[-1]
+        for name, children in zip(head.keyed, totals.keyed, strict=True)
+        for child in children
+        if name == REQUESTS
+    }
+    for name, bounds, buckets in zip(head.histograms, head.bounds, totals.histograms, strict=True):
+        if buckets is not None:
+            _judge(engine, name.partition("|")[0], bounds, buckets, told)
+    for family in totals.open:
+        for child in family.children:
+            if child.buckets is not None:
+                _judge(engine, family.name, family.bounds, child.buckets, told)
+
+
+def _judge(
+    engine: Engine, family: str, bounds: Sequence[float], buckets: Buckets, told: set[str]
+) -> None:
+    found = engine.judge(family)
+    if found is not None:
+        found.buckets(tuple(bounds), [int(count) for count in buckets.counts], told)
 
 
 def _once(names: Sequence[Name]) -> None:

@@ -115,6 +115,10 @@ class Histogram:
         """Count values, each so many times; how many were refused."""
         if {count for _, count in observations} == {1}:
             return self.observe_many([value for value, _ in observations])
+        return self._weigh(observations)
+
+    def _weigh(self, observations: list[tuple[float, int]]) -> int:
+        """Likewise, whatever the weights are."""
         bounds, counts = self.bounds, self.counts
         total, refused = 0.0, 0
         for value, count in observations:
@@ -144,9 +148,13 @@ class Histogram:
         """Another of its form, without observations."""
         return Histogram(self.bounds)
 
+    def fresh(self, bounds: Bounds) -> Histogram:
+        """Another of its kind, without observations."""
+        return Histogram(bounds)
+
     def rebounded(self, bounds: Bounds) -> Histogram:
         """What becomes of it under other bounds: it starts anew, its counts cannot be moved."""
-        return Histogram(bounds)
+        return self.fresh(bounds)
 
     def kept(self) -> Buckets:
         """Its state, as it travels."""

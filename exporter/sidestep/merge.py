@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from sidestep.buckets import Bounds
+from sidestep.catalogue.objectives import REQUESTS, UNJUDGED
 from sidestep.engine import Engine, Key, Number
 from sidestep.errors import WireError
 from sidestep.exponential import as_classic
@@ -85,12 +86,13 @@ def restored(registry: Registry, record: Record) -> Engine:
     layout = registry.layouts.get(head.engine.dialect)
     if layout is None:
         raise WireError("unknown_dialect", head.engine.dialect)
-    engine = Engine(layout, head.engine, registry.overrides, registry.native)
+    engine = Engine(layout, head.engine, registry.overrides, registry.native, registry.objectives)
     if record.totals.created:
         engine.created = min(engine.created, record.totals.created)
-    for children in engine.keyed:
-        # What the last Hello knew beforehand would take places from what the record has.
-        children.clear()
+    for children, row in zip(engine.keyed, layout.keyed, strict=True):
+        if len(row.own_labels) == 1:
+            # What the last Hello knew beforehand would take places from what the record has.
+            children.clear()
     engine.core_info = head.core_info
     engine.info = {**head.core_info, **head.engine.info}
     _drop_foreign(engine, record)
@@ -230,6 +232,9 @@ def _keyed(
             raise WireError("bad_label", name)
         gauge = row.kind == "gauge"
         found = [(tuple(c.labels), number_of(c.value, negative=gauge)) for c in children]
+        if row.name in (REQUESTS, UNJUDGED) and engine.objectives is not None:
+            # What is an objective no more would stand still for ever.
+            found = [(key, n) for key, n in found if engine.objectives.has(key)]
         yield engine.keyed[slot], row.kind, found
 
 

@@ -75,13 +75,10 @@ class NativeHistogram(Histogram):
             self._place(value, count)
         return refused
 
-    def observe_weighted(self, observations: list[tuple[float, int]]) -> int:
-        """Count values, each so many times; how many were refused."""
-        if {count for _, count in observations} == {1}:
-            return self.observe_many([value for value, _ in observations])
+    def _weigh(self, observations: list[tuple[float, int]]) -> int:
         if self.encoded is not None:
             self._change()
-        refused = super().observe_weighted(observations)
+        refused = super()._weigh(observations)
         for value, count in observations:
             if 0.0 <= value <= VALUE_LIMIT:
                 self._place(value, count)
@@ -132,9 +129,13 @@ class NativeHistogram(Histogram):
         """Another of its form, without observations."""
         return NativeHistogram(self.bounds, self.schema, self.created)
 
+    def fresh(self, bounds: Bounds) -> NativeHistogram:
+        """Another of its kind, without observations."""
+        return NativeHistogram(bounds, self.schema, self.created)
+
     def rebounded(self, bounds: Bounds) -> NativeHistogram:
         """The same observations under other bounds, each by the upper bound of its native bucket."""
-        found = NativeHistogram(bounds, self.schema, self.created)
+        found = self.fresh(bounds)
         native = self._native()
         found.add(rebucket(*as_classic(native), bounds), self.sum, native)
         return found

@@ -35,9 +35,7 @@ def read(
         prefix = next((prefix for prefix in prefixes if name.startswith(prefix)), "")
         if not equals or not (prefix or name in names):
             known = [f"{one}=" for one in names] + [f"{one}NAME=" for one in prefixes]
-            raise ValueError(
-                f"{name!r} is no option; known are {', '.join(known[:-1])} and {known[-1]}"
-            )
+            raise ValueError(f"{name!r} is no option; known {_listed(known)}")
         if prefix:
             prefixes[prefix](name.removeprefix(prefix), text)
         else:
@@ -46,6 +44,11 @@ def read(
             raise ValueError(f"{name}= is given twice")
         found[name] = text
     return found
+
+
+def _listed(names: Sequence[str]) -> str:
+    *others, last = names
+    return f"are {', '.join(others)} and {last}" if others else f"is {last}"
 
 
 def behind(prefix: str, options: Mapping[str, str]) -> tuple[tuple[str, str], ...]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from sidestep.availability import settle
 from sidestep.engine import ORIGIN, Engine, Number, OpenFamily
 from sidestep.errors import WireError
 from sidestep.exponential import check as check_native
@@ -71,6 +72,7 @@ def decode_record(raw: bytes | msgspec.Raw) -> Record:
 
 def totals_of(engine: Engine) -> Totals:
     """All that ``engine`` has counted, and its gauges."""
+    settle(engine)
     return Totals(
         list(engine.values),
         [None if h is None else h.kept() for h in engine.histograms],

@@ -17,6 +17,7 @@ from sidestep.lifecycle.machine import Lifecycle
 from sidestep.lifecycle.rules import Rules
 from sidestep.lifecycle.siblings import Questions
 from sidestep.native import Native
+from sidestep.objectives import Objectives
 from sidestep.passed import Passed
 from sidestep.plan import Layout, Placed, taken
 from sidestep.residency.follower import Residency
@@ -76,6 +77,7 @@ class Registry:
         rules: How request events are read.
         sampling: How KV blocks are followed; see ``sample_blocks``.
         native: How native histograms are kept; None: they are not.
+        objectives: What requests are held against that are counted here.
         questions: Parallel samples, which may be spread over engines.
         kept: Engines of which nothing was heard for long: not shown, but when one
             comes back its counters go on.
@@ -99,12 +101,15 @@ class Registry:
         rules: Rules | None = None,
         sampling: Sampling | None = None,
         native: Native | None = None,
+        *,
+        objectives: Objectives | None = None,
     ) -> None:
         self.layouts = layouts
         self.overrides = overrides
         self.rules = rules or Rules()
         self.sampling = sampling or Sampling()
         self.native = native
+        self.objectives = objectives or Objectives()
         self.questions = Questions()
         self.engines: dict[str, Engine] = {}
         self.kept: dict[str, Engine] = {}
@@ -157,7 +162,7 @@ class Registry:
             self._forget(engine)
             engine = None
         if engine is None:
-            engine = Engine(layout, info, self.overrides, self.native)
+            engine = Engine(layout, info, self.overrides, self.native, self.objectives)
         else:
             engine.update(info)
         if info.id not in self.engines:

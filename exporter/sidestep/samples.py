@@ -59,6 +59,8 @@ def add_samples(registry: Registry, engine: Engine, item: Samples, *, kept: bool
     for family in item.families:
         fed = () if kept else engine.layout.also.get(family.name, ())
         _add(registry, engine, engine.open[family.name], family, fed)
+        if not kept:
+            _judge(engine, family, fed)
 
 
 class _Made:
@@ -119,6 +121,17 @@ def _add(
                 _observe(engine.histogram(fed.slot), bounds, sample)
             else:
                 engine.values[fed.slot] = (engine.values[fed.slot] or 0) + sample.value
+
+
+def _judge(engine: Engine, family: Family, also: Sequence[Fed]) -> None:
+    """Hold against objectives what came as counts of buckets; observations have been already."""
+    bounds = tuple(family.bounds) or engine.open[family.name].bounds
+    for name in (family.name, *(fed.row.name for fed in also if not fed.values)):
+        judge = engine.judge(name)
+        if judge is not None:
+            for sample in family.samples:
+                if sample.counts:
+                    judge.buckets(bounds, sample.counts)
 
 
 def _family(engine: Engine, family: Family, made: _Made) -> OpenFamily:

@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Collection, Mapping
 from typing import ClassVar
 
+from sidestep.catalogue.objectives import JUDGED
 from sidestep.catalogue.sglang import QUEUES, ROUTING_KEY_BOUNDS, ROUTING_KEYS
 from sidestep.engine import Engine
 from sidestep.errors import WireError
@@ -30,6 +31,7 @@ class SglangItems:
     FED: ClassVar[Collection[str]] = {
         *(f"queue:{name}" for name in QUEUES),
         *(f"routing_keys:{name}" for name in ROUTING_KEYS),
+        *JUDGED,
     }
 
     def __init__(self, layout: Layout, registry: Registry) -> None:

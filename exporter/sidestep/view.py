@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Collection, Iterator, Mapping
 from itertools import chain
 
+from sidestep.availability import settle
 from sidestep.catalogue.model import (
     ENGINE_LABELS,
     OBSERVED,
@@ -17,6 +18,7 @@ from sidestep.catalogue.model import (
     Kind,
     Same,
 )
+from sidestep.catalogue.objectives import REQUESTS
 from sidestep.engine import Engine, Key
 from sidestep.plan import Placed
 from sidestep.registry import Registry
@@ -127,6 +129,9 @@ def having(engines: list[Engine], placed: Placed) -> list[Engine]:
             return [engine for engine in engines if name in engine.open]
         case "keyed":
             slot = placed.slots[0]
+            if placed.row.name == REQUESTS:
+                for engine in engines:
+                    settle(engine)
             return [engine for engine in engines if engine.keyed[slot]]
     return engines
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import ClassVar
 
+from sidestep.catalogue.objectives import JUDGED
 from sidestep.core_hooks import CoreHooks
 from sidestep.engine import Engine
 from sidestep.errors import WireError
@@ -26,7 +27,7 @@ from sidestep.wire.vllm import SchedulerStats
 class VllmItems:
     """Applies them to one registry's engines of the dialect."""
 
-    FED: ClassVar[Collection[str]] = VllmHooks.FED | CoreHooks.FED
+    FED: ClassVar[Collection[str]] = {*VllmHooks.FED, *CoreHooks.FED, *JUDGED}
 
     def __init__(self, layout: Layout, registry: Registry) -> None:
         self.registry = registry

@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from conftest import DATA, MAIN_RUN, Start, page_of_engine
+from fleet import OBJECTIVES
 from polled import page, polled
 from rulefiles import ROOT, groups, recordings
 from sidestep.app import Exporter
@@ -101,7 +102,7 @@ async def test_rules_on_real_runs(start: Start, tmp_path: Path) -> None:
         pytest.skip("there is no Prometheus (make tools)")
     async with contextlib.AsyncExitStack() as stack:
         triton = await stack.enter_async_context(polled(page(page_of_engine("page_triton"))))
-        exporter = await stack.enter_async_context(start())
+        exporter = await stack.enter_async_context(start(slo=OBJECTIVES))
         await play(exporter)
         targets = {"sidestep": exporter.url, "triton": triton.url}
         session = await stack.enter_async_context(aiohttp.ClientSession())

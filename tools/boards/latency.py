@@ -5,7 +5,7 @@ from __future__ import annotations
 from tools.boards import reasons
 from tools.boards.dashboard import TARGET, Bound, Dashboard, Row, Variable
 from tools.boards.panels import Panel, Query
-from tools.boards.queries import Histogram, Scope, rate, ratio
+from tools.boards.queries import Histogram, Scope, once_rate, rate, ratio, total
 from tools.boards.shapes import heat, lines, tile
 
 of = Scope("model_name", "job", "instance")
@@ -48,6 +48,17 @@ AVAILABLE = {
         f"1 - {ratio(rate(of('sglang:num_aborted_requests_total')), rate(of('sglang:num_requests_total')))}"
     ),
 }
+
+
+def judged(by: tuple[str, ...], **matched: str) -> str:
+    """Requests in a second that the exporter held against its objectives; of SGLang's ranks one counts."""
+    found = of("sidestep_slo_requests_total", **matched)
+    return total(once_rate(found, ("slo", "result", "engine_type")), by)
+
+
+def met(*by: str) -> str:
+    """The share of them that is good."""
+    return ratio(judged(by, result="good"), judged(by))
 
 
 def within(title: str, bound: str, what: str, found: dict[str, Histogram]) -> Panel:
@@ -155,6 +166,36 @@ BOARD = Dashboard(
                     *(Query(expr, engine) for engine, expr in AVAILABLE.items()),
                     unit="percentunit",
                     width=6,
+                ),
+            ),
+        ),
+        Row(
+            "Objectives of the exporter",
+            (
+                tile(
+                    "Objectives met",
+                    "Share of requests, or gaps between tokens, that meet each objective of --slo.",
+                    reasons.NO_OBJECTIVES,
+                    Query(met("slo"), "{{slo}}"),
+                    unit="percentunit",
+                    width=24,
+                ),
+                lines(
+                    "Objectives met, by model",
+                    "Share of requests, or gaps between tokens, that meet each objective of --slo.",
+                    reasons.NO_OBJECTIVES,
+                    Query(met("model_name", "slo"), "{{model_name}} {{slo}}"),
+                    unit="percentunit",
+                    most=1,
+                    width=12,
+                ),
+                lines(
+                    "Objectives missed",
+                    "Requests, or gaps between tokens, in a second that miss each objective of --slo.",
+                    reasons.NO_OBJECTIVES,
+                    Query(judged(("model_name", "slo"), result="bad"), "{{model_name}} {{slo}}"),
+                    unit="cps",
+                    width=12,
                 ),
             ),
         ),

@@ -38,4 +38,5 @@ RESPONSES = (
 BUSY = "Only of models that execute themselves, and only between two polls."
 PENDING = "Only from Triton's own page: metrics= of --triton (docs/triton.md)."
 STATE = "Only with --state.dir: without it nothing outlives the exporter (docs/reliability.md)."
+NO_OBJECTIVES = "Only with --slo (docs/slo.md), or no request in this time."
 STREAMS = "No engine pushes to this exporter."

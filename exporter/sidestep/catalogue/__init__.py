@@ -7,6 +7,7 @@ from collections.abc import Collection
 from sidestep.catalogue import common as common_names
 from sidestep.catalogue import (
     engine_core,
+    objectives,
     sglang,
     sglang_caches,
     sglang_legacy,
@@ -29,6 +30,7 @@ DIALECTS: dict[str, tuple[Row, ...]] = {
         *vllm_own.ROWS,
         *engine_core.ROWS,
         *vllm_legacy.ROWS,
+        *objectives.VLLM,
     ),
     "sglang": (
         *sglang.ROWS,
@@ -38,6 +40,7 @@ DIALECTS: dict[str, tuple[Row, ...]] = {
         *sglang_process.ROWS,
         *sglang_legacy.ROWS,
         vllm_own.REFUSED,
+        *objectives.SGLANG,
     ),
     "stream": streams.ROWS,
     "triton": triton.ROWS,

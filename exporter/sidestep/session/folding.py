@@ -15,6 +15,7 @@ from sidestep.catalogue import DIALECTS
 from sidestep.engine import Engine
 from sidestep.lifecycle.rules import Rules
 from sidestep.native import Native
+from sidestep.objectives import Objective, Objectives
 from sidestep.plan import compile_layout
 from sidestep.records import encode_record, totals_of
 from sidestep.registry import Registry, Sampling
@@ -93,6 +94,9 @@ class Folder:
         registry.overrides = {name: tuple(bounds) for name, bounds in said.buckets.items()}
         # When they were begun here is nobody's concern: the exporter's count since before.
         registry.native = None if said.schemas is None else Native(said.schemas, lambda: 0.0)
+        registry.objectives = Objectives(
+            Objective(one.name, tuple(one.families), one.threshold) for one in said.objectives
+        )
         registry.rules = Rules(said.scheduled, said.latency, said.max_tracked, said.max_age)
         rate = registry.sampling.rate if self.kv_sample_rate is None else self.kv_sample_rate
         registry.sampling = Sampling(rate, said.kv_scale, max(said.kv_max_tracked, 1))

@@ -18,6 +18,7 @@ from sidestep.wire.limits import (
     MAX_LABELS,
     VERSION,
     Count,
+    FamilyName,
     Identifier,
     Labels,
     Number,
@@ -123,6 +124,14 @@ class Bye(msgspec.Struct, array_like=True, gc=False, tag="X"):
     reason: Text = ""
 
 
+class Objective(msgspec.Struct, array_like=True, gc=False, frozen=True):
+    """What an operator calls good: at most ``threshold`` seconds, of these families' observations."""
+
+    name: Text
+    families: Annotated[list[FamilyName], Meta(max_length=16)]
+    threshold: Seconds
+
+
 class Settings(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """What a sender has to know so that what it folds fits the exporter's series.
 
@@ -133,6 +142,7 @@ class Settings(msgspec.Struct, array_like=True, gc=False, frozen=True):
         kv_max_tracked: Sampled blocks followed at once, per engine.
         schemas: Of native histograms by bucket family, where the operator has set them; None:
             no native histograms are kept.
+        objectives: What observations are held against.
     """
 
     buckets: Annotated[dict[Text, Bounds], Meta(max_length=64)] = {}
@@ -143,6 +153,7 @@ class Settings(msgspec.Struct, array_like=True, gc=False, frozen=True):
     kv_scale: bool = False
     kv_max_tracked: Count = 100_000
     schemas: Annotated[dict[Text, Schema], Meta(max_length=64)] | None = None
+    objectives: Annotated[list[Objective], Meta(max_length=64)] = []
 
 
 class Ack(msgspec.Struct, array_like=True, gc=False, tag="A"):

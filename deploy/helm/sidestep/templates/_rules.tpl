@@ -142,6 +142,7 @@ groups:
             and model:slo_errors:ratio_rate5m > on (slo) group_left () 14.4 * (1 - slo:objective:ratio)
           )
           and sum_over_time(model:slo_errors:rate5m[1h]) * 30 >= 10
+          unless model:slo_replaced:rate5m
         for: 2m
         labels: {severity: critical, long: 1h, short: 5m}
         annotations:
@@ -156,6 +157,7 @@ groups:
             and model:slo_errors:ratio_rate30m > on (slo) group_left () 6 * (1 - slo:objective:ratio)
           )
           and sum_over_time(model:slo_errors:rate5m[6h]) * 30 >= 10
+          unless model:slo_replaced:rate5m
         for: 15m
         labels: {severity: critical, long: 6h, short: 30m}
         annotations:
@@ -170,6 +172,7 @@ groups:
             and model:slo_errors:ratio_rate2h > on (slo) group_left () 3 * (1 - slo:objective:ratio)
           )
           and sum_over_time(model:slo_errors:rate5m[1d]) * 30 >= 10
+          unless model:slo_replaced:rate5m
         for: 1h
         labels: {severity: warning, long: 1d, short: 2h}
         annotations:
@@ -184,6 +187,7 @@ groups:
             and model:slo_errors:ratio_rate6h > on (slo) group_left () 1 * (1 - slo:objective:ratio)
           )
           and sum_over_time(model:slo_errors:rate5m[3d]) * 30 >= 10
+          unless model:slo_replaced:rate5m
         for: 3h
         labels: {severity: warning, long: 3d, short: 6h}
         annotations:
@@ -191,15 +195,19 @@ groups:
           description: >-
             The error budget of 30 days is used 1 times too fast over 3d and over 6h.
           runbook_url: https://sidestep.example/docs/runbooks/InferenceSLOBurn.md
+      # Neither by a bound in the rules nor by the exporter.
       - alert: InferenceSLOUnmeasured
         expr: |-
-          (model:generation_tokens:rate5m > 0 and on (cluster, namespace, job, model_name) model:requests:rate5m > 0)
-          unless on (cluster, namespace, job, model_name, dialect)
           (
-            count by (cluster, namespace, job, model_name, dialect) (
-              model:slo_events:rate5m{slo=~"time_to_first_token|request_latency"}
-            ) == 2
-          )
+            model:generation_tokens:rate5m
+              unless on (cluster, namespace, job, model_name, dialect) model:slo_events:rate5m{slo="time_to_first_token"}
+              unless on (cluster, namespace, job, model_name) model:slo_events:rate5m{slo="ttft"}
+            or
+            model:generation_tokens:rate5m
+              unless on (cluster, namespace, job, model_name, dialect) model:slo_events:rate5m{slo="request_latency"}
+              unless on (cluster, namespace, job, model_name) model:slo_events:rate5m{slo="e2e"}
+          ) > 0
+          and on (cluster, namespace, job, model_name) model:requests:rate5m > 0
         for: 30m
         labels: {severity: warning}
         annotations:
@@ -207,6 +215,15 @@ groups:
           description: >-
             The threshold of time_to_first_token or request_latency is not a bucket bound of this engine: its
             alerts cannot fire.
+          runbook_url: https://sidestep.example/docs/runbooks/InferenceSLOUnmeasured.md
+      - alert: InferenceSLOUnmeasured
+        expr: model:slo_events:rate5m > 0 unless on (slo) slo:objective:ratio
+        for: 30m
+        labels: {severity: warning, missing: target}
+        annotations:
+          summary: "{{ $labels.model_name }}: the objective {{ $labels.slo }} has no target"
+          description: >-
+            The exporter counts what meets it, and no slo:objective:ratio says how much should: its alerts cannot fire.
           runbook_url: https://sidestep.example/docs/runbooks/InferenceSLOUnmeasured.md
 
   - name: sidestep-triton-alerts
@@ -735,6 +752,34 @@ groups:
       - record: slo:objective:ratio
         expr: vector(0.999)
         labels: {slo: availability}
+      # Of what the exporter counts itself, with --slo; availability is above. An objective of your own name needs its
+      # target here as well.
+      - record: slo:objective:ratio
+        expr: vector(0.95)
+        labels: {slo: ttft}
+      - record: slo:objective:ratio
+        expr: vector(0.99)
+        labels: {slo: inter_token}
+      - record: slo:objective:ratio
+        expr: vector(0.99)
+        labels: {slo: time_per_output_token}
+      - record: slo:objective:ratio
+        expr: vector(0.99)
+        labels: {slo: e2e}
+      - record: slo:objective:ratio
+        expr: vector(0.95)
+        labels: {slo: queue}
+      # Any threshold, and one name for all engines: so without dialect. A queue time is told by each rank of SGLang.
+      - record: model:slo_errors:rate5m
+        expr: |-
+          sum by (cluster, namespace, job, model_name, slo) (
+            max without (tp_rank, pp_rank, moe_ep_rank, attn_cp_rank) (rate(sidestep_slo_requests_total{result="bad"}[5m]))
+          )
+      - record: model:slo_events:rate5m
+        expr: |-
+          sum by (cluster, namespace, job, model_name, slo) (
+            max without (tp_rank, pp_rank, moe_ep_rank, attn_cp_rank) (rate(sidestep_slo_requests_total[5m]))
+          )
       # Good is at or under the bound in `}}{{"`"}}{{`le`}}{{"`"}}{{`, which has to be one of the engine's: docs/alerting.md. Both spellings, since
       # Prometheus 2 keeps what it reads: "1.0" of text, "1" of protobuf. A series without that bound counts neither way.
       - record: model:slo_errors:rate5m
@@ -881,6 +926,34 @@ groups:
             )
           )
         labels: {slo: availability, dialect: triton}
+      # Of those, what the exporter counts as well: alerts leave it to the exporter's, or there were two for one objective.
+      # SGLang's answers have no model_name.
+      - record: model:slo_replaced:rate5m
+        expr: |-
+          (
+            model:slo_events:rate5m{slo="time_to_first_token"}
+            and on (cluster, namespace, job, model_name) model:slo_events:rate5m{slo="ttft"}
+          )
+          or
+          (
+            model:slo_events:rate5m{slo="inter_token_latency"}
+            and on (cluster, namespace, job, model_name) model:slo_events:rate5m{slo="inter_token"}
+          )
+          or
+          (
+            model:slo_events:rate5m{slo="request_latency"}
+            and on (cluster, namespace, job, model_name) model:slo_events:rate5m{slo="e2e"}
+          )
+          or
+          (
+            model:slo_events:rate5m{slo="availability", dialect="vllm"}
+            and on (cluster, namespace, job, model_name) model:slo_events:rate5m{slo="availability", dialect=""}
+          )
+          or
+          (
+            model:slo_events:rate5m{slo="availability", dialect="sglang"}
+            and on (cluster, namespace, job) rate(sidestep_slo_requests_total{slo="availability", engine_type!=""}[5m])
+          )
       - record: model:slo_errors:ratio_rate5m
         expr: model:slo_errors:rate5m / (model:slo_events:rate5m > 0)
       # Longer windows are made of the 5 minutes' rates: a few series a model instead of all buckets of all engines.
