@@ -17,7 +17,7 @@ from sidestep.lifecycle.kept import CHUNK
 from sidestep.snapshot import restore
 from sidestep.wire.items import encode_item
 from sidestep.wire.messages import EngineInfo
-from sidestep.wire.requests import Iteration, Output, Queued, RequestEvents, Scheduled
+from sidestep.wire.requests import Finished, Iteration, Output, Queued, RequestEvents, Scheduled
 
 SAMPLED = ("vllm:kv_block", "sidestep_kv", "sidestep_recent")
 """Lives of blocks are followed anew; a hit rate is of the last requests, as one."""
@@ -40,6 +40,61 @@ def test_a_run_goes_on_in_another_process(run: str) -> None:
     assert lines(whole.page, *SAMPLED) == lines(cut.page, *SAMPLED)
     assert whole.rejected == cut.rejected == {}
     assert whole.intake.items == cut.intake.items
+
+
+def two_engines_with_a_question() -> Fed:
+    """Two samples of it: "a"'s ended last, heard of it has the exporter only in words of "b"."""
+    fed = Fed()
+    for name in "ab":
+        labels = {"engine": name, "model_name": "m"}
+        fed.greet(name, [EngineInfo(name, "vllm", labels, features=["engine_core"])])
+    for number, name in enumerate("ab"):
+        stamp = 2.0 - number
+        ended = Finished(number, stamp, stamp, 0)
+        asked = Queued(number, 1.0, 1.0, group=7, sample=number)
+        fed.items(name, [encode_item(RequestEvents(0, stamp, 1, [asked, ended]))])
+    fed.items("b", [encode_item(RequestEvents(0, 20.0, 1))])
+    return fed
+
+
+def counted(fed: Fed) -> list[str]:
+    """The numbers of questions, by engine."""
+    name = "vllm:request_params_n_count"
+    return [line.rpartition(" ")[2] for line in fed.page.splitlines() if line.startswith(name)]
+
+
+def test_a_question_that_ended_elsewhere_is_counted_by_the_next_process() -> None:
+    """Its engine has not spoken since, and does so to another process."""
+    fed = two_engines_with_a_question()
+    assert counted(fed) == ["0", "0"]
+    for exporter in (fed.reborn(fed.snapshot()), fed):
+        exporter.items("a", [encode_item(RequestEvents(0, 20.0, 1))])
+        assert counted(exporter) == ["1", "0"]
+
+
+def test_a_question_that_ended_elsewhere_is_counted_where_its_engine_goes() -> None:
+    """Another process of the engine, without the tap, will not speak of requests any more."""
+    fed = two_engines_with_a_question()
+    fed.greet("a", [EngineInfo("a", "vllm", {"engine": "a", "model_name": "m"})])
+
+    assert counted(fed) == ["1", "0"]
+
+
+def test_a_question_whose_engine_has_gone_counts_for_the_one_that_ends_it() -> None:
+    """The samples of "b" end after "a" has no requests any more."""
+    fed = Fed()
+    for name in "ab":
+        labels = {"engine": name, "model_name": "m"}
+        fed.greet(name, [EngineInfo(name, "vllm", labels, features=["engine_core"])])
+    asked = [Queued(number, 1.0, 1.0, group=7, sample=number) for number in range(2)]
+    fed.items("b", [encode_item(RequestEvents(0, 1.0, 1, [asked[1]]))])
+    ended = Finished(0, 2.0, 2.0, 0)
+    fed.items("a", [encode_item(RequestEvents(0, 2.0, 1, [asked[0], ended]))])
+    fed.greet("a", [EngineInfo("a", "vllm", {"engine": "a", "model_name": "m"})])
+    fed.items("b", [encode_item(RequestEvents(0, 1.5, 1, [Finished(1, 1.5, 1.5, 0)]))])
+    fed.items("b", [encode_item(RequestEvents(0, 20.0, 1))])
+
+    assert counted(fed) == ["0", "1"]
 
 
 def test_a_snapshot_is_the_same_after_it_was_read() -> None:

@@ -30,6 +30,8 @@ ORIGIN = "origin"
 """Label of the later of two engines that would look alike: its identity."""
 LEAST_RATE = 1e-9
 RESTART = UNTRACKED.index("restart")
+QUESTIONS = ("vllm:request_params_n", "vllm:request_max_num_generation_tokens")
+"""Families of parallel samples: how many they are, and the tokens of the longest."""
 _LOOKS = itertools.count()
 LINE = 32
 """Bytes of a line on a page beside names and labels."""
@@ -258,6 +260,10 @@ class Engine:
         if self.requests is not None:
             slot = hooks["untracked_requests"].slots[RESTART]
             self.values[slot] = (self.values[slot] or 0) + self.requests.close()
+            # Questions that ended just now, or elsewhere since its last word.
+            for numbers in self.requests.siblings.observed:
+                for name, number in zip(QUESTIONS, numbers, strict=True):
+                    self.histogram(self.layout.find(name).slots[0]).observe(number)
         self.requests = self.blocks = None
         self.core_info = {}
         for name in ("requests_by_state", "longest_preemption"):

@@ -36,6 +36,10 @@ class KeptRequests(msgspec.Struct, array_like=True, gc=False, tag="r"):
     requests: list[Request]
 
 
+ENDED = 0
+"""Number of a question that has ended, and for which its engine has not counted yet."""
+
+
 class KeptGroup(msgspec.Struct, array_like=True, gc=False, tag="g"):
     """A question's samples; ``owner`` and ``waits`` are engines, or empty."""
 
@@ -85,6 +89,11 @@ def keep_questions(questions: Questions, engines: Mapping[str, Siblings]) -> Ite
             names.get(id(group.owner), ""),
             names.get(id(group.waits), ""),
         )
+    for engine, siblings in engines.items():
+        for samples, longest in siblings.observed:
+            yield KeptGroup(
+                ENDED, 0.0, 0.0, 0, samples, longest, samples - 1, False, True, engine, ""
+            )
 
 
 def restore(lifecycle: Lifecycle, kept: KeptLifecycle) -> None:
@@ -119,6 +128,11 @@ def restore_questions(
     live = Counter(request.group for request in asked)
     for kept in sorted(groups, key=lambda group: group.deadline):
         waits = engines.get(kept.waits)
+        owner = engines.get(kept.owner)
+        if kept.number == ENDED:
+            if owner is not None:
+                owner.siblings.observed.append((kept.samples, kept.longest))
+            continue
         # It waits for samples as soon as none is in flight.
         if kept.live != live[kept.number] or bool(kept.live) == bool(waits):
             continue
@@ -127,7 +141,6 @@ def restore_questions(
         group.live, group.samples = kept.live, kept.samples
         group.longest, group.highest = kept.longest, kept.highest
         group.aborted, group.closed = kept.aborted, kept.closed
-        owner = engines.get(kept.owner)
         group.owner = None if owner is None else owner.siblings
         if waits is not None:
             waits.siblings.wait(group)

@@ -60,6 +60,7 @@ class Siblings:
         self.observed: list[tuple[int, int]] = []
         self._questions = questions
         self._open: dict[int, Group] = {}
+        self._closed = False
 
     def join(self, number: int, sample: int) -> None:
         """A sample of that question was queued here."""
@@ -126,13 +127,14 @@ class Siblings:
             self._end(next(iter(self._open.values())))
 
     def close(self) -> None:
-        """This engine takes part in no question any more."""
+        """This engine takes part in no question any more; what it observed last waits to be counted."""
         self.clear()
+        self._closed = True
 
     def _end(self, group: Group) -> None:
         del self._questions.groups[group.number]
         self._open.pop(group.number, None)
         # One without its first sample only looks like a question's, or began unheard.
-        owner = group.owner or self
+        owner = self if group.owner is None or group.owner._closed else group.owner
         if not group.aborted and group.samples == group.highest + 1:
             owner.observed.append((group.samples, group.longest))
