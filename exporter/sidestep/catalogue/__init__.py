@@ -37,6 +37,7 @@ DIALECTS: dict[str, tuple[Row, ...]] = {
         *sglang_caches.ROWS,
         *sglang_process.ROWS,
         *sglang_legacy.ROWS,
+        sglang.SATURATION,
         vllm_own.REFUSED,
     ),
     "stream": streams.ROWS,
