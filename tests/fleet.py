@@ -17,6 +17,7 @@ from typing import Any
 
 from conftest import DATA, LORA_RUN, MAIN_RUN, SPEC_RUN, page_of_engine, until
 from publishers import Publisher
+from ramped import overload
 from recorded import Published
 from recorded import read as published
 from sidestep.app import Exporter
@@ -86,6 +87,8 @@ class Fleet:
 
         fed = ((name, e) for name, e in self.exporters.items() if _kind(name) in RUNS)
         await asyncio.gather(*(play(name, exporter) for name, exporter in fed))
+        # No recorded engine was asked for more than it could serve.
+        await overload(self.exporters["vllm-0"])
 
     async def live(self, seconds: float) -> None:
         """Play all recordings at the pace at which they were taken, over and over, for so long."""

@@ -8,7 +8,7 @@ from itertools import count
 
 from conftest import until
 from peers import publisher
-from ramps import Look
+from ramps import Look, Model, Simulation
 from sidestep.app import Exporter
 from sidestep.readings import scalar
 from sidestep.wire.items import VllmStep
@@ -17,6 +17,8 @@ from sidestep.wire.vllm import IterationStats, SchedulerStats
 AHEAD = 1e6
 """Seconds by which the simulation's time is later than ours, so that the exporter's own looks
 at its clock find nothing due."""
+SMALL = Model(slots=4, prompt=100.0, answer=50.0)
+"""Serves about four requests a second."""
 _AGAIN = count(1)
 
 
@@ -42,12 +44,17 @@ def step(look: Look, before: Look | None) -> VllmStep:
     )
 
 
+async def overload(exporter: Exporter) -> None:
+    """Ten minutes of an engine that is asked for half again what it serves, looked at every 5 seconds."""
+    await play(exporter, Simulation(SMALL, lambda now: 60.0 if now < 1 else 6.0, 1).looks(650, 5.0))
+
+
 async def play(exporter: Exporter, looks: Iterable[Look], engine: str = "ramped") -> None:
     """Push a step a look over a real socket, and have the exporter look after each."""
     start = time.monotonic() + AHEAD * next(_AGAIN)
     pushed = publisher(exporter.endpoints[0], stream=engine, engine=engine)
     before: Look | None = None
-    made = 0
+    made = _generated(exporter, engine)
     try:
         for look in looks:
             pushed.push(step(look, before))

@@ -11,8 +11,7 @@ import pytest
 from conftest import Start, until
 from pages import get, parse
 from peers import count, publisher
-from ramped import AHEAD, play
-from ramps import Model, Simulation
+from ramped import AHEAD, overload
 from sidestep.catalogue import DIALECTS
 from sidestep.loads import AT_ONCE, INTERVAL, Loads
 from sidestep.plan import compile_layout
@@ -26,8 +25,6 @@ from test_sglang_items import SCHEDULER, family, stats
 from test_sglang_items import Bench as SglangBench
 
 NAME = "sidestep_saturation_ratio"
-FULL = Model(slots=4, prompt=100.0, answer=50.0)
-"""Serves about four requests a second."""
 
 
 async def ratio(url: str) -> list[float]:
@@ -39,7 +36,7 @@ async def ratio(url: str) -> list[float]:
 async def test_an_overloaded_engine_is_seen_on_every_page(start: Start) -> None:
     """Pushed over a real socket; the pod's view has it as well."""
     async with start() as exporter:
-        await play(exporter, Simulation(FULL, lambda _: 6.0, 1).looks(700))
+        await overload(exporter)
         (shown,) = await ratio(exporter.url)
         pod = await ratio(exporter.url.replace("/metrics", "/metrics/pod"))
 
@@ -52,7 +49,7 @@ async def test_another_exporter_is_told_the_ratio(start: Start, tmp_path: Path) 
     path = f"ipc://{tmp_path}/root/i.ipc"
     leaf_flags = {"forward": path, "forward_interval": "0.05", "web_listen_address": ("",)}
     async with start(ingest_endpoint=(path,)) as root, start(**leaf_flags) as leaf:
-        await play(leaf, Simulation(FULL, lambda _: 6.0, 1).looks(700))
+        await overload(leaf)
         (engine,) = leaf.registry.engines.values()
         assert engine.saturation is not None
         wanted = engine.saturation.ratio
@@ -68,7 +65,7 @@ async def test_another_exporter_is_told_the_ratio(start: Start, tmp_path: Path) 
 async def test_a_process_that_is_new_knows_nothing(start: Start, tmp_path: Path) -> None:
     """Not even with the counters of the one before: no series is better than a wrong one."""
     async with start(state_dir=str(tmp_path / "state")) as exporter:
-        await play(exporter, Simulation(FULL, lambda _: 6.0, 1).looks(700))
+        await overload(exporter)
         assert await ratio(exporter.url)
     async with start(state_dir=str(tmp_path / "state")) as exporter:
         with closing(publisher(exporter.endpoints[0], stream="ramped", engine="ramped")) as engine:
