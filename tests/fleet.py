@@ -78,6 +78,8 @@ class Fleet:
         for kind in self.publishers:
             for message in published(STREAMS[kind]):
                 self.say(kind, message)
+        # No recorded engine was asked for more than it could serve.
+        await overload(self.exporters["vllm-0"])
         # One after the other would be slow, all at once would starve the exporters' loop.
         few = asyncio.Semaphore(3)
 
@@ -87,8 +89,6 @@ class Fleet:
 
         fed = ((name, e) for name, e in self.exporters.items() if _kind(name) in RUNS)
         await asyncio.gather(*(play(name, exporter) for name, exporter in fed))
-        # No recorded engine was asked for more than it could serve.
-        await overload(self.exporters["vllm-0"])
 
     async def live(self, seconds: float) -> None:
         """Play all recordings at the pace at which they were taken, over and over, for so long."""
