@@ -113,7 +113,9 @@ def test_what_waits_for_an_adapter_does_not_say_that_the_batch_is_full(fed: Benc
     loads = Loads(fed.registry)
     for second in range(500):
         scheduler = SchedulerStats(num_running_reqs=4, num_skipped_waiting_reqs=3)
-        fed.apply(step(scheduler, tokens(100), stamp=second + 1.0))
+        iteration = tokens(100)
+        iteration.time_to_first_tokens_iter = [0.1] * 2
+        fed.apply(step(scheduler, iteration, stamp=second + 1.0))
         loads.look(float(second))
 
     assert fed.values(NAME) == {}
@@ -149,12 +151,14 @@ def test_an_engine_that_has_other_processes_now_begins_anew(fed: Bench) -> None:
 
 
 def test_pages_are_made_anew_only_where_the_ratio_changed(fed: Bench) -> None:
-    """An idle engine costs no page."""
+    """It falls while nothing comes, item or not; an idle engine costs no page."""
     looked(fed, seconds=500)
     loads, engine = Loads(fed.registry), fed.engines["0"]
+    first = engine.version
     for second in range(500, 3000):
         loads.look(float(second))
     before = engine.version
+    assert before > first
     loads.look(3001.0)
 
     assert engine.version == before
@@ -174,6 +178,14 @@ def test_many_engines_are_looked_at_some_at_a_time() -> None:
 
     assert seen == [AT_ONCE, 2 * AT_ONCE, 3 * AT_ONCE, *[3 * AT_ONCE + 1] * 3]
     loads.look(1.0 + INTERVAL)
+
+
+def test_what_another_exporter_counts_is_not_followed(fed: Bench) -> None:
+    """That one does."""
+    fed.engines["0"].forwarded = True
+    looked(fed, seconds=200)
+
+    assert fed.engines["0"].saturation is None
 
 
 def test_triton_and_streams_are_not_followed() -> None:

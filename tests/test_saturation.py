@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramps import Look, Model, Rate, Simulation, knee, ramp
-from sidestep.saturation import BLOCKED, GAP, MOST, UNBLOCKED, Load, Saturation
+from sidestep.saturation import BLOCKED, GAP, MOST, UNBLOCKED, Load, Offered, Saturation
 
 MODELS = {
     "batch": Model(),
@@ -144,11 +144,18 @@ def test_nothing_is_said_before_the_engine_was_full() -> None:
     assert {ratio for _, ratio in run("large", lambda _: 0.5, 1, 1800)} == {None}
 
 
-def test_who_has_no_queue_is_served() -> None:
-    """Whatever the numbers say, 1 needs a queue that has been there for a while."""
+def overloaded() -> tuple[Saturation, Look]:
+    """One that has learned, and the last look at its engine."""
     saturation = Saturation()
     for look in Simulation(MODELS["batch"], lambda _: 1.3 * most("batch"), 1).looks(900):
         saturation.look(look.time, told(look))
+    assert saturation.ratio is not None
+    return saturation, look
+
+
+def test_who_has_no_queue_is_served() -> None:
+    """Whatever the numbers say, 1 needs a queue that has been there for a while."""
+    saturation, look = overloaded()
     assert saturation.ratio is not None
     assert saturation.ratio > 1
     last, each = told(look), (1.3 * most("batch"), most("batch") * MODELS["batch"].answer)
@@ -169,13 +176,29 @@ def test_who_has_no_queue_is_served() -> None:
 
 def test_an_engine_that_counts_anew_is_another() -> None:
     """Its counters fell: what was learned of the one before says nothing."""
-    saturation = Saturation()
-    for look in Simulation(MODELS["batch"], lambda _: 1.3 * most("batch"), 1).looks(900):
-        saturation.look(look.time, told(look))
-    assert saturation.ratio is not None
+    saturation, last = overloaded()
+    for look in Simulation(MODELS["large"], lambda _: 5.0, 1).looks(900):
+        saturation.look(last.time + look.time, told(look))
+        assert saturation.ratio is None
 
-    saturation.look(look.time + 1, Load(1, 0, 1, 1, 1, 0))
+
+def test_requests_that_vanish_are_not_divided_by() -> None:
+    """Who tells of fewer requests than before is not believed."""
+    saturation, last = overloaded()
+    load = told(last)._replace(begun=0, generated=last.generated + 2000)
+    saturation.look(last.time + 1, load)
+
     assert saturation.ratio is None
+
+
+def test_a_trend_is_one_of_a_quarter_of_an_hour() -> None:
+    """Over less time it is chance: the rate is the mean of the last ten minutes, then ahead of it."""
+    offered, rates = Offered(), {}
+    for second in range(1800):
+        rates[second] = offered.look(float(second), second**2 / 2000)
+
+    assert rates[899] == pytest.approx((899 - 300) / 1000, abs=0.03)
+    assert rates[1799] == pytest.approx(1799 / 1000, abs=0.03)
 
 
 def test_a_gap_is_no_load() -> None:

@@ -58,15 +58,15 @@ MODEL = 'model_name="Qwen/Qwen3-0.6B"'
 IN_FLIGHT = {
     f'vllm:num_requests_{what}{{namespace="default",pod="{pod}",engine="{engine}",{MODEL}}}': "3+0x4"
     for what in ("running", "waiting")
-    for pod in "ab"
+    for pod in "abc"
     for engine in "01"
 }
-"""Two pods of two ranks each."""
+"""Three pods of two ranks each."""
 KNOWN = {
-    f'sidestep_saturation_ratio{{namespace="default",pod="a",engine="{engine}",{MODEL}}}': values
-    for engine, values in (("0", "0.6+0x4"), ("1", "0.9+0x4"))
+    f'sidestep_saturation_ratio{{namespace="default",pod="{pod}",engine="{engine}",{MODEL}}}': values
+    for pod, engine, values in (("a", "0", "0.6+0x4"), ("a", "1", "0.9+0x4"), ("b", "0", "0.7+0x4"))
 }
-"""What the first of them can serve is known, of the second nothing."""
+"""Of the third nobody knows yet what it can serve."""
 
 
 def query(name: str) -> str:
@@ -111,9 +111,9 @@ def asked(directory: Path, series: dict[str, str], expr: str, wanted: dict[str, 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 def test_autoscalers_queries_are_one_number(tmp_path: Path) -> None:
     """KEDA takes one value, and an empty answer is no zero; the adapter's one for each pod."""
-    each = {f'{{namespace="default", pod="{pod}"}}': 12.0 for pod in "ab"}
+    each = {f'{{namespace="default", pod="{pod}"}}': 12.0 for pod in "abc"}
 
-    asked(tmp_path, IN_FLIGHT, query("keda.yaml"), {"{}": 24.0})
+    asked(tmp_path, IN_FLIGHT, query("keda.yaml"), {"{}": 36.0})
     asked(tmp_path, IN_FLIGHT, adapted("inference_requests_in_flight"), each)
 
 
@@ -123,10 +123,13 @@ def test_who_does_not_know_its_saturation_counts_as_the_others(tmp_path: Path) -
     saturated = query("keda-saturation.yaml")
     metric = adapted("inference_saturation_ratio")
 
-    asked(tmp_path, IN_FLIGHT | KNOWN, saturated, {"{}": 1.8})
-    asked(tmp_path, IN_FLIGHT, saturated, {"{}": 0.192})
+    asked(tmp_path, IN_FLIGHT | KNOWN, saturated, {"{}": 2.4})
+    asked(tmp_path, IN_FLIGHT, saturated, {"{}": 0.288})
     asked(tmp_path, {}, saturated, {})
-    asked(tmp_path, IN_FLIGHT | KNOWN, metric, {'{namespace="default", pod="a"}': 0.9})
+    each = {
+        f'{{namespace="default", pod="{pod}"}}': value for pod, value in (("a", 0.9), ("b", 0.7))
+    }
+    asked(tmp_path, IN_FLIGHT | KNOWN, metric, each)
 
 
 def test_autoscalers_ask_for_what_the_adapter_makes() -> None:
