@@ -17,6 +17,7 @@ from typing import Any
 
 from conftest import DATA, LORA_RUN, MAIN_RUN, SPEC_RUN, page_of_engine, until
 from publishers import Publisher
+from ramped import overload
 from recorded import Published
 from recorded import read as published
 from sidestep.app import Exporter
@@ -79,6 +80,8 @@ class Fleet:
         for kind in self.publishers:
             for message in published(STREAMS[kind]):
                 self.say(kind, message)
+        # No recorded engine was asked for more than it could serve.
+        await overload(self.exporters["vllm-0"])
         # One after the other would be slow, all at once would starve the exporters' loop.
         few = asyncio.Semaphore(3)
 

@@ -29,6 +29,7 @@ NO_CONNECTOR = "no recorded vLLM had a KV connector"
 NO_HICACHE = "no recorded SGLang had a cache in host memory"
 NO_SPECULATION = "the recorded SGLang did not speculate"
 NO_ADAPTERS = "the recorded SGLang had no adapters"
+NO_OVERLOAD = "the recorded SGLang was not asked for more than it could serve"
 NOT_SEPARATE = "the recorded SGLang did prefill and decode in one server"
 EMPTY = {
     ("Prefix cache hits", "vllm:external_prefix_cache_hits_total"): NO_CONNECTOR,
@@ -46,6 +47,7 @@ EMPTY = {
     ("Refused", "sidestep_rejected_total"): "the engines send nothing that is refused",
     ("Accepted, SGLang", "sglang:spec_accept_rate"): NO_SPECULATION,
     ("SGLang", "sglang:spec_accept_length"): NO_SPECULATION,
+    ("Saturation of schedulers", "sidestep_saturation_ratio"): NO_OVERLOAD,
     ("SGLang's slots", "sglang:lora_pool_slots_used"): NO_ADAPTERS,
     ("SGLang's slots", "sglang:lora_pool_slots_total"): NO_ADAPTERS,
 }

@@ -211,9 +211,10 @@ def test_help_is_a_sentence_of_one_line() -> None:
 
 
 def test_what_is_not_of_the_stats_describes_itself() -> None:
-    """One way for each of the engine's families."""
+    """One way for each of the engine's families; ours is computed."""
     for row in LIVE.values():
-        assert isinstance(row.source, Sampled | Hook | str)
+        if row is not sglang.SATURATION:
+            assert isinstance(row.source, Sampled | Hook | str)
 
 
 def test_stats_travel_as_they_are() -> None:

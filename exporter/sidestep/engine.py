@@ -19,6 +19,7 @@ from sidestep.native import Native
 from sidestep.objectives import Objectives
 from sidestep.plan import Layout, Placed
 from sidestep.residency.follower import Residency
+from sidestep.saturation import Saturation
 from sidestep.wire.limits import MAX_OPEN_VALUES
 from sidestep.wire.messages import CORE_INFO, KV_SAMPLING, EngineInfo
 from sidestep.wire.triton import TritonStats
@@ -84,6 +85,7 @@ class Engine:
         looks: A number that it alone has, and another one when its labels may be others.
         head: The records' own: what changes with a hello only, encoded.
         throughput: Prompt and generated tokens per second of the last interval.
+        saturation: Of what it can serve, how much it is asked for; None where that is not followed.
         requests: Its requests in flight, where it sends request events.
         blocks: Its KV blocks, where it sends events of them.
         looked: What was last read of statistics that its server keeps.
@@ -134,6 +136,7 @@ class Engine:
         "prefix_hits",
         "requests",
         "restarts",
+        "saturation",
         "seen",
         "sent_bounds",
         "series",
@@ -178,6 +181,7 @@ class Engine:
         self.head = b""
         self.prefix_hits, self.external_hits, self.mm_hits = HitWindow(), HitWindow(), HitWindow()
         self.throughput: tuple[float, float] | None = None
+        self.saturation: Saturation | None = None
         self.requests: Lifecycle | None = None
         self.blocks: Residency | None = None
         self.looked: TritonStats | None = None

@@ -150,6 +150,7 @@ class Ingest:
         now = self._clock()
         if not self._holds:
             self.intake.applier.drain()
+            self.intake.loads.look(now)
             if now >= self._look_at:
                 self._look_at = now + LOOK_AROUND
                 self.intake.pass_time(now)

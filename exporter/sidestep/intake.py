@@ -20,6 +20,7 @@ from sidestep.engine_metrics import read_metrics
 from sidestep.errors import WireError
 from sidestep.feeding import Feeding, Work
 from sidestep.forwarded import Forwarded
+from sidestep.loads import Loads
 from sidestep.logs import Limited
 from sidestep.records import decode_record
 from sidestep.registry import Registry
@@ -61,6 +62,7 @@ class Intake:
     Attributes:
         feeding: Which streams feed which engines.
         forwarded: Engines that other exporters count.
+        loads: Follows how saturated those are that are counted here.
         life: Of the counts here; see ``session.lives``. A snapshot goes on with its own.
         run: Which of the processes that went on with it.
         refused: Frames that could not be taken, so far.
@@ -85,6 +87,7 @@ class Intake:
         self.guard = guard or Guard(metrics, clock)
         self.refused = self.items = 0
         self.forwarded = Forwarded(registry, merge=merge)
+        self.loads = Loads(registry)
         self.life, self.run = new_life(wall(), boot), 1
         self._wall = wall
         self.feeding = Feeding(registry, self.receiver)

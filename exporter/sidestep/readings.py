@@ -47,6 +47,7 @@ READINGS: Mapping[str, Callable[[Engine], float | None]] = {
     "draft_efficiency": _efficiency,
     "kv_sample_ratio": _sample_ratio,
     "kv_cached_sample_ratio": lambda engine: engine.blocks.cached_ratio if engine.blocks else None,
+    "saturation": lambda engine: engine.saturation.ratio if engine.saturation else None,
     "kv_tracked_blocks": lambda engine: engine.blocks.tracked if engine.blocks else None,
 }
 """By the name a catalogue row gives; None is no sample."""

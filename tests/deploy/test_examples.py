@@ -29,18 +29,20 @@ def test_metrics_exist(path: Path) -> None:
     """In the catalogue, by their whole names."""
     queries = "\n".join(line for line in path.read_text().splitlines() if not line.startswith("#"))
 
-    assert set(re.findall(r"\b(?:vllm|sglang):\w+", queries)) <= FAMILIES
+    assert set(re.findall(r"\b(?:vllm:|sglang:|sidestep_)\w+", queries)) <= FAMILIES
 
 
-def test_kubernetes_resources_are_valid(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["hpa.yaml", "hpa-saturation.yaml"])
+def test_kubernetes_resources_are_valid(name: str, tmp_path: Path) -> None:
     """As its schemas have them."""
-    validate(resources(text("hpa.yaml")), tmp_path)
+    validate(resources(text(name)), tmp_path)
 
 
 def test_custom_resources_are_valid() -> None:
     """As the operators' schemas have them."""
     tool("helm-render")
-    custom = [*resources(text("podmonitor.yaml")), *resources(text("keda.yaml"))]
+    names = ("podmonitor.yaml", "keda.yaml", "keda-saturation.yaml")
+    custom = [resource for name in names for resource in resources(text(name))]
     done = subprocess.run(
         ["node", TOOLS / "validate.mjs"],
         input=json.dumps(custom),
@@ -49,51 +51,53 @@ def test_custom_resources_are_valid() -> None:
         check=False,
     )
 
-    assert (done.returncode, done.stdout.count("is valid")) == (0, 2), done.stdout + done.stderr
+    assert (done.returncode, done.stdout.count("is valid")) == (0, 3), done.stdout + done.stderr
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
-def test_autoscalers_queries_are_one_number(tmp_path: Path) -> None:
-    """KEDA takes one value, and an empty answer is no zero; the adapter's one for each pod."""
-    (trigger,) = resources(text("keda.yaml"))[0]["spec"]["triggers"]
-    (rule,) = yaml.safe_load(text("adapter-values.yaml"))["rules"]["custom"]
-    adapter = (
-        rule["metricsQuery"]
-        .replace("<<.GroupBy>>", "namespace, pod")
-        .replace("<<.LabelMatchers>>", 'namespace="default"')
+MODEL = 'model_name="Qwen/Qwen3-0.6B"'
+IN_FLIGHT = {
+    f'vllm:num_requests_{what}{{namespace="default",pod="{pod}",engine="{engine}",{MODEL}}}': "3+0x4"
+    for what in ("running", "waiting")
+    for pod in "abc"
+    for engine in "01"
+}
+"""Three pods of two ranks each."""
+KNOWN = {
+    f'sidestep_saturation_ratio{{namespace="default",pod="{pod}",engine="{engine}",{MODEL}}}': values
+    for pod, engine, values in (("a", "0", "0.6+0x4"), ("a", "1", "0.9+0x4"), ("b", "0", "0.7+0x4"))
+}
+"""Of the third nobody knows yet what it can serve."""
+
+
+def query(name: str) -> str:
+    """Of KEDA's only trigger."""
+    (trigger,) = resources(text(name))[0]["spec"]["triggers"]
+    assert trigger["metadata"]["ignoreNullValues"] == "false"
+    found: str = trigger["metadata"]["query"]
+    return found
+
+
+def adapted(metric: str) -> str:
+    """The adapter's query of a metric, as it asks for all pods."""
+    rules = yaml.safe_load(text("adapter-values.yaml"))["rules"]["custom"]
+    (rule,) = [rule for rule in rules if rule["name"]["as"] == metric]
+    found: str = rule["metricsQuery"]
+    return found.replace("<<.GroupBy>>", "namespace, pod").replace(
+        "<<.LabelMatchers>>", 'namespace="default"'
     )
-    series = [
-        f'vllm:num_requests_{what}{{namespace="default",pod="{pod}",engine="{engine}",'
-        f'model_name="Qwen/Qwen3-0.6B"}}'
-        for what in ("running", "waiting")
-        for pod in "ab"
-        for engine in "01"
-    ]
-    test = {
-        "tests": [
-            {
-                "interval": "15s",
-                "input_series": [{"series": one, "values": "3+0x4"} for one in series],
-                "promql_expr_test": [
-                    {
-                        "expr": trigger["metadata"]["query"],
-                        "eval_time": "1m",
-                        "exp_samples": [{"labels": "{}", "value": 24}],
-                    },
-                    {
-                        "expr": adapter,
-                        "eval_time": "1m",
-                        "exp_samples": [
-                            {"labels": f'{{namespace="default", pod="{pod}"}}', "value": 12}
-                            for pod in "ab"
-                        ],
-                    },
-                ],
-            }
-        ]
+
+
+def asked(directory: Path, series: dict[str, str], expr: str, wanted: dict[str, float]) -> None:
+    """Hold that ``expr`` has the samples ``wanted``, by labels, over ``series``."""
+    look = {
+        "expr": f"round({expr}, 0.001)",
+        "eval_time": "1m",
+        "exp_samples": [{"labels": labels, "value": value} for labels, value in wanted.items()],
     }
-    file = tmp_path / "test.yaml"
-    file.write_text(json.dumps(test))
+    inputs = [{"series": one, "values": values} for one, values in series.items()]
+    test = {"interval": "15s", "input_series": inputs, "promql_expr_test": [look]}
+    file = directory / "test.yaml"
+    file.write_text(json.dumps({"tests": [test]}))
     done = subprocess.run(
         [str(shutil.which("promtool")), "test", "rules", file],
         capture_output=True,
@@ -102,7 +106,43 @@ def test_autoscalers_queries_are_one_number(tmp_path: Path) -> None:
     )
 
     assert done.returncode == 0, done.stdout + done.stderr
-    assert trigger["metadata"]["ignoreNullValues"] == "false"
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_autoscalers_queries_are_one_number(tmp_path: Path) -> None:
+    """KEDA takes one value, and an empty answer is no zero; the adapter's one for each pod."""
+    each = {f'{{namespace="default", pod="{pod}"}}': 12.0 for pod in "abc"}
+
+    asked(tmp_path, IN_FLIGHT, query("keda.yaml"), {"{}": 36.0})
+    asked(tmp_path, IN_FLIGHT, adapted("inference_requests_in_flight"), each)
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_who_does_not_know_its_saturation_counts_as_the_others(tmp_path: Path) -> None:
+    """A new pod must not be scaled away for that, and before anybody knows there is a number, too."""
+    saturated = query("keda-saturation.yaml")
+    metric = adapted("inference_saturation_ratio")
+
+    asked(tmp_path, IN_FLIGHT | KNOWN, saturated, {"{}": 2.4})
+    asked(tmp_path, IN_FLIGHT, saturated, {"{}": 0.288})
+    asked(tmp_path, {}, saturated, {})
+    each = {
+        f'{{namespace="default", pod="{pod}"}}': value for pod, value in (("a", 0.9), ("b", 0.7))
+    }
+    asked(tmp_path, IN_FLIGHT | KNOWN, metric, each)
+
+
+def test_autoscalers_ask_for_what_the_adapter_makes() -> None:
+    """By the names that it gives."""
+    rules = yaml.safe_load(text("adapter-values.yaml"))["rules"]["custom"]
+    wanted = {
+        metric["pods"]["metric"]["name"]
+        for name in ("hpa.yaml", "hpa-saturation.yaml")
+        for resource in resources(text(name))
+        for metric in resource["spec"]["metrics"]
+    }
+
+    assert wanted == {rule["name"]["as"] for rule in rules}
 
 
 def test_who_scrapes_knows_the_port() -> None:

@@ -18,6 +18,7 @@ import yaml
 from conftest import DATA, MAIN_RUN, Start, page_of_engine
 from fleet import OBJECTIVES
 from polled import page, polled
+from ramped import overload
 from rulefiles import ROOT, groups, recordings
 from sidestep.app import Exporter
 from sidestep_adapters.replay import Replay
@@ -30,10 +31,11 @@ RUNS = [MAIN_RUN, *(DATA / f"{name}.rec.gz" for name in ("core_dp", "sglang_dp",
 
 
 async def play(exporter: Exporter) -> None:
-    """All runs, each as hosts of its own."""
+    """All runs, each as hosts of its own, and an engine that has more to do than it can."""
     for run in RUNS:
         player = Replay(run, exporter.endpoints[0], realtime=False, namespace=run.name)
         await asyncio.to_thread(player.run)
+    await overload(exporter)
 
 
 def configure(directory: Path, targets: dict[str, str]) -> None:

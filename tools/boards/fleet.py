@@ -8,6 +8,7 @@ from tools.boards.panels import Panel, Query
 from tools.boards.queries import (
     Histogram,
     Scope,
+    mean,
     most,
     once,
     once_rate,
@@ -159,6 +160,15 @@ LATENCY = (
     slowest("End to end, p95", "From a request's arrival to its end.", WHOLE),
 )
 
+SATURATION = lines(
+    "Saturation",
+    "Requests offered over those that the engines can serve, their mean; from 1 on queues grow.",
+    reasons.UNSATURATED,
+    Query(mean(of("sidestep_saturation_ratio"), "model_name"), "{{model_name}}"),
+    unit="percentunit",
+    width=24,
+)
+
 CAPACITY = (
     by_model(
         "Fullest KV cache",
@@ -248,7 +258,7 @@ BOARD = Dashboard(
     ],
     rows=[
         Row("Now", (*TILES, MODELS)),
-        Row("Load", LOAD),
+        Row("Load", (*LOAD, SATURATION)),
         Row("Latency", LATENCY),
         Row("Capacity", CAPACITY),
         Row("Feeds", (FEEDS,)),

@@ -55,6 +55,11 @@ def total(selector: str, by: By = "") -> str:
     return grouped("sum", by, selector)
 
 
+def mean(selector: str, by: By = "") -> str:
+    """The mean of gauges that do not add up."""
+    return grouped("avg", by, selector)
+
+
 def most(selector: str, by: By = "") -> str:
     """The highest of gauges that do not add up."""
     return grouped("max", by, selector)

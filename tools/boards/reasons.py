@@ -7,6 +7,9 @@ ENGINES = (
 )
 TRITON = "No Triton is polled here: sidestep serve --triton URL (docs/triton.md)."
 EXPORTER = "No sidestep is scraped here: see the filters above and Prometheus' targets."
+UNSATURATED = (
+    "No engine here was full yet, so nobody knows what it can serve (docs/autoscaling.md)."
+)
 NO_TRAFFIC = "No request in this time, or no engine reports here."
 NO_VLLM_TRAFFIC = "No vLLM request in this time, or no vLLM engine reports here."
 NO_SGLANG_TRAFFIC = "No SGLang request in this time, or no SGLang engine reports here."

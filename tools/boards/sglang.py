@@ -110,6 +110,14 @@ LOAD = (
         Query(once_rate(of("sglang:num_retracted_requests_total")), "retracted"),
         unit="reqps",
     ),
+    lines(
+        "Saturation of schedulers",
+        "Requests offered over those that a scheduler can serve; from 1 on its queue grows.",
+        reasons.UNSATURATED,
+        Query(most(of("sidestep_saturation_ratio", engine_type="~.+"), RANK), NAME),
+        unit="percentunit",
+        width=24,
+    ),
 )
 
 LATENCY = (

@@ -127,6 +127,14 @@ LOAD = (
         Query(rate(of("sidestep_refused_requests_total"), "reason"), "core {{reason}}"),
         unit="reqps",
     ),
+    lines(
+        "Saturation",
+        "Requests offered over those that an engine can serve; from 1 on its queue grows.",
+        reasons.UNSATURATED,
+        Query(most(of("sidestep_saturation_ratio"), EACH), NAME),
+        unit="percentunit",
+        width=24,
+    ),
 )
 
 LATENCY = (

@@ -39,6 +39,7 @@ DIALECTS: dict[str, tuple[Row, ...]] = {
         *sglang_caches.ROWS,
         *sglang_process.ROWS,
         *sglang_legacy.ROWS,
+        sglang.SATURATION,
         vllm_own.REFUSED,
         *objectives.SGLANG,
     ),

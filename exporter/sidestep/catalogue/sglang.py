@@ -8,6 +8,9 @@ fills it has no row: see ``DEAD``.
 
 from __future__ import annotations
 
+import dataclasses
+
+from sidestep.catalogue import vllm_own
 from sidestep.catalogue.model import Combine, Hook, Row
 from sidestep.catalogue.sglang_collectors import SCHEDULER
 
@@ -186,3 +189,8 @@ ROWS: tuple[Row, ...] = (
                   " and up to le; not cumulative."),
 )
 # fmt: on
+
+SATURATION = dataclasses.replace(
+    vllm_own.SATURATION, labels=SCHEDULER.shared, shared=SCHEDULER.shared, mirrored=True
+)
+"""Of a scheduler, which is who has a queue."""

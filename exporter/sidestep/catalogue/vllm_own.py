@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sidestep.catalogue.model import ENGINE_LABELS, Hook, Kind, Row
+from sidestep.catalogue.model import ENGINE_LABELS, Hook, Kind, Reading, Row
 
 _DETAILS = "scheduler.iteration_details."
 _PREEMPTED = "scheduler.prefix_cache_stats.preempted_"
@@ -37,6 +37,15 @@ REFUSED = _own(
     "Observations left out: negative (the host's wall clock stepped back) or not a number.",
 )
 """The same row in every dialect: one family."""
+SATURATION = Row(
+    name="sidestep_saturation_ratio",
+    kind="gauge",
+    source=Reading("saturation"),
+    help="Requests offered over those that the engine can serve: from 1 on its queue grows. Without"
+    " a sample until it was full for the first time.",
+    combine="max",
+)
+"""Of vLLM; SGLang has the same with a scheduler's labels."""
 
 ROWS: tuple[Row, ...] = (
     _own(
@@ -152,5 +161,6 @@ ROWS: tuple[Row, ...] = (
         labels=("adapter", "state"),
         feature="lora",
     ),
+    SATURATION,
     REFUSED,
 )

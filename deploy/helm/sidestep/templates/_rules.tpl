@@ -72,6 +72,18 @@ groups:
             More arrives than the engines finish. Time to first token grows with the queue until clients give
             up.
           runbook_url: https://sidestep.example/docs/runbooks/InferenceQueueGrowing.md
+      # It goes on for a while: a load at the knee is above 1 and below it by turns.
+      - alert: InferenceSaturated
+        expr: avg_over_time(model:saturation:mean[10m]) >= 1
+        for: 5m
+        keep_firing_for: 15m
+        labels: {severity: warning}
+        annotations:
+          summary: "{{ $labels.model_name }}: asked for {{ $value | humanizePercentage }} of what its engines can serve"
+          description: >-
+            As much arrives as all engines of the model can do together, or more: queues grow until load falls or
+            engines are added.
+          runbook_url: https://sidestep.example/docs/runbooks/InferenceSaturated.md
       - alert: InferenceKVCachePressure
         expr: |-
           avg_over_time(engine:kv_cache_usage_ratio:max[10m]) > 0.9
@@ -491,6 +503,21 @@ groups:
         labels: {dialect: sglang}
       - record: engine:prefix_cache_hits:ratio_rate5m
         expr: engine:prefix_cache_hits:rate5m / (engine:prefix_cache_queries:rate5m > 0)
+      # Saturation by the engines' own families, coarser than sidestep_saturation_ratio: what an engine makes now over what
+      # it made while requests waited all the time (the median: rates of a new series are low), times what came over what began.
+      - record: engine:requests_begun:rate5m
+        expr: rate(vllm:time_to_first_token_seconds_count[5m])
+        labels: {dialect: vllm}
+      - record: engine:requests_begun:rate5m
+        expr: max without (tp_rank, pp_rank, moe_ep_rank, attn_cp_rank) (rate(sglang:queue_time_seconds_count[5m]))
+        labels: {dialect: sglang}
+      - record: engine:generation_tokens_queued:rate5m
+        expr: engine:generation_tokens:rate5m and min_over_time(engine:requests_waiting:sum[5m]) > 0
+      - record: engine:saturation:ratio_rate5m
+        expr: |-
+          engine:generation_tokens:rate5m
+          / (quantile_over_time(0.5, engine:generation_tokens_queued:rate5m[6h]) > 0)
+          * (1 + clamp_min(deriv(engine:requests_waiting:sum[5m]), 0) / (engine:requests_begun:rate5m > 0))
 
   - name: sidestep-instances
     interval: 30s
@@ -544,6 +571,9 @@ groups:
         expr: sum by (cluster, namespace, job, model_name, dialect) (engine:requests_running:sum)
       - record: model:requests_waiting:sum
         expr: sum by (cluster, namespace, job, model_name, dialect) (engine:requests_waiting:sum)
+      # The mean is what an autoscaler acts on: engines that do not know it yet count as the others.
+      - record: model:saturation:mean
+        expr: avg by (cluster, namespace, job, model_name) (sidestep_saturation_ratio)
       - record: model:kv_cache_usage_ratio:max
         expr: max by (cluster, namespace, job, model_name, dialect) (engine:kv_cache_usage_ratio:max)
       - record: model:kv_cache_usage_ratio:avg

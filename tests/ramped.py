@@ -1,0 +1,71 @@
+"""A simulated engine that pushes what it does, while the exporter is told what time it is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from itertools import count
+
+from conftest import until
+from peers import publisher
+from ramps import Look, Model, Simulation
+from sidestep.app import Exporter
+from sidestep.readings import scalar
+from sidestep.wire.items import VllmStep
+from sidestep.wire.vllm import IterationStats, SchedulerStats
+
+AHEAD = 1e6
+"""Seconds by which the simulation's time is later than ours, so that the exporter's own looks
+at its clock find nothing due."""
+SMALL = Model(slots=4, prompt=100.0, answer=50.0)
+"""Serves about four requests a second."""
+_AGAIN = count(1)
+
+
+def step(look: Look, before: Look | None) -> VllmStep:
+    """One, of all that was done since ``before``."""
+    begun = look.arrived - look.waiting
+    if before is not None:
+        begun -= before.arrived - before.waiting
+    return VllmStep(
+        0,
+        time.monotonic(),
+        time.time(),
+        SchedulerStats(
+            num_running_reqs=look.running,
+            num_waiting_reqs=look.waiting,
+            kv_cache_usage=look.usage,
+        ),
+        IterationStats(
+            num_generation_tokens=look.generated - (before.generated if before else 0),
+            num_preempted_reqs=look.preempted - (before.preempted if before else 0),
+            time_to_first_tokens_iter=[0.5] * max(begun, 0),
+        ),
+    )
+
+
+async def overload(exporter: Exporter) -> None:
+    """Ten minutes of an engine that is asked for half again what it serves, looked at every 5 seconds."""
+    await play(exporter, Simulation(SMALL, lambda now: 60.0 if now < 1 else 6.0, 1).looks(650, 5.0))
+
+
+async def play(exporter: Exporter, looks: Iterable[Look], engine: str = "ramped") -> None:
+    """Push a step a look over a real socket, and have the exporter look after each."""
+    start = time.monotonic() + AHEAD * next(_AGAIN)
+    pushed = publisher(exporter.endpoints[0], stream=engine, engine=engine)
+    before: Look | None = None
+    made = _generated(exporter, engine)
+    try:
+        for look in looks:
+            pushed.push(step(look, before))
+            made += look.generated - (before.generated if before else 0)
+            await until(lambda made=made: _generated(exporter, engine) >= made)  # type: ignore[misc]
+            exporter.intake.loads.look(start + look.time)
+            before = look
+    finally:
+        pushed.close()
+
+
+def _generated(exporter: Exporter, engine: str) -> float:
+    found = exporter.registry.engines.get(engine)
+    return 0 if found is None else scalar(found, "vllm:generation_tokens_total")
