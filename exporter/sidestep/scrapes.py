@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import math
 import time
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from itertools import chain
 
 from sidestep.choice import Choice
+from sidestep.expected import Expected
 from sidestep.formats import Format
 from sidestep.packing import Body
 from sidestep.pod_pages import PodPages
@@ -26,6 +29,10 @@ CHEAP = 0.005
 """Seconds that a page may take to be made anew for each who asks."""
 REUSED = 0.1
 """Seconds for which a page may answer more than those who asked for it."""
+AHEAD = 1.5
+"""Times that it takes to make a page, before one is due, is when it is made ahead."""
+JITTER = 0.01
+"""Seconds that a scrape may come early."""
 
 State = tuple[int, int]
 """Another one when the page is another."""
@@ -63,6 +70,9 @@ class Pages:
         self.pod = PodPages(registry, self.views["pod"], self._own, self.settled)
         self._cache: dict[Format, tuple[State, Body]] = {}
         self._answers: dict[Format, tuple[float, asyncio.Task[Body]]] = {}
+        self._expected: defaultdict[Format, Expected] = defaultdict(Expected)
+        self._took: defaultdict[Format, float] = defaultdict(float)
+        self._ahead: dict[Format, asyncio.TimerHandle | asyncio.Task[None]] = {}
 
     async def page(
         self, form: Format, names: frozenset[str], *, packed: bool = False
@@ -86,6 +96,7 @@ class Pages:
         now = time.monotonic()
         if task is None or now >= until:
             self._answers = {one: made for one, made in self._answers.items() if now < made[0]}
+            self._expected[form].asked(now)
             task = asyncio.create_task(self._made(form, names))
             self._answers[form] = math.inf, task
             task.add_done_callback(functools.partial(self._expire, form, now))
@@ -95,8 +106,30 @@ class Pages:
     def _expire(self, form: Format, started: float, task: asyncio.Task[Body]) -> None:
         now = time.monotonic()
         took = now - started
+        self._took[form] = max(took, self._took[form] / 2)
         kept = min(9 * took, REUSED) if took > CHEAP else 0.0
         self._answers[form] = now + kept, task
+        self._anticipate(form)
+
+    def _anticipate(self, form: Format) -> None:
+        """Make the page shortly before it is due: who asks waits only for what has changed since."""
+        due, took = self._expected[form].at, self._took[form]
+        if took <= CHEAP or due is None:
+            return
+        delay = due - AHEAD * took - JITTER - time.monotonic()
+        if delay > 0:
+            loop = asyncio.get_running_loop()
+            self._ahead[form] = loop.call_later(delay, self._begin, form)
+
+    def _begin(self, form: Format) -> None:
+        self._ahead[form] = asyncio.get_running_loop().create_task(self._make_ahead(form))
+
+    async def _make_ahead(self, form: Format) -> None:
+        started = time.monotonic()
+        # What is wrong with a page is for who asks for it.
+        with contextlib.suppress(Exception):
+            await self._engines(form)
+            self._took[form] = time.monotonic() - started
 
     async def _made(self, form: Format, names: frozenset[str]) -> Body:
         started = time.perf_counter()

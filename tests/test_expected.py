@@ -1,0 +1,77 @@
+"""Pages made before they are asked for: when the next scrape is due, and what it finds."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from harm import World
+from sidestep.expected import EVEN, LONGEST, SHORTEST, Expected
+from sidestep.scrapes import Pages
+from sidestep.wire.messages import EngineInfo
+from slices import counted
+
+
+def expected(*intervals: float) -> Expected:
+    """Of somebody who asked at 100 s, and then after each of ``intervals``."""
+    found, now = Expected(), 100.0
+    found.asked(now)
+    for interval in intervals:
+        now += interval
+        found.asked(now)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("intervals", "due"),
+    [
+        ((), None),
+        ((15.0,), None),
+        ((15.0, 15.0), 145.0),
+        ((15.0, 15.0 * (1 - EVEN / 2)), 100 + 15 + 2 * 14.25),
+        ((15.0, 15.0 * (1 - 2 * EVEN)), None),
+        ((15.0, 3.0, 15.0), None),
+        ((3.0, 15.0, 15.0), 148.0),
+        ((SHORTEST / 2, SHORTEST / 2), None),
+        ((2 * LONGEST, 2 * LONGEST), None),
+    ],
+)
+def test_two_even_intervals_promise_a_third(
+    intervals: tuple[float, ...], due: float | None
+) -> None:
+    """Neither routers' nor those of somebody who looks now and then."""
+    assert expected(*intervals).at == (None if due is None else pytest.approx(due))
+
+
+async def test_a_regular_scrape_finds_the_page_made() -> None:
+    """All engines changed since the last one, and the page is made shortly before it is asked for."""
+    world = World()
+    registry = world.intake.registry
+    for number in range(200):
+        registry.register(
+            EngineInfo(str(number), "vllm", {"engine": str(number), "model_name": "m"})
+        )
+    pages = Pages(registry, world.own, world.intake.metrics, [])
+    spent: list[int] = []
+    due = time.monotonic()
+    for _ in range(20):
+        for one in registry.engines.values():
+            for histogram in one.histograms:
+                if histogram is not None:
+                    histogram.observe(1.0)
+            registry.touch(one)
+        due += 0.5
+        await asyncio.sleep(max(due - time.monotonic(), 0.0))
+        with counted() as calls:
+            page = b"".join(await pages.page("text", frozenset()))
+        spent.append(calls.count)
+        if len(spent) > 2 and spent[-1] < spent[1] / 3:
+            break
+
+    assert 3 < len(spent) < 20
+    assert (
+        f'vllm:request_params_n_count{{engine="199",model_name="m"}} {len(spent)}\n'.encode()
+        in page
+    )
