@@ -204,21 +204,28 @@ def test_an_engine_of_any_user_reaches_it(
     endpoint = named(named(template()["containers"], "engine")["env"], "SIDESTEP_ENDPOINT")["value"]
     program = f"""
 import sys; sys.path[1:1] = ["/mnt"]
-from sidestep.wire.messages import EngineInfo
-from sidestep_adapters import push
 import time
+from sidestep.wire.items import VllmStep
+from sidestep.wire.messages import EngineInfo
+from sidestep.wire.vllm import IterationStats
+from sidestep_adapters import push
 assert push.__file__.startswith("/mnt/"), push.__file__
 engine = EngineInfo("e", "vllm", {{"model_name": "m", "engine": "0"}})
 publisher = push.Publisher({endpoint!r}, "s", [engine])
-time.sleep(3)
+step = IterationStats(num_generation_tokens=7)
+publisher.push(VllmStep(0, time.monotonic(), time.time(), None, step))
+until = time.monotonic() + 60
+while not publisher.drained and time.monotonic() < until:
+    time.sleep(0.01)
+assert publisher.drained
 publisher.close()
 """
     with running(root, config, volumes, SIDECAR):
         mounts = {volumes["sidestep-socket"]: MOUNTS["sidestep-socket"], **mounts}
         python = ["/opt/sidestep/venv/bin/python3", "-c", program]
         done = subprocess.run(contained(root, config, mounts, python, user), check=False)
-        with urllib.request.urlopen("http://127.0.0.1:9857/api/v1/engines") as answer:
-            engines = json.load(answer)
+        with urllib.request.urlopen("http://127.0.0.1:9857/metrics") as answer:
+            page = answer.read().decode()
 
     assert done.returncode == 0
-    assert [one["id"] for one in engines] == ["e"]
+    assert 'vllm:generation_tokens_total{engine="0",model_name="m"} 7' in page.splitlines()
