@@ -1,0 +1,79 @@
+"""Deployments as others have them, in files of their own style: the components fit, and change nothing else."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from injection import assert_injected, built
+from manifests import ROOT, Resource, kustomized, pods, template
+from schemas import validate
+
+FILES = sorted(
+    path for path in (ROOT / "tests" / "data" / "deployments").iterdir() if path.suffix != ".md"
+)
+KSERVE = {path for path in FILES if path.stem.endswith("inference_service")}
+OPTIONAL = {"DaemonSet", "Job"}
+
+
+def engines(one: Resource) -> bool:
+    """Whether it says, or is taken to say, that it runs engines."""
+    said: str | None = one["metadata"].get("labels", {}).get("sidestep/inject")
+    return said == "true" if one["kind"] in OPTIONAL else said != "false"
+
+
+def alone(directory: Path, file: Path) -> list[Resource]:
+    """A file's resources, as kustomize reads them."""
+    (directory / "kustomization.yaml").write_text(f"resources: [{file.name}]\n")
+    return kustomized(directory)
+
+
+def applied(directory: Path, file: Path, component: str) -> tuple[list[Resource], list[Resource]]:
+    """A file's resources without and with the component."""
+    shutil.copy(file, directory)
+    return alone(directory, file), built(directory, component, file.name)
+
+
+@pytest.mark.parametrize("component", ["component", "forward"])
+@pytest.mark.parametrize(
+    "file", [one for one in FILES if one not in KSERVE], ids=lambda path: path.stem
+)
+def test_engines_get_all_of_it_and_all_else_stays(
+    file: Path, component: str, tmp_path: Path
+) -> None:
+    """Whatever kind, names, quotes and order there are."""
+    before, after = applied(tmp_path, file, component)
+    whole = template(component)
+
+    assert len(before) == len(after)
+    for was, now in zip(before, after, strict=True):
+        assert {**was, "spec": None} == {**now, "spec": None}
+        if engines(was) and any(pods(was)):
+            assert_injected(was, now, whole)
+        else:
+            assert was == now
+    assert any(engines(one) and any(pods(one)) for one in after)
+
+
+@pytest.mark.parametrize("file", sorted(KSERVE), ids=lambda path: path.stem)
+def test_kserves_services_as_well(file: Path, tmp_path: Path) -> None:
+    """By the component that is for them; KServe makes pods of it."""
+    before, after = applied(tmp_path, file, "kserve")
+    whole = template()
+
+    for was, now in zip(before, after, strict=True):
+        assert_injected(was, now, whole)
+
+
+@pytest.mark.parametrize("component", ["component", "forward"])
+def test_schemas_allow_what_comes_out(component: str, tmp_path: Path) -> None:
+    """Kubernetes', strictly, and those of the operators that there are."""
+    found: list[Resource] = []
+    for file in FILES:
+        directory = tmp_path / file.stem
+        directory.mkdir()
+        found += applied(directory, file, "kserve" if file in KSERVE else component)[1]
+
+    validate(found, tmp_path)
