@@ -152,6 +152,17 @@ def template(component: str = "component") -> Resource:
     return specification
 
 
+def environ(
+    container: Resource, fields: Mapping[str, str], more: Mapping[str, str] = {}
+) -> dict[str, str]:
+    """Variables of a container as Kubernetes makes them, after ``more``; fields by their paths."""
+    found = dict(more)
+    for one in container.get("env", ()):
+        text = one["value"] if "value" in one else fields[one["valueFrom"]["fieldRef"]["fieldPath"]]
+        found[one["name"]] = re.sub(r"\$\((\w+)\)", lambda name: found[name[1]], text)
+    return found
+
+
 def assert_known(container: Resource) -> None:
     """All flags and variables of one of our containers exist, and their values are taken.
 

@@ -16,6 +16,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+import manifests
 from injection import built
 from manifests import (
     KUSTOMIZE,
@@ -57,13 +58,9 @@ def root() -> Resource:
 
 
 def environ(given: Resource, pod: str, more: Mapping[str, str] = {}) -> dict[str, str]:
-    """Variables of a container in a pod of the namespace llm, as Kubernetes makes them."""
+    """Variables of a container in a pod of the namespace llm."""
     fields = {"metadata.namespace": "llm", "metadata.name": pod}
-    found = dict(more)
-    for one in given.get("env", ()):
-        text = one["value"] if "value" in one else fields[one["valueFrom"]["fieldRef"]["fieldPath"]]
-        found[one["name"]] = re.sub(r"\$\((\w+)\)", lambda name: found[name[1]], text)
-    return found
+    return manifests.environ(given, fields, more)
 
 
 def test_a_leaf_has_no_page_and_nothing_that_asks_it_for_one() -> None:

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from manifests import ROOT, Resource, named, template
+from manifests import ROOT, Resource, environ, named, template
 from sidestep import __version__
+from sidestep.transport import keys
 
 pytestmark = [pytest.mark.image, pytest.mark.timeout(900)]
 
@@ -229,3 +230,61 @@ publisher.close()
 
     assert done.returncode == 0
     assert 'vllm:generation_tokens_total{engine="0",model_name="m"} 7' in page.splitlines()
+
+
+def test_a_leaf_takes_its_keys_from_a_secret(
+    root: Path, config: dict[str, Any], volumes: dict[str, Path], tmp_path: Path
+) -> None:
+    """As nobody, of files that are root's: copied they are taken, as they are mounted they are refused."""
+    copying, leaf = (
+        named(template("forward")["initContainers"], name) for name in ("sidestep-keys", "sidestep")
+    )
+    secret, copied = tmp_path / "secret", tmp_path / "copied"
+    secret.mkdir()
+    copied.mkdir()
+    copied.chmod(0o777)
+    for name in ("exporter", "sidecar"):
+        keys.generate(secret, name)
+    for path in secret.iterdir():
+        path.chmod(0o444)
+    places = {one["name"]: one["mountPath"] for one in copying["volumeMounts"]}
+    # The image has no such directories, and its file system takes none: a runtime makes them below.
+    mounted, ours = places["sidestep-forward"], places["sidestep-keys"]
+    sources = {secret: "/mnt", copied: "/media"}
+
+    def here(text: str) -> str:
+        return text.replace(mounted, "/mnt").replace(ours, "/media")
+
+    copy = [here(one) for one in copying["command"]]
+    subprocess.run(contained(root, config, sources, copy), check=True)
+    modes = {
+        path.name: (path.stat().st_uid, path.stat().st_mode & 0o777) for path in copied.iterdir()
+    }
+    fields = {"metadata.namespace": "llm", "metadata.name": "pod-0"}
+    variables = environ(leaf, fields)
+    mounts = {copied: "/media", **{volumes[name]: path for name, path in MOUNTS.items()}}
+    started = {**config, "Env": [*config["Env"], *(f"{k}={here(v)}" for k, v in variables.items())]}
+    command = [*config["Entrypoint"], *leaf["args"]]
+    probe = leaf["startupProbe"]["exec"]["command"]
+    process = subprocess.Popen(contained(root, started, mounts, command))
+    try:
+        until = time.monotonic() + 60
+        while subprocess.run(contained(root, config, mounts, probe), check=False).returncode:
+            assert process.poll() is None
+            assert time.monotonic() < until
+    finally:
+        process.terminate()
+    code = process.wait(20)
+    wrong = [one.replace("/media", "/mnt") for one in started["Env"]]
+    refused = subprocess.run(
+        contained(root, {**config, "Env": wrong}, {**mounts, secret: "/mnt"}, command),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+    assert modes == {"exporter.pub": (65532, 0o400), "sidecar.key": (65532, 0o400)}
+    assert code == 0
+    assert refused.returncode == 2
+    assert "everybody may read this secret key" in refused.stderr
