@@ -11,9 +11,8 @@ from injection import assert_injected, built
 from manifests import ROOT, Resource, kustomized, pods, template
 from schemas import validate
 
-FILES = sorted(
-    path for path in (ROOT / "tests" / "data" / "deployments").iterdir() if path.suffix != ".md"
-)
+DEPLOYMENTS = ROOT / "tests" / "data" / "deployments"
+FILES = sorted(DEPLOYMENTS.iterdir())
 KSERVE = {path for path in FILES if path.stem.endswith("inference_service")}
 OPTIONAL = {"DaemonSet", "Job"}
 
@@ -77,3 +76,31 @@ def test_schemas_allow_what_comes_out(component: str, tmp_path: Path) -> None:
         found += applied(directory, file, "kserve" if file in KSERVE else component)[1]
 
     validate(found, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "right", "wrong"),
+    [
+        ("workers_only.yaml", ", sidestep/leader: none", ""),
+        ("leader_and_workers.yaml", "maxSurge: 1", "maxSurges: 1"),
+        ("leader_and_workers.yaml", "size: 2", 'size: "2"'),
+        ("inference_service.yaml", "minReplicas: 1", "minReplica: 1"),
+        ("inference_service.yaml", "maxReplicas: 4", "maxReplicas: many"),
+        ("llm_inference_service.yaml", "tolerations:", "toleration:"),
+        ("many.yaml", "[{port: metrics}]", "[{port: 8000}]"),
+        ("per_pod_claims.yaml", "hostIPC: true", "hostIpc: true"),
+    ],
+)
+def test_schemas_refuse_what_the_api_server_would(
+    file: str, right: str, wrong: str, tmp_path: Path
+) -> None:
+    """A leader without a template that does not say so, and typing errors in all kinds that have a schema."""
+    text = (DEPLOYMENTS / file).read_text()
+    assert right in text
+    given = tmp_path / file
+    given.write_text(text.replace(right, wrong))
+    component = "kserve" if DEPLOYMENTS / file in KSERVE else "component"
+    found = built(tmp_path, component, file)
+
+    with pytest.raises(AssertionError):
+        validate(found, tmp_path)
