@@ -20,6 +20,7 @@ import manifests
 from injection import built
 from manifests import (
     KUSTOMIZE,
+    ROOT,
     Resource,
     defaults,
     kustomized,
@@ -104,6 +105,48 @@ def test_leaf_and_aggregator_meet() -> None:
     assert {found["SIDESTEP_SERVER_KEY"], found["SIDESTEP_CLIENT_KEY"]} == {
         f"{target}/{Path(one).name}" for one in sources
     }
+
+
+def test_secrets_are_those_that_the_document_makes() -> None:
+    """By the commands that users copy: names, and the files in them."""
+    text = (ROOT / "docs" / "kubernetes.md").read_text()
+    made = {
+        line.split()[4]: set(re.findall(r"--from-file=(\S+)", line))
+        for line in text.splitlines()
+        if line.startswith("kubectl create secret generic")
+    }
+    copied = {Path(one).name for one in container("forward", "sidestep-keys")["command"][5:]}
+    ((_, pod),) = pods(aggregator()["Deployment"])
+    mounted = {one["name"]: one["secret"] for one in pod["volumes"] if "secret" in one}
+    forward = named(template("forward")["volumes"], "sidestep-forward")["secret"]
+
+    assert made == {
+        mounted["key"]["secretName"]: {Path(settings(root(), defaults()).ingest_curve_key).name},
+        mounted["authorized"]["secretName"]: {"sidecar.pub"},
+        forward["secretName"]: copied,
+    }
+    # By the group that fsGroup gives them; and, where there is none, by everybody who has the volume.
+    assert {one["defaultMode"] for one in mounted.values()} == {0o440}
+    assert pod["securityContext"]["fsGroup"] == root()["securityContext"]["runAsGroup"]
+    assert forward["defaultMode"] == 0o444
+    holders = [
+        one["name"]
+        for one in template("forward")["initContainers"] + template("forward")["containers"]
+        if "sidestep-forward" in str(one.get("volumeMounts"))
+    ]
+    assert holders == ["sidestep-keys"]
+
+
+def test_all_containers_are_as_hard_as_the_sidecar() -> None:
+    """And those of an engine's pod leave it in its class."""
+    sidecar = container("component", "sidestep")
+    given = template("forward")["initContainers"]
+
+    for one in [*given, root()]:
+        assert one["securityContext"] == sidecar["securityContext"]
+    for one in given:
+        assert one["resources"]["requests"] == one["resources"]["limits"]
+        assert one["image"] == sidecar["image"] == root()["image"]
 
 
 def test_the_aggregator_is_no_engine() -> None:

@@ -246,7 +246,9 @@ def test_a_leaf_takes_its_keys_from_a_secret(
     for name in ("exporter", "sidecar"):
         keys.generate(secret, name)
     for path in secret.iterdir():
-        path.chmod(0o444)
+        path.chmod(
+            named(template("forward")["volumes"], "sidestep-forward")["secret"]["defaultMode"]
+        )
     places = {one["name"]: one["mountPath"] for one in copying["volumeMounts"]}
     # The image has no such directories, and its file system takes none: a runtime makes them below.
     mounted, ours = places["sidestep-forward"], places["sidestep-keys"]
