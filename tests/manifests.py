@@ -1,10 +1,13 @@
-"""Manifests as values: what kustomize makes of them, what is ours in a pod, and whether schemas allow it."""
+"""Manifests as values: what kustomize makes of them, and what is ours in a pod."""
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,22 +15,40 @@ from typing import Any
 import pytest
 import yaml
 
+from sidestep.config import SETTINGS, Config, read
+from sidestep.transport.connection import CLIENT_KEY, SERVER_KEY
+
 ROOT = Path(__file__).parents[1]
 KUSTOMIZE = ROOT / "deploy" / "kustomize"
 TOOLS = ROOT / "build" / "deploy"
 """What ``make deploy-test`` installs."""
-KUBERNETES = "1.32"
 PODS = {
     "Deployment": ["spec.template.spec"],
     "StatefulSet": ["spec.template.spec"],
+    "DaemonSet": ["spec.template.spec"],
+    "Job": ["spec.template.spec"],
     "LeaderWorkerSet": [
         "spec.leaderWorkerTemplate.leaderTemplate.spec",
         "spec.leaderWorkerTemplate.workerTemplate.spec",
     ],
-    "LLMInferenceService": ["spec.template"],
+    "LLMInferenceService": ["spec.template", "spec.prefill.template", "spec.worker"],
     "InferenceService": ["spec.predictor"],
 }
 """Where kinds have their pods' specifications."""
+
+OURS = frozenset(
+    {
+        "sidestep", "sidestep-plugin", "sidestep-keys", "sidestep-socket", "sidestep-state", "sidestep-forward",
+        "SIDESTEP_ENDPOINT", "SIDESTEP_NAMESPACE",
+    }
+)  # fmt: skip
+"""Names of all that is injected, but for PYTHONPATH, which may be an engine's own."""
+COMPONENTS = {
+    "component": (),
+    "forward": ("parts/forward",),
+    "forward-group": ("parts/forward", "parts/group"),
+}
+"""Those for vLLM and SGLang, with what they change in the template."""
 
 Resource = dict[str, Any]
 
@@ -85,44 +106,81 @@ def named(items: Iterable[Resource] | None, name: str) -> Resource:
 
 def ours(one: Resource) -> bool:
     """Whether a container, volume, mount or variable is one that we inject."""
-    name: str = one["name"]
-    return name.lower().startswith("sidestep")
+    return one["name"] in OURS
 
 
-def template() -> Resource:
-    """The specification of which everything injected is a part."""
-    (found,) = resources((KUSTOMIZE / "parts" / "pod" / "pod.yaml").read_text())
+def defaults() -> dict[str, str]:
+    """Settings that the image has in its environment."""
+    text = (ROOT / "deploy" / "Dockerfile").read_text()
+    return dict(re.findall(r"(SIDESTEP_\w+)=(\S+)", text))
+
+
+def settings(container: Resource, environ: Mapping[str, str]) -> Config:
+    """As the command reads its arguments; a flag or a value that it does not know is an error."""
+    command, *flags = container["args"]
+    assert command == "serve"
+    known = {f"--{setting.flag}": setting for setting in SETTINGS}
+    given: dict[str, object] = {}
+    for flag in flags:
+        name, equals, value = flag.partition("=")
+        setting = known[name]
+        assert equals or setting.switch, flag
+        given[setting.key] = [value] if setting.repeatable else value or not equals
+    return read(given, environ)
+
+
+def template(component: str = "component") -> Resource:
+    """The specification of which everything that a component injects is a part."""
+    if not COMPONENTS[component]:
+        (found,) = resources((KUSTOMIZE / "parts" / "pod" / "pod.yaml").read_text())
+    else:
+        with tempfile.TemporaryDirectory() as name:
+            parts = [KUSTOMIZE / part for part in ("parts/pod", *COMPONENTS[component])]
+            shown = {
+                "components": [os.path.relpath(part, Path(name).resolve()) for part in parts],
+                # Else it is left out of what is built.
+                "patches": [
+                    {
+                        "target": {"kind": "PodTemplate"},
+                        "patch": "- {op: remove, path: /metadata/annotations}",
+                    }
+                ],
+            }
+            Path(name, "kustomization.yaml").write_text(json.dumps(shown))
+            (found,) = kustomized(Path(name))
     specification: Resource = found["template"]["spec"]
     return specification
 
 
-def validate(found: Iterable[Resource], directory: Path) -> None:
-    """Hold resources, and the pods of kinds that Kubernetes does not know, against its schemas.
+def environ(
+    container: Resource, fields: Mapping[str, str], more: Mapping[str, str] = {}
+) -> dict[str, str]:
+    """Variables of a container as Kubernetes makes them, after ``more``; fields by their paths."""
+    found = dict(more)
+    for one in container.get("env", ()):
+        text = one["value"] if "value" in one else fields[one["valueFrom"]["fieldRef"]["fieldPath"]]
+        found[one["name"]] = re.sub(r"\$\((\w+)\)", lambda name: found[name[1]], text)
+    return found
+
+
+def assert_known(container: Resource) -> None:
+    """All flags and variables of one of our containers exist, and their values are taken.
 
     Raises:
-        AssertionError: A field is unknown or has the wrong type; with all that was said.
+        AssertionError: A variable is unknown: it would say nothing.
+        ConfigError: A value is refused.
     """
-    known = [one for one in found if one["kind"] not in PODS or "apps/" in one["apiVersion"]]
-    pods_of = [
-        {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": _named(spec)}
-        for one in found
-        if one not in known
-        for _, spec in pods(one)
-    ]
-    file = directory / "resources.yaml"
-    file.write_text(yaml.safe_dump_all([*known, *pods_of]))
-    done = subprocess.run(
-        [tool("kubernetes-validate"), "--strict", "-k", KUBERNETES, file],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    said = done.stdout + done.stderr
-
-    assert (done.returncode, "WARN" in said) == (0, False), said
+    given = {one["name"]: one.get("value", "") for one in container.get("env", ())}
+    ours_there = {name for name in given if name.startswith("SIDESTEP_")}
+    assert ours_there <= {setting.variable for setting in SETTINGS} | {SERVER_KEY, CLIENT_KEY}
+    # What Kubernetes fills in is some word.
+    filled = {name: re.sub(r"\$\(\w+\)", "x", value) for name, value in given.items()}
+    if container.get("args", ["serve"])[0] == "serve":
+        settings({"args": ["serve"], **container}, {**defaults(), **filled})
 
 
-def _named(spec: Resource) -> Resource:
-    """KServe fills in images."""
-    filled = [{"image": "theirs", **one} for one in spec["containers"]]
-    return {**spec, "containers": filled}
+def sidesteps(pod: Resource) -> Iterator[Resource]:
+    """Containers of a pod that run our image."""
+    for one in [*pod.get("initContainers", ()), *pod["containers"]]:
+        if re.search(r"(^|/)sidestep[:@]", one.get("image", "")):
+            yield one

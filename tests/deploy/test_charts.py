@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,21 +11,32 @@ from typing import Any
 import pytest
 import yaml
 
-from manifests import ROOT, TOOLS, Resource, named, pods, resources, template, tool, validate
+from manifests import (
+    ROOT,
+    Resource,
+    assert_known,
+    named,
+    pods,
+    resources,
+    sidesteps,
+    template,
+    tool,
+)
+from schemas import validate
 from sidestep import __version__
-from sidestep.config import SETTINGS
 
 CHARTS = ROOT / "deploy" / "helm"
 LIBRARY = CHARTS / "sidestep-lib"
 CHART = CHARTS / "sidestep"
 ENGINE = ROOT / "tests" / "data" / "charts" / "engine"
 VALUES = sorted(CHART.glob("ci/*-values.yaml"))
-FLAGS = {f"--{setting.flag}" for setting in SETTINGS}
 
 
-def rendered(chart: Path, *values: Path, library: Path | None = None) -> list[Resource]:
+def rendered(
+    chart: Path, *values: Path, library: Path | None = None, name: str = "release"
+) -> list[Resource]:
     """What Helm would apply."""
-    more = [f"-library={library}"] if library else []
+    more = [f"-name={name}", *([f"-library={library}"] if library else [])]
     done = subprocess.run(
         [tool("helm-render"), *more, chart, *values], capture_output=True, text=True, check=False
     )
@@ -76,16 +86,16 @@ def test_charts_are_this_release() -> None:
     assert values(CHART / "values.yaml")["aggregator"]["image"]["tag"] == __version__
 
 
-def test_every_flag_of_a_template_exists() -> None:
+@pytest.mark.parametrize("file", VALUES, ids=lambda path: path.stem)
+def test_every_flag_and_variable_exists(file: Path) -> None:
     """As the command has them."""
-    named_there = {
-        flag
-        for path in [*CHARTS.glob("*/templates/*.yaml"), *LIBRARY.glob("templates/*.tpl")]
-        for flag in re.findall(r"- (--[a-z.-]+)=", path.read_text())
-    }
+    found = [
+        one for given in rendered(CHART, file) for _, pod in pods(given) for one in sidesteps(pod)
+    ]
 
-    assert named_there <= FLAGS
-    assert "--ingest.curve-key" in named_there
+    assert len(found) == ("aggregator" in values(file))
+    for one in found:
+        assert_known(one)
 
 
 def test_the_library_injects_what_the_component_injects(tmp_path: Path) -> None:
@@ -97,6 +107,25 @@ def test_the_library_injects_what_the_component_injects(tmp_path: Path) -> None:
 
     assert pod == template()
     validate(found, tmp_path)
+
+
+def test_the_library_forwards_as_the_component_does(tmp_path: Path) -> None:
+    """Word for word, and the keys are there before the exporter that needs them."""
+    file = tmp_path / "values.yaml"
+    endpoint = "tcp://sidestep-aggregator:9858"
+    file.write_text(yaml.safe_dump({"sidestep-lib": {"forward": {"endpoint": endpoint}}}))
+    ((_, pod),) = pods(rendered(ENGINE, file, library=LIBRARY)[0])
+    expected = template("forward")
+    for container in pod["initContainers"]:
+        assert container.pop("imagePullPolicy") == "IfNotPresent"
+    names = [one["name"] for one in pod["initContainers"]]
+
+    assert names.index("sidestep-keys") < names.index("sidestep")
+    for key in ("initContainers", "volumes"):
+        assert {one["name"]: one for one in pod.pop(key)} == {
+            one["name"]: one for one in expected.pop(key)
+        }
+    assert pod == expected
 
 
 def test_the_library_without_the_plugin_is_for_engines_that_are_polled(tmp_path: Path) -> None:
@@ -115,17 +144,8 @@ def test_the_library_without_the_plugin_is_for_engines_that_are_polled(tmp_path:
 def test_the_chart_makes_what_schemas_allow(file: Path, tmp_path: Path) -> None:
     """Kubernetes' own, and the operator's."""
     found = rendered(CHART, file)
-    custom = [one for one in found if "monitoring.coreos.com" in one["apiVersion"]]
 
-    validate([one for one in found if one not in custom], tmp_path)
-    done = subprocess.run(
-        ["node", TOOLS / "validate.mjs"],
-        input=json.dumps(custom),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    validate(found, tmp_path)
     assert len({(one["kind"], one["metadata"]["name"]) for one in found}) == len(found)
 
 
@@ -157,6 +177,70 @@ def test_an_aggregator_needs_its_keys(tmp_path: Path) -> None:
 
     assert held(asked, CHART / "values.schema.json", tmp_path) == 1
     assert (done.returncode, "aggregator.keySecret: name the secret" in done.stderr) == (1, True)
+
+
+def test_the_chart_runs_the_aggregator_that_kustomize_runs() -> None:
+    """But for labels of the release, and what Helm alone says."""
+    found = rendered(CHART, CHART / "ci" / "forward-values.yaml", name="sidestep")
+    plain = resources((ROOT / "deploy/kustomize/aggregator/aggregator.yaml").read_text())
+    ours = {one["kind"]: one for one in plain}
+    theirs = {
+        one["kind"]: unreleased(one)
+        for one in found
+        if one["metadata"]["name"] == "sidestep-aggregator"
+    }
+    monitor = theirs.pop("PodMonitor")
+
+    assert theirs == ours
+    (example,) = resources((ROOT / "deploy/examples/podmonitor-aggregator.yaml").read_text())
+    assert monitor["spec"]["podMetricsEndpoints"][0].pop("scrapeTimeout")
+    assert {**monitor, "metadata": None} == {**example, "metadata": None}
+
+
+def unreleased(given: Any) -> Any:
+    """A resource without what a release adds to it."""
+    added = {"namespace", "imagePullPolicy", "annotations"} | {
+        f"app.kubernetes.io/{name}" for name in ("instance", "version", "managed-by")
+    }
+    if isinstance(given, list):
+        return [unreleased(one) for one in given]
+    if isinstance(given, dict):
+        return {key: unreleased(one) for key, one in given.items() if key not in added}
+    return given
+
+
+@pytest.mark.parametrize(
+    ("asked", "claims", "volume"),
+    [
+        ({}, 0, {"emptyDir": {"medium": "Memory", "sizeLimit": "128Mi"}}),
+        (
+            {"persistence": {"size": "2Gi", "storageClassName": "fast"}},
+            1,
+            {"persistentVolumeClaim": {"claimName": "release-sidestep-aggregator"}},
+        ),
+        (
+            {"existingClaim": "mine", "persistence": {"size": "2Gi"}},
+            0,
+            {"persistentVolumeClaim": {"claimName": "mine"}},
+        ),
+    ],
+    ids=["memory", "claim", "existing"],
+)
+def test_the_aggregators_state_lies_where_it_was_asked_for(
+    asked: dict[str, Any], claims: int, volume: Resource, tmp_path: Path
+) -> None:
+    """In memory, on a claim of the release's that outlives it, or on one that is there."""
+    file = tmp_path / "values.yaml"
+    file.write_text(yaml.safe_dump({"aggregator": asked}))
+    found = rendered(CHART, CHART / "ci" / "least-values.yaml", file)
+    made = of(found, "PersistentVolumeClaim")
+    ((_, pod),) = pods(of(found, "Deployment")[0])
+
+    assert len(made) == claims
+    for one in made:
+        assert one["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+        assert one["spec"]["storageClassName"] == "fast"
+    assert named(pod["volumes"], "state") == {"name": "state", **volume}
 
 
 def test_dashboards_and_rules_arrive_as_they_are() -> None:

@@ -16,7 +16,7 @@ from aiohttp import web
 
 from conftest import Start
 from manifests import KUSTOMIZE, ROOT, Resource, kustomized, named, pods
-from stores import BINARIES, Process
+from prometheus_server import BINARIES, Prometheus
 
 VERSION = {"resourceVersion": "1"}
 END: Resource = {
@@ -95,9 +95,13 @@ async def test_prometheus_finds_the_sidecar_by_its_ports_name(tmp_path: Path, st
             discovery["api_server"] = api
             file = tmp_path / "prometheus.yml"
             file.write_text(yaml.safe_dump(config))
-            async with Process(binary, file, f"--storage.tsdb.path={tmp_path}/tsdb") as server:
-                await server.until("up", lambda found: found == {address: 1.0})
-                (series,) = await server.ask("sidestep_build_info")
+            server = Prometheus(binary, file, f"--storage.tsdb.path={tmp_path}/tsdb")
+            try:
+                await asyncio.to_thread(server.start)
+                await asyncio.to_thread(server.until, "up", lambda found: found == {address: 1.0})
+                (series,) = await asyncio.to_thread(server.ask, "sidestep_build_info")
+            finally:
+                await asyncio.to_thread(server.stop)
 
     told = series["metric"]
     assert (told["namespace"], told["pod"], told["job"]) == ("llm", "decode-0", "sidestep")

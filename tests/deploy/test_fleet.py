@@ -14,8 +14,8 @@ from aiohttp import web
 from conftest import MAIN_RUN, SPEC_RUN, Start
 from manifests import ROOT
 from pages import get, parse
+from prometheus_server import AGENT, BINARIES, Prometheus
 from sidestep_adapters.replay import Replay
-from stores import AGENT, BINARIES, Process
 
 FLEET = ROOT / "deploy" / "fleet"
 READS = "reads_total"
@@ -62,9 +62,15 @@ async def counting() -> AsyncIterator[str]:
         await runner.cleanup()
 
 
-async def scraped(agents: list[Process]) -> float:
+async def running(stack: AsyncExitStack, server: Prometheus) -> None:
+    """Start it; the stack stops it."""
+    stack.push_async_callback(asyncio.to_thread, server.stop)
+    await asyncio.to_thread(server.start)
+
+
+async def scraped(agents: list[Prometheus]) -> float:
     """Samples that agents have got so far."""
-    pages = [await one.get("/metrics") for one in agents]
+    pages = [await asyncio.to_thread(one.page, "/metrics") for one in agents]
     return sum(
         float(line.split()[1])
         for page in pages
@@ -91,22 +97,22 @@ async def away(version: str, binary: str, tmp_path: Path, start: Start) -> None:
     async with AsyncExitStack() as stack:
         exporter = await stack.enter_async_context(start(ingest_endpoint=(endpoint,)))
         pages = [await stack.enter_async_context(counting()) for _ in range(4)]
-        store = Process(
+        store = Prometheus(
             binary, FLEET / "store.yml", "--web.enable-remote-write-receiver",
             f"--storage.tsdb.path={tmp_path}/store",
         )  # fmt: skip
-        await stack.enter_async_context(store)
+        await running(stack, store)
         agents = []
         for shard in (0, 1):
             directory = tmp_path / f"agent{shard}"
             config = agent(directory, shard, store.port, [exporter.url, *pages])
             wal = f"--storage.agent.path={directory}/wal"
-            agents.append(Process(binary, config, AGENT[version], wal))
-            await stack.enter_async_context(agents[-1])
+            agents.append(Prometheus(binary, config, AGENT[version], wal))
+            await running(stack, agents[-1])
         everyone = {url.split("/")[2] for url in pages}
-        await store.until(READS, lambda found: set(found) == everyone)
+        await asyncio.to_thread(store.until, READS, lambda found: set(found) == everyone)
 
-        await store.stop()
+        await asyncio.to_thread(store.stop)
         for n, run in enumerate((MAIN_RUN, SPEC_RUN)):
             player = Replay(run, exporter.endpoints[0], realtime=False, namespace=f"pod-{n}")
             await asyncio.to_thread(player.run)
@@ -114,15 +120,19 @@ async def away(version: str, binary: str, tmp_path: Path, start: Start) -> None:
         async with asyncio.timeout(60):
             while await scraped(agents) < before + 2000:
                 await asyncio.sleep(0.1)
-        await store.start()
+        await asyncio.to_thread(store.start)
 
-        seen = {name: found[-1][1] for name, found in (await store.samples(READS)).items()}
-        await store.until(
+        seen = {
+            name: found[-1][1]
+            for name, found in (await asyncio.to_thread(store.samples, READS)).items()
+        }
+        await asyncio.to_thread(
+            store.until,
             READS,
             lambda found: all(found.get(name, 0) > seen.get(name, 0) + 8 for name in everyone),
         )
-        stored = await store.samples(READS)
-        tokens = {float(one["value"][1]) for one in await store.ask(TOKENS)}
+        stored = await asyncio.to_thread(store.samples, READS)
+        tokens = {float(one["value"][1]) for one in await asyncio.to_thread(store.ask, TOKENS)}
         page = parse(await get(exporter.url))
 
     for found in stored.values():

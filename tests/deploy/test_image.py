@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from manifests import ROOT, Resource, named, template
+from manifests import ROOT, Resource, environ, named, template
 from sidestep import __version__
+from sidestep.transport import keys
 
 pytestmark = [pytest.mark.image, pytest.mark.timeout(900)]
 
@@ -204,21 +205,88 @@ def test_an_engine_of_any_user_reaches_it(
     endpoint = named(named(template()["containers"], "engine")["env"], "SIDESTEP_ENDPOINT")["value"]
     program = f"""
 import sys; sys.path[1:1] = ["/mnt"]
-from sidestep.wire.messages import EngineInfo
-from sidestep_adapters import push
 import time
+from sidestep.wire.items import VllmStep
+from sidestep.wire.messages import EngineInfo
+from sidestep.wire.vllm import IterationStats
+from sidestep_adapters import push
 assert push.__file__.startswith("/mnt/"), push.__file__
 engine = EngineInfo("e", "vllm", {{"model_name": "m", "engine": "0"}})
 publisher = push.Publisher({endpoint!r}, "s", [engine])
-time.sleep(3)
+step = IterationStats(num_generation_tokens=7)
+publisher.push(VllmStep(0, time.monotonic(), time.time(), None, step))
+until = time.monotonic() + 60
+while not publisher.drained and time.monotonic() < until:
+    time.sleep(0.01)
+assert publisher.drained
 publisher.close()
 """
     with running(root, config, volumes, SIDECAR):
         mounts = {volumes["sidestep-socket"]: MOUNTS["sidestep-socket"], **mounts}
         python = ["/opt/sidestep/venv/bin/python3", "-c", program]
         done = subprocess.run(contained(root, config, mounts, python, user), check=False)
-        with urllib.request.urlopen("http://127.0.0.1:9857/api/v1/engines") as answer:
-            engines = json.load(answer)
+        with urllib.request.urlopen("http://127.0.0.1:9857/metrics") as answer:
+            page = answer.read().decode()
 
     assert done.returncode == 0
-    assert [one["id"] for one in engines] == ["e"]
+    assert 'vllm:generation_tokens_total{engine="0",model_name="m"} 7' in page.splitlines()
+
+
+def test_a_leaf_takes_its_keys_from_a_secret(
+    root: Path, config: dict[str, Any], volumes: dict[str, Path], tmp_path: Path
+) -> None:
+    """As nobody, of files that are root's: copied they are taken, as they are mounted they are refused."""
+    copying, leaf = (
+        named(template("forward")["initContainers"], name) for name in ("sidestep-keys", "sidestep")
+    )
+    secret, copied = tmp_path / "secret", tmp_path / "copied"
+    secret.mkdir()
+    copied.mkdir()
+    copied.chmod(0o777)
+    for name in ("exporter", "sidecar"):
+        keys.generate(secret, name)
+    for path in secret.iterdir():
+        path.chmod(
+            named(template("forward")["volumes"], "sidestep-forward")["secret"]["defaultMode"]
+        )
+    places = {one["name"]: one["mountPath"] for one in copying["volumeMounts"]}
+    # The image has no such directories, and its file system takes none: a runtime makes them below.
+    mounted, ours = places["sidestep-forward"], places["sidestep-keys"]
+    sources = {secret: "/mnt", copied: "/media"}
+
+    def here(text: str) -> str:
+        return text.replace(mounted, "/mnt").replace(ours, "/media")
+
+    copy = [here(one) for one in copying["command"]]
+    subprocess.run(contained(root, config, sources, copy), check=True)
+    modes = {
+        path.name: (path.stat().st_uid, path.stat().st_mode & 0o777) for path in copied.iterdir()
+    }
+    fields = {"metadata.namespace": "llm", "metadata.name": "pod-0"}
+    variables = environ(leaf, fields)
+    mounts = {copied: "/media", **{volumes[name]: path for name, path in MOUNTS.items()}}
+    started = {**config, "Env": [*config["Env"], *(f"{k}={here(v)}" for k, v in variables.items())]}
+    command = [*config["Entrypoint"], *leaf["args"]]
+    probe = leaf["startupProbe"]["exec"]["command"]
+    process = subprocess.Popen(contained(root, started, mounts, command))
+    try:
+        until = time.monotonic() + 60
+        while subprocess.run(contained(root, config, mounts, probe), check=False).returncode:
+            assert process.poll() is None
+            assert time.monotonic() < until
+    finally:
+        process.terminate()
+    code = process.wait(20)
+    wrong = [one.replace("/media", "/mnt") for one in started["Env"]]
+    refused = subprocess.run(
+        contained(root, {**config, "Env": wrong}, {**mounts, secret: "/mnt"}, command),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+    assert modes == {"exporter.pub": (65532, 0o400), "sidecar.key": (65532, 0o400)}
+    assert code == 0
+    assert refused.returncode == 2
+    assert "everybody may read this secret key" in refused.stderr

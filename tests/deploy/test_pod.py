@@ -7,27 +7,14 @@ import subprocess
 
 import pytest
 
-from manifests import ROOT, Resource, named, template, tool
+from manifests import ROOT, Resource, defaults, named, settings, template, tool
 from sidestep import __version__
-from sidestep.config import SETTINGS, Config, read
+from sidestep.config import SETTINGS
 
 SIDECAR = named(template()["initContainers"], "sidestep")
 PLUGIN = named(template()["initContainers"], "sidestep-plugin")
 ENGINE = named(template()["containers"], "engine")
 DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()
-
-
-def settings(container: Resource) -> Config:
-    """As the command reads its arguments; a flag or a value that it does not know is an error."""
-    command, *flags = container["args"]
-    assert command == "serve"
-    known = {f"--{setting.flag}": setting for setting in SETTINGS}
-    given: dict[str, object] = {}
-    for flag in flags:
-        name, _, value = flag.partition("=")
-        setting = known[name]
-        given[setting.key] = [value] if setting.repeatable else value
-    return read(given, dict(re.findall(r"(SIDESTEP_\w+)=(\S+)", DOCKERFILE)))
 
 
 def mebibytes(text: str) -> int:
@@ -38,7 +25,7 @@ def mebibytes(text: str) -> int:
 
 def test_every_flag_exists_and_every_value_is_taken() -> None:
     """The manifest's, and those the image has in its environment."""
-    config = settings(SIDECAR)
+    config = settings(SIDECAR, defaults())
 
     assert config.ingest_ipc_group == str(SIDECAR["securityContext"]["runAsGroup"])
     assert config.web_listen_address == (("", SIDECAR["ports"][0]["containerPort"]),)
@@ -58,7 +45,7 @@ def test_engine_and_exporter_meet() -> None:
     volume = named(template()["volumes"], "sidestep-socket")
     mounts = [named(each["volumeMounts"], "sidestep-socket") for each in (ENGINE, SIDECAR)]
 
-    assert settings(SIDECAR).ingest_endpoint == (endpoint,)
+    assert settings(SIDECAR, defaults()).ingest_endpoint == (endpoint,)
     assert mounts[0] == mounts[1]
     below = endpoint.removeprefix(f"ipc://{mounts[0]['mountPath']}/")
     assert below.count("/") == 1
@@ -80,7 +67,7 @@ def test_state_outlives_the_process_in_memory() -> None:
     """The snapshot lies on a volume that only this container has."""
     mount = named(SIDECAR["volumeMounts"], "sidestep-state")
 
-    assert settings(SIDECAR).state_dir.startswith(mount["mountPath"] + "/")
+    assert settings(SIDECAR, defaults()).state_dir.startswith(mount["mountPath"] + "/")
     assert "Memory" in str(named(template()["volumes"], "sidestep-state"))
 
 
@@ -110,7 +97,7 @@ def test_an_engines_pod_stays_guaranteed(container: Resource) -> None:
 
 def test_the_exporter_stops_growing_before_it_is_killed() -> None:
     """A quarter is left between its own limit and the container's, less what its volumes hold."""
-    config = settings(SIDECAR)
+    config = settings(SIDECAR, defaults())
     limit = mebibytes(SIDECAR["resources"]["limits"]["memory"])
 
     assert config.limits_memory_soft < config.limits_memory_hard <= limit * 3 / 4
