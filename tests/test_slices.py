@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,11 +17,14 @@ import pytest
 import metric_families
 from intakes import Fed
 from pages import parse
+from sidestep.apply import Applier
 from sidestep.catalogue.model import Kind
 from sidestep.choice import Choice
+from sidestep.combining import merged_states
 from sidestep.engine import Engine
 from sidestep.engine_metrics import SeriesCount, series_of
 from sidestep.formats import Format
+from sidestep.histogram import Histogram
 from sidestep.native import Native
 from sidestep.plan import compile_layout
 from sidestep.registry import Registry
@@ -32,7 +36,7 @@ from sidestep.selfmetrics import OwnRegistry
 from sidestep.turns import LONGEST, SLICE, collected
 from sidestep.wire.items import Family, Sample, Samples, encode_item
 from sidestep.wire.messages import EngineInfo
-from slices import MOST, counted, slices
+from slices import MOST, counted, made, slices
 
 MANY = 512
 FORMS: tuple[Format, ...] = ("text", "openmetrics", "protobuf")
@@ -105,6 +109,26 @@ def test_own_families_that_have_changed_are_written(form: Format) -> None:
     assert same()
 
 
+def test_own_families_name_the_engines_that_there_are() -> None:
+    """One that comes, one that goes, and one that has other labels."""
+    fed = fleet(2)
+    registry = fed.intake.registry
+    texts = OwnTexts(OwnRegistry(fed.intake.metrics))
+
+    def named() -> set[tuple[str, str]]:
+        page = parse(b"".join(texts.pieces("text")).decode())
+        samples = page["sidestep_engine_up"].samples
+        return {(dict(labels)["engine"], dict(labels)["model_name"]) for _, labels in samples}
+
+    assert named() == {("0", "m"), ("1", "m")}
+    fed.greet("other", [info(7)])
+    assert named() == {("0", "m"), ("1", "m"), ("7", "m")}
+    registry.discard(registry.engines["e0"])
+    registry.engines["e1"].labels["model_name"] = "other"
+    registry.engines["e1"].look_anew()
+    assert named() == {("1", "other"), ("7", "m")}
+
+
 def test_series_of_engines_that_have_not_changed_are_not_counted_again() -> None:
     """And of those that have, they are; whoever has gone counts no more."""
     fed = fleet(40)
@@ -139,6 +163,9 @@ SOME = {
     "vllm:admission_rejections_total",
     "vllm:cache_config_info",
     "sidestep_kv_tracked_blocks",
+    "sidestep_lora_requests",
+    "sidestep_cudagraph_tokens_total",
+    "own_total",
 }
 """Families of each place where engines keep something, and one that they share."""
 
@@ -172,6 +199,15 @@ def change(registry: Registry, engine: Engine) -> None:
     engine.values[:] = [1 if value is None else value + 1 for value in engine.values]
     for slot in range(len(engine.histograms)):
         engine.histogram(slot).observe(0.5)
+    for children, row in zip(engine.keyed, engine.layout.keyed, strict=True):
+        key = ("x",) * len(row.own_labels)
+        children[key] = children.get(key, 0) + 1
+    for family in engine.open.values():
+        for key, child in family.children.items():
+            if isinstance(child, Histogram):
+                child.observe(0.5)
+            else:
+                family.children[key] = child + 1
     registry.touch(engine)
 
 
@@ -256,8 +292,12 @@ def test_a_family_is_of_one_moment(kind: str) -> None:
     registry = Registry(
         {"vllm": compile_layout("vllm")}, {}, native=Native({}, lambda: 1.0, both=True)
     )
+    applier = Applier(registry)
     for number in range(70):
-        change(registry, registry.register(info(number)))
+        engine = registry.register(info(number))
+        family = Family("own_total", "counter", ["l"], [Sample(["x"], 0.0)])
+        applier.apply(engine, Samples(0, 1.0, [family]))
+        change(registry, engine)
     page = PAGES[kind](registry)
 
     found: list[bytes] = []
@@ -308,6 +348,40 @@ def test_an_engine_that_goes_while_a_page_is_made_still_counts_on_it() -> None:
         }
 
     assert counts(found) == counts(before)
+
+
+def test_an_engine_that_came_and_went_between_two_pages_counts() -> None:
+    """The same ones are shown as on the page before, and what it counted is in their sum."""
+    registry = fleet(2).intake.registry
+    name = "vllm:num_preemptions_total"
+    merged = Merged(registry, Choice().of_pod)
+
+    def total() -> float:
+        texts = [text for piece in merged.pieces(names={name}) for text in piece]
+        (family,) = parse(b"".join(texts).decode()).values()
+        (value,) = family.samples.values()
+        return value
+
+    assert total() == 0
+    passing = registry.register(info(2))
+    change(registry, passing)
+    registry.retire(passing)
+    assert total() == 1
+
+
+def test_sums_of_many_histograms_are_exact() -> None:
+    """However many slices they are made in, and whatever bounds they have."""
+    for count in (1, 2, 101, 350):
+        found = [(BOUNDS[n % 7 == 3], [n, 2 * n, n % 5, 1], n / 8) for n in range(count)]
+        bounds, counts, total = made(merged_states(found))
+        pairs = [dict(zip((*b, math.inf), accumulate(c), strict=True)) for b, c, _ in found]
+
+        assert bounds == tuple(sorted(set.intersection(*(set(b) for b, _, _ in found))))
+        assert [*accumulate(counts)] == [sum(p[b] for p in pairs) for b in (*bounds, math.inf)]
+        assert total == sum(n / 8 for n in range(count))
+
+
+BOUNDS = ((0.1, 1.0, 5.0), (0.1, 2.0, 5.0))
 
 
 def test_native_buckets_of_a_shared_family_are_merged() -> None:
