@@ -165,6 +165,24 @@ async def test_processes_forward_to_each_other(tmp_path: Path) -> None:
         ({"forward": PATH, "forward_label": ("lora=b",)}, ""),
         ({"forward": PATH, "forward_label": ("a=b", "a=c")}, "give each label once"),
         ({"forward": PATH, "ingest_endpoint": (PATH,)}, "this is where engines connect"),
+        ({"forward": f"{PATH}/../y", "ingest_endpoint": (PATH,)}, "this is where engines connect"),
+        *(
+            ({"forward": forward, "ingest_endpoint": (PATH, ingest)}, said)
+            for forward, ingest, said in (
+                ("tcp://127.0.0.1:9858", "tcp://0.0.0.0:9858", "this is where engines connect"),
+                ("tcp://127.0.0.1:9858", "tcp://*:9858", "this is where engines connect"),
+                ("tcp://localhost:9858", "tcp://*:9858", "this is where engines connect"),
+                ("tcp://localhost:9858", "tcp://127.0.0.1:9858", "this is where engines connect"),
+                ("tcp://0.0.0.0:9858", "tcp://127.0.0.1:9858", "this is where engines connect"),
+                ("tcp://[::1]:9858", "tcp://[::]:9858", "this is where engines connect"),
+                (f"tcp://{socket.gethostname()}:9858", "tcp://*:9858", "this is where engines"),
+                ("tcp://127.0.0.1:9859", "tcp://*:9858", ""),
+                ("tcp://192.0.2.1:9858", "tcp://*:9858", ""),
+                ("tcp://127.0.0.1:9858", "tcp://127.0.0.2:9858", ""),
+                ("tcp://name.invalid:9858", "tcp://*:9858", ""),
+                ("tcp://127.0.0.1:9858", "tcp://*:0", ""),
+            )
+        ),
         ({"forward": PATH, "forward_interval": "0"}, "above 0"),
         ({"forward": PATH, "forward_interval": "60"}, "10 seconds at most"),
     ],
