@@ -22,6 +22,7 @@ from sidestep.descriptions import excess
 from sidestep.engine import Engine
 from sidestep.errors import WireError
 from sidestep.forwarded import Forwarded
+from sidestep.hearsay import Hearsay, Replies
 from sidestep.logs import Limited
 from sidestep.records import decode_record
 from sidestep.registry import GONE, SILENT, Registry
@@ -29,12 +30,11 @@ from sidestep.selfmetrics import SelfMetrics
 from sidestep.session.lives import new_life
 from sidestep.session.receiver import Receiver, Stream
 from sidestep.transport.guard import Guard
-from sidestep.wire.forwarded import decode_forward, is_forward
+from sidestep.wire.forwarded import is_forward
 from sidestep.wire.items import Item, decode_item
 from sidestep.wire.limits import MAX_ITEM_BYTES
 from sidestep.wire.messages import (
     EngineInfo,
-    FromExporter,
     FromSender,
     Heartbeat,
     Hello,
@@ -51,7 +51,6 @@ PART = 8 << 10
 WAITING = 16 << 10
 """Bytes of items whose observations may wait: to make those takes up to 1 ms, of the same turn."""
 
-Replies = list[tuple[bytes, FromExporter]]
 Work = Callable[[], None]
 
 
@@ -89,6 +88,7 @@ class Intake:
         self.guard = guard or Guard(metrics, clock)
         self.refused = self.items = 0
         self.forwarded = Forwarded(registry, merge=merge)
+        self._hearsay = Hearsay(self.forwarded, self.receiver, metrics, clock)
         self.life, self.run = new_life(wall(), boot), 1
         self._wall = wall
         self._engines: dict[int, list[Engine]] = {}
@@ -168,25 +168,28 @@ class Intake:
 
     def _take_forward(self, peer: bytes, frame: bytes, now: float, key: str) -> Replies:
         try:
-            self.guard.check(key)
-            message = decode_forward(frame)
+            steps = self._hearsay.take(self.guard, peer, frame, now, key)
         except WireError as error:
-            return [*self._refuse(error.reason), *self.receiver.refuse_frame(peer, error)]
-        known = bool(self.forwarded.lives.of(message.source, message.engine))
-        try:
-            self.guard.admit_source(key, message.source, message.engine, known=known)
-        except WireError as error:
-            # Of one engine, which is no reason not to hear of the others.
-            self.reject(error.reason)
-            return self.receiver.refuse_frame(peer, error)
-        self.metrics.add("sidestep_messages_total", 1, "forward")
-        word = self.forwarded.take(message, now)
-        if word is not None:
-            self._work.append(partial(self.forwarded.apply, word, now))
+            return self._refuse(error.reason)
+        if steps is not None:
+            self._begin(steps)
         return []
 
+    def answers(self) -> Replies:
+        """What other exporters are to be told now, each once."""
+        return self._hearsay.answers()
+
+    def _begin(self, steps: Iterator[None]) -> None:
+        """Let work that takes ``steps`` have its turn: others wait until it has taken all."""
+        self._work.append(partial(self._go_on, steps))
+
+    def _go_on(self, steps: Iterator[None]) -> None:
+        for _ in steps:
+            self._work.appendleft(partial(self._go_on, steps))
+            return
+
     def work(self) -> None:
-        """Apply an item or some small ones, or bind an engine; what is wrong costs that one alone.
+        """Apply an item or some small ones, take a step, or bind an engine; what is wrong costs that one alone.
 
         Where ``busy`` says that there is more, ``settle`` before others have their turn.
         """
@@ -283,7 +286,7 @@ class Intake:
                 # Its engines are not shown any more: before it feeds any it has to greet.
                 self._leave(stream.incarnation, stream.heard)
                 stream.peer = b""
-        self.forwarded.pass_time(now)
+        self._begin(self._hearsay.pass_time(now))
         self.registry.pass_time(now)
 
     def restore(self, streams: Sequence[Stream], now: float) -> None:
