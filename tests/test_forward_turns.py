@@ -6,11 +6,18 @@ import sys
 from collections.abc import Callable
 from types import FrameType
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from sidestep import records
+from sidestep.errors import WireError
+from sidestep.records import decode_in_parts, decode_record
 from sidestep.session import lives
 from sidestep.wire.items import Family, Sample, Samples
-from test_forward import TOKENS, info, leaf, push, step, value
+from sidestep.wire.totals import Record
+from test_forward import TOKENS, leaf, push, step, value
 from trees import Node, frames_of, samples, wait
 
 MOST = 5000
@@ -178,11 +185,57 @@ def test_going_on_with_a_snapshot_costs_a_word_what_it_holds(merge: bool) -> Non
     assert cost(41) - few < 1.5 * (cost(21) - few) * 2
 
 
+def either(make: Callable[[], Record]) -> bytes:
+    """What ``make`` makes, as bytes; nothing, where that is refused."""
+    try:
+        return msgspec.msgpack.encode(make())
+    except WireError:
+        return b""
+
+
+def in_parts(raw: bytes) -> Record:
+    """The record in ``raw``, decoded in as many parts as there may be."""
+    steps = decode_in_parts(raw)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            found: Record = end.value
+            return found
+
+
+RECORD = large(3, 5).due()[0].message.data
+
+
+@given(st.data())
+def test_a_record_in_parts_is_the_same_record(data: st.DataObject) -> None:
+    """Or refused as well, whatever was done to it."""
+    fields = msgspec.msgpack.decode(RECORD)
+    for part, column in data.draw(st.sets(st.sampled_from([(0, 4), (1, 0), (1, 1), (1, 2)]))):
+        # Columns that differ in length.
+        del fields[part][column][-1:]
+    if data.draw(st.booleans()):
+        # A histogram that lacks a bucket.
+        del next(filter(None, fields[1][1]))[1][-1:]
+    raw = bytearray(msgspec.msgpack.encode(fields))
+    for _ in range(data.draw(st.integers(0, 3))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    if data.draw(st.booleans()):
+        del raw[data.draw(st.integers(0, len(raw))) :]
+    whole = either(lambda: decode_record(bytes(raw)))
+    before, records.PART = records.PART, 64
+    try:
+        found = either(lambda: in_parts(bytes(raw)))
+    finally:
+        records.PART = before
+
+    assert found == whole
+
+
 def test_the_largest_record_is_told_in_frames_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is larger is refused by whoever would tell of it."""
     monkeypatch.setattr("sidestep.wire.forwarded.MAX_RECORD_BYTES", 20_000)
     node = large(8)
     (due,) = node.due()
-    with pytest.raises(Exception, match="too_big"):
+    with pytest.raises(WireError, match="too_big"):
         frames_of(due)
-    assert info().id == "ns/m/0"
