@@ -65,11 +65,12 @@ def main() -> None:
     )
 
 
-def new_intake() -> Intake:
+def new_intake(*, merge: bool = False) -> Intake:
     """One without engines."""
     layouts = {name: compile_layout(name) for name in DIALECTS}
     registry = Registry(layouts, {})
-    return Intake(registry, SelfMetrics(), boot=1, clock=time.monotonic, wall=time.time)
+    clock, wall = time.monotonic, time.time
+    return Intake(registry, SelfMetrics(), boot=1, clock=clock, wall=wall, merge=merge)
 
 
 def fleet(engines: int, requests: int) -> Intake:

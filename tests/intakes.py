@@ -91,6 +91,8 @@ class Fed:
         while self.now < until:
             self.now = min(self.now + 1.0, until)
             self.intake.pass_time(self.now)
+            while self.intake.busy:
+                self.intake.work()
 
     def items(self, stream: str, items: Sequence[bytes]) -> None:
         """Send items as they are."""

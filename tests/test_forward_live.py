@@ -128,6 +128,25 @@ async def test_keys_say_who_may_tell_of_what(
     )
 
 
+async def test_what_the_root_refuses_is_said_at_the_leaf(
+    start: Start,
+    root_path: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Where somebody looks for what is missing, by its reason."""
+    monkeypatch.setattr("sidestep.session.lives.MAX_BYTES", 10)
+    caplog.set_level(logging.WARNING)
+    flags = {"forward": root_path, "forward_interval": "0.05", "web_listen_address": ("",)}
+    async with start(ingest_endpoint=(root_path,)) as root, start(**flags) as leaf:
+        with closing(publisher(leaf.endpoints[0])) as engine:
+            engine.push(count(5))
+            name = "sidestep_forward_errors_total"
+            await until(lambda: leaf.metrics.value(name, "over_limit") > 0)
+        assert root.metrics.value("sidestep_rejected_total", "over_limit") > 0
+    assert "refuses what is forwarded: over_limit: other exporters tell of more" in caplog.text
+
+
 async def test_processes_forward_to_each_other(tmp_path: Path) -> None:
     """As an operator starts them."""
     paths = [f"ipc://{tmp_path}/{name}/i.ipc" for name in ("root", "leaf")]
@@ -165,6 +184,24 @@ async def test_processes_forward_to_each_other(tmp_path: Path) -> None:
         ({"forward": PATH, "forward_label": ("lora=b",)}, ""),
         ({"forward": PATH, "forward_label": ("a=b", "a=c")}, "give each label once"),
         ({"forward": PATH, "ingest_endpoint": (PATH,)}, "this is where engines connect"),
+        ({"forward": f"{PATH}/../y", "ingest_endpoint": (PATH,)}, "this is where engines connect"),
+        *(
+            ({"forward": forward, "ingest_endpoint": (PATH, ingest)}, said)
+            for forward, ingest, said in (
+                ("tcp://127.0.0.1:9858", "tcp://0.0.0.0:9858", "this is where engines connect"),
+                ("tcp://127.0.0.1:9858", "tcp://*:9858", "this is where engines connect"),
+                ("tcp://localhost:9858", "tcp://*:9858", "this is where engines connect"),
+                ("tcp://localhost:9858", "tcp://127.0.0.1:9858", "this is where engines connect"),
+                ("tcp://0.0.0.0:9858", "tcp://127.0.0.1:9858", "this is where engines connect"),
+                ("tcp://[::1]:9858", "tcp://[::]:9858", "this is where engines connect"),
+                (f"tcp://{socket.gethostname()}:9858", "tcp://*:9858", "this is where engines"),
+                ("tcp://127.0.0.1:9859", "tcp://*:9858", ""),
+                ("tcp://192.0.2.1:9858", "tcp://*:9858", ""),
+                ("tcp://127.0.0.1:9858", "tcp://127.0.0.2:9858", ""),
+                ("tcp://name.invalid:9858", "tcp://*:9858", ""),
+                ("tcp://127.0.0.1:9858", "tcp://*:0", ""),
+            )
+        ),
         ({"forward": PATH, "forward_interval": "0"}, "above 0"),
         ({"forward": PATH, "forward_interval": "60"}, "10 seconds at most"),
     ],

@@ -26,7 +26,6 @@ from sidestep.catalogue.engine_core import FEATURE
 from sidestep.choice import Choice
 from sidestep.engine import Engine
 from sidestep.histogram import Histogram
-from sidestep.merge import sum_up
 from sidestep.native import Native
 from sidestep.packing import NOTHING, Body, deflated
 from sidestep.plan import compile_layout
@@ -40,6 +39,7 @@ from sidestep.render.rosters import LabelTexts
 from sidestep.render.text import Texts, render
 from sidestep.samples import add_samples
 from sidestep.selfmetrics import SelfMetrics, own_registry
+from sidestep.summing import Sum
 from sidestep.web.parts import PIECE, pieces
 from sidestep.wire.items import Family, Sample, Samples
 from sidestep.wire.messages import EngineInfo
@@ -500,7 +500,10 @@ def test_labels_that_a_forwarded_engine_calls_something_else() -> None:
         family = Family(name, "counter", [*own, label], [sample])
         add_samples(counting, counted, Samples(0, 0.0, [family]))
         record = decode_record(encode_record(counted, totals_of(counted)))
-        assert sum_up(registry, engine, [], [record]) is None
+        total = Sum(registry, info)
+        for _ in (*total.add(record, gauges=True), *total.keep(engine)):
+            pass
+        assert total.show(registry, engine) is None
         page = joined(texts.pieces())
         assert page == render(registry)
         assert f'{label}="x"'.encode() in page

@@ -49,6 +49,10 @@ class Node(Fed):
         records: Records = _Saved(self.capture) if state else Present()
         self.outbox = Outbox(self.intake, name, records, labels or {})
 
+    def recall(self, disk: Sequence[bytes]) -> None:
+        """Go on with a snapshot, with all that was set up since the process began."""
+        restore(self.intake, disk, self.now)
+
     def save(self) -> None:
         """Make a snapshot that outlives this process."""
         self.disk = list(self.capture.pieces())

@@ -17,6 +17,7 @@ from sidestep.errors import ConfigError
 from sidestep.objectives import Objective
 from sidestep.polls import Target
 from sidestep.subscriptions import Subscription
+from sidestep.transport.reach import is_reached
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -496,7 +497,7 @@ def _check_forwarding(values: Mapping[str, Any]) -> None:
             )
         if names:
             raise ConfigError("--forward.label: there is no --forward to add it to")
-    if endpoint in values["ingest_endpoint"]:
+    if any(is_reached(endpoint, bound) for bound in values["ingest_endpoint"]):
         raise ConfigError(f"--forward {endpoint}: this is where engines connect to this exporter")
     if len(set(names)) < len(names):
         raise ConfigError("--forward.label: give each label once")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 from collections.abc import Mapping
@@ -284,6 +285,19 @@ class Engine:
         self.seen.clear()
         for window in (self.prefix_hits, self.external_hits, self.mm_hits):
             window.reset()
+
+    def apart(self) -> Engine:
+        """Another of its description, which has no series at all and no place anywhere."""
+        made = copy.copy(self)
+        made.values, made.histograms = [None] * len(self.values), [None] * len(self.histograms)
+        made.keyed, made.open = [{} for _ in self.keyed], {}
+        made.seen, made.streams, made.marks = set(), set(), {}
+        made.prefix_hits, made.external_hits, made.mm_hits = HitWindow(), HitWindow(), HitWindow()
+        made.series = made.open_bytes = made.restarts = 0
+        made.last_seen = 0.0
+        made.created = 0.0 if self.native is None else self.native.wall()
+        made.requests = made.blocks = made.looked = made.looked_first = None
+        return made
 
     def show(self, placed: Placed) -> None:
         """Start ``placed``'s counters and histograms at 0 where the engine does; gauges wait."""

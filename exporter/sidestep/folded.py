@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from sidestep.catalogue.objectives import REQUESTS
@@ -19,6 +19,8 @@ seqs last, are still numbers that a float holds and a snapshot takes back."""
 MAX_CHILDREN = 4 * MAX_OPEN_VALUES
 """Of one family: one with two labels has twice the values."""
 
+MANY = 128
+"""Histograms or children that are looked at in one go."""
 TOO_LARGE = "a number that nothing adds up to"
 
 Name = TypeVar("Name", str, tuple[str, str])
@@ -31,6 +33,16 @@ def check(engine: Engine, record: Record) -> None:
         WireError: Nothing of it may be added: a number beyond all bounds, one place told of
             twice, more than an engine has.
     """
+    for _ in check_in_parts(engine, record):
+        pass
+
+
+def check_in_parts(engine: Engine, record: Record) -> Iterator[None]:
+    """Likewise, with pauses.
+
+    Raises:
+        WireError: See ``check``.
+    """
     head, totals = record.head, record.totals
     _once(head.scalars)
     _once(head.histograms)
@@ -40,9 +52,17 @@ def check(engine: Engine, record: Record) -> None:
     if sum(map(len, told)) > MAX_OBSERVATIONS or max(map(len, told), default=0) > MAX_CHILDREN:
         raise WireError("over_limit", "more children than an engine has")
     _check_numbers(value for value in totals.scalars if value is not None)
-    _check_histograms(totals.histograms)
+    for at in range(0, len(totals.histograms), MANY):
+        _check_histograms(totals.histograms[at : at + MANY])
+        if at:
+            yield
+    checked = 0
     for children in told:
         _check_children(children)
+        checked += len(children)
+        if checked > MANY:
+            checked = 0
+            yield
     check_places(engine, record)
 
 

@@ -103,6 +103,7 @@ class Ingest:
         """Say a last time what is safe, and unbind."""
         if self._listener is None:
             return
+        self._reply(self.intake.answers())
         self._reply(self.intake.receiver.acks(float("inf")))
         # The final acknowledgements still sit in libzmq: give them a moment to leave.
         self._listener.close(linger=200)
@@ -140,7 +141,8 @@ class Ingest:
             self._drain()
 
     def acknowledge(self) -> None:
-        """Tell senders what is safe now, without waiting for the next tick."""
+        """Tell senders what is safe now, without waiting for the next tick; others what is refused."""
+        self._reply(self.intake.answers())
         self._reply(self.intake.receiver.acks(self._clock()))
 
     def _on_tick(self, expected: float) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import msgspec
@@ -20,6 +20,7 @@ from sidestep.engine_metrics import read_metrics
 from sidestep.errors import WireError
 from sidestep.feeding import Feeding, Work
 from sidestep.forwarded import Forwarded
+from sidestep.hearsay import Hearsay, Replies
 from sidestep.loads import Loads
 from sidestep.logs import Limited
 from sidestep.records import decode_record
@@ -28,11 +29,10 @@ from sidestep.selfmetrics import SelfMetrics
 from sidestep.session.lives import new_life
 from sidestep.session.receiver import Receiver, Stream
 from sidestep.transport.guard import Guard
-from sidestep.wire.forwarded import decode_forward, is_forward
+from sidestep.wire.forwarded import is_forward
 from sidestep.wire.items import Item, decode_item
 from sidestep.wire.limits import MAX_ITEM_BYTES
 from sidestep.wire.messages import (
-    FromExporter,
     FromSender,
     Hello,
     decode_from_sender,
@@ -47,8 +47,6 @@ PART = 8 << 10
 
 WAITING = 16 << 10
 """Bytes of items whose observations may wait: to make those takes up to 1 ms, of the same turn."""
-
-Replies = list[tuple[bytes, FromExporter]]
 
 
 class Intake:
@@ -88,6 +86,7 @@ class Intake:
         self.refused = self.items = 0
         self.forwarded = Forwarded(registry, merge=merge)
         self.loads = Loads(registry)
+        self._hearsay = Hearsay(self.forwarded, self.receiver, metrics, clock)
         self.life, self.run = new_life(wall(), boot), 1
         self._wall = wall
         self.feeding = Feeding(registry, self.receiver)
@@ -167,25 +166,28 @@ class Intake:
 
     def _take_forward(self, peer: bytes, frame: bytes, now: float, key: str) -> Replies:
         try:
-            self.guard.check(key)
-            message = decode_forward(frame)
+            steps = self._hearsay.take(self.guard, peer, frame, now, key)
         except WireError as error:
-            return [*self._refuse(error.reason), *self.receiver.refuse_frame(peer, error)]
-        known = bool(self.forwarded.lives.of(message.source, message.engine))
-        try:
-            self.guard.admit_source(key, message.source, message.engine, known=known)
-        except WireError as error:
-            # Of one engine, which is no reason not to hear of the others.
-            self.reject(error.reason)
-            return self.receiver.refuse_frame(peer, error)
-        self.metrics.add("sidestep_messages_total", 1, "forward")
-        word = self.forwarded.take(message, now)
-        if word is not None:
-            self._work.append(partial(self.forwarded.apply, word, now))
+            return self._refuse(error.reason)
+        if steps is not None:
+            self._begin(steps)
         return []
 
+    def answers(self) -> Replies:
+        """What other exporters are to be told now, each once."""
+        return self._hearsay.answers()
+
+    def _begin(self, steps: Iterator[None]) -> None:
+        """Let work that takes ``steps`` have its turn: others wait until it has taken all."""
+        self._work.append(partial(self._go_on, steps))
+
+    def _go_on(self, steps: Iterator[None]) -> None:
+        for _ in steps:
+            self._work.appendleft(partial(self._go_on, steps))
+            return
+
     def work(self) -> None:
-        """Apply an item or some small ones, or bind an engine; what is wrong costs that one alone.
+        """Apply an item or some small ones, take a step, or bind an engine; what is wrong costs that one alone.
 
         Where ``busy`` says that there is more, ``settle`` before others have their turn.
         """
@@ -241,7 +243,7 @@ class Intake:
     def pass_time(self, now: float) -> None:
         """Notice who has fallen silent; about once a second."""
         self.feeding.pass_time(now)
-        self.forwarded.pass_time(now)
+        self._begin(self._hearsay.pass_time(now))
         self.registry.pass_time(now)
 
     def restore(self, streams: Sequence[Stream], now: float) -> None:

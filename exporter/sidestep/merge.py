@@ -6,7 +6,7 @@ engine that went on is the same work: counters and buckets add up, a gauge yield
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 
 from sidestep.buckets import Bounds
 from sidestep.catalogue.objectives import REQUESTS, UNJUDGED
@@ -14,7 +14,6 @@ from sidestep.engine import Engine, Key, Number
 from sidestep.errors import WireError
 from sidestep.exponential import as_classic
 from sidestep.histogram import Histogram, rebucket
-from sidestep.native import NativeHistogram
 from sidestep.records import WINDOWS, check_buckets, number_of
 from sidestep.registry import Registry
 from sidestep.samples import add_samples
@@ -106,43 +105,18 @@ def restored(registry: Registry, record: Record) -> Engine:
     return engine
 
 
-def sum_up(
-    registry: Registry, engine: Engine, counted: Sequence[Record], present: Sequence[Record]
-) -> WireError | None:
-    """Let ``engine`` have what records counted together, and nothing else.
+def add_part(registry: Registry, engine: Engine, record: Record, *, gauges: bool) -> None:
+    """Add what a checked ``record`` has, but for families that describe themselves.
 
-    What they do not have is not shown either, though an engine of the dialect begins with it at 0.
-    Histograms that did not change stay the same objects, with what renderers know of them.
+    What it does not have is not begun at 0, and label values that its own exporter has limited
+    are not counted again.
 
     Args:
-        registry: Which has the engine, or no engines at all.
-        engine: Whose series are replaced.
-        counted: Checked records of the engine's dialect, of which only what they counted is added.
-        present: Likewise, and they say how it is now: of two that say the same the later counts.
-
-    Returns:
-        What is wrong with families that describe themselves, which are left out.
+        registry: Which has the engine.
+        engine: Of the record's dialect.
+        record: What another process counted.
+        gauges: Whether it says how the engine is; else only what it counted is added.
     """
-    limited = registry.limited["label_values"]
-    before = _histograms(engine)
-    labels = {name: family.labels for name, family in engine.open.items()}
-    registry.empty(engine)
-    refused: WireError | None = None
-    for record in (*counted, *present):
-        refused = _add_part(registry, engine, record, gauges=record in present) or refused
-    # Who counted has said so already.
-    registry.limited["label_values"] = limited
-    _keep_same(engine, before)
-    if any(labels.get(name, f.labels) != f.labels for name, f in engine.open.items()):
-        # Another process's, which calls its labels something else.
-        engine.look_anew()
-    registry.touch(engine)
-    return refused
-
-
-def _add_part(
-    registry: Registry, engine: Engine, record: Record, *, gauges: bool
-) -> WireError | None:
     totals, of_now = record.totals, engine.layout.scalar_gauges
     scalars = [found for found in _scalars(engine, record) if gauges or found[0] not in of_now]
     _add_scalars(engine, scalars, newer=True)
@@ -160,36 +134,6 @@ def _add_part(
     engine.last_seen = max(engine.last_seen, totals.last_seen)
     if totals.created:
         engine.created = min(engine.created, totals.created)
-    families = [family for family in totals.open if gauges or family.kind != "gauge"]
-    return _add_families(registry, engine, families)[1]
-
-
-def _histograms(engine: Engine) -> dict[tuple[str, Key], Histogram]:
-    """All of ``engine``, by family and own label values, or by slot."""
-    found: dict[tuple[str, Key], Histogram] = {
-        (str(slot), ()): known for slot, known in enumerate(engine.histograms) if known is not None
-    }
-    for family in engine.open.values():
-        for key, child in family.children.items():
-            if isinstance(child, Histogram):
-                found[family.name, key] = child
-    return found
-
-
-def _keep_same(engine: Engine, before: Mapping[tuple[str, Key], Histogram]) -> None:
-    for (name, key), new in _histograms(engine).items():
-        known = before.get((name, key))
-        if known is None or known.bounds != new.bounds:
-            continue
-        if isinstance(known, NativeHistogram) and isinstance(new, NativeHistogram):
-            # Where nobody tells since when it counts, it is since the first word.
-            new.created = min(new.created, known.created)
-        if known.kept() != new.kept():
-            continue
-        if name in engine.open:
-            engine.open[name].children[key] = known
-        else:
-            engine.histograms[int(name)] = known
 
 
 def _drop_foreign(engine: Engine, record: Record) -> None:
@@ -285,7 +229,7 @@ def _add_families(
     refused: WireError | None = None
     for family in families:
         try:
-            moved += _add_open(registry, engine, family)
+            moved += add_family(registry, engine, family)
         except WireError as error:
             refused = error
     return moved, refused
@@ -308,7 +252,12 @@ def _rebucketed(bounds: Bounds, buckets: Buckets, wanted: Bounds) -> list[int]:
     return rebucket(bounds, _counts(buckets), wanted)
 
 
-def _add_open(registry: Registry, engine: Engine, totals: OpenTotals) -> int:
+def add_family(registry: Registry, engine: Engine, totals: OpenTotals) -> int:
+    """Add a family that describes itself, or some children of it; observations that moved.
+
+    Raises:
+        WireError: It contradicts what is known, and nothing was added.
+    """
     wanted = _wanted(engine, totals)
     family = Family(totals.name, totals.kind, totals.labels, [], totals.help, list(wanted))
     moved = 0

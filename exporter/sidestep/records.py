@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from typing import Annotated, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from sidestep.availability import settle
 from sidestep.engine import ORIGIN, Engine, Number, OpenFamily
@@ -14,12 +16,17 @@ from sidestep.errors import WireError
 from sidestep.exponential import check as check_native
 from sidestep.histogram import Histogram
 from sidestep.hit_window import HitWindow
+from sidestep.wire.limits import MAX_ITEM_BYTES
 from sidestep.wire.messages import DECODE_ERRORS, EngineInfo
 from sidestep.wire.totals import (
+    MAX_KEYED,
+    MAX_OPEN,
+    MAX_PLACES,
     TOTAL_LIMIT,
     Amount,
     Buckets,
     Child,
+    Children,
     EncodedRecord,
     Head,
     Hits,
@@ -28,8 +35,39 @@ from sidestep.wire.totals import (
     Totals,
 )
 
+MAX_FIELDS = 64
+"""Of the totals; later releases may have more than this one."""
+Decoded = TypeVar("Decoded")
+
+
+class _Loose(msgspec.Struct, array_like=True, gc=False):
+    """A record of which nothing is decoded yet."""
+
+    head: msgspec.Raw
+    totals: Annotated[list[msgspec.Raw], Meta(max_length=MAX_FIELDS)]
+
+
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
+_loose: msgspec.msgpack.Decoder[_Loose] = msgspec.msgpack.Decoder(_Loose)
+_head_decoder: msgspec.msgpack.Decoder[Head] = msgspec.msgpack.Decoder(Head)
+_totals_decoder: msgspec.msgpack.Decoder[Totals] = msgspec.msgpack.Decoder(Totals)
+_one_buckets: msgspec.msgpack.Decoder[Buckets | None] = msgspec.msgpack.Decoder(Buckets | None)
+_one_children: msgspec.msgpack.Decoder[list[Child]] = msgspec.msgpack.Decoder(Children)
+_one_open: msgspec.msgpack.Decoder[OpenTotals] = msgspec.msgpack.Decoder(OpenTotals)
+_COLUMNS = tuple(map(Totals.__struct_fields__.index, ("histograms", "keyed", "open")))
+"""Places of what a large record is large with."""
+
+
+def _many(most: int) -> msgspec.msgpack.Decoder[list[msgspec.Raw]]:
+    return msgspec.msgpack.Decoder(Annotated[list[msgspec.Raw], Meta(max_length=most)])
+
+
+_many_buckets, _many_children, _many_open = map(_many, (MAX_PLACES, MAX_KEYED, MAX_OPEN))
+CHECKED = 2048
+"""Counts of buckets that are looked at in one go."""
+PART = 16 << 10
+"""Bytes of a record that are decoded in one go; an ordinary one has less."""
 WORD = 1 << 63
 MAX_DIGITS = 64
 WINDOWS = ("prefix_hits", "external_hits", "mm_hits")
@@ -51,10 +89,76 @@ def decode_record(raw: bytes | msgspec.Raw) -> Record:
     Raises:
         WireError: Malformed, or at odds with itself.
     """
+    record = _decoded(_decoder, raw)
+    _check_columns(record)
+    for bounds, buckets in zip(record.head.bounds, record.totals.histograms, strict=True):
+        if buckets is not None:
+            check_buckets(buckets, bounds)
+    return record
+
+
+def decode_in_parts(raw: bytes) -> Generator[None, None, Record]:
+    """Likewise, with a pause after every ``PART``: the record is what the generator returns.
+
+    Raises:
+        WireError: Malformed, or at odds with itself.
+    """
+    if len(raw) <= PART:
+        return decode_record(raw)
+    found = _decoded(_loose, raw)
+    totals = found.totals
+    if len(memoryview(found.head)) > MAX_ITEM_BYTES:
+        raise WireError("over_limit", "an engine's description is too large")
+    yield
+    columns = [_many_buckets, _many_children, _many_open]
+    raws = [_decoded(column, totals[at]) for column, at in zip(columns, _COLUMNS, strict=False)]
+    # All else is small, and what stands in between these is nothing.
+    bare = [msgspec.Raw(b"\x90") if at in _COLUMNS else each for at, each in enumerate(totals)]
+    record = Record(
+        _decoded(_head_decoder, found.head),
+        _decoded(_totals_decoder, _encoder.encode(bare)),
+    )
+    yield
+    if raws:
+        record.totals.histograms = yield from _each(_one_buckets, raws[0])
+    if len(raws) > 1:
+        record.totals.keyed = yield from _each(_one_children, raws[1])
+    if len(raws) > 2:  # noqa: PLR2004 - the third column
+        record.totals.open = yield from _each(_one_open, raws[2])
+    _check_columns(record)
+    done = 0
+    for bounds, buckets in zip(record.head.bounds, record.totals.histograms, strict=True):
+        if buckets is not None:
+            check_buckets(buckets, bounds)
+            done += len(buckets.counts)
+            if done > CHECKED:
+                done = 0
+                yield
+    return record
+
+
+def _each(
+    decoder: msgspec.msgpack.Decoder[Decoded], raws: Sequence[msgspec.Raw]
+) -> Generator[None, None, list[Decoded]]:
+    found: list[Decoded] = []
+    size = 0
+    for raw in raws:
+        found.append(_decoded(decoder, raw))
+        size += len(memoryview(raw))
+        if size > PART:
+            size = 0
+            yield
+    return found
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[Decoded], raw: bytes | msgspec.Raw) -> Decoded:
     try:
-        record = _decoder.decode(raw)
+        return decoder.decode(raw)
     except DECODE_ERRORS as error:
         raise WireError("bad_item", str(error)) from None
+
+
+def _check_columns(record: Record) -> None:
     head, totals = record.head, record.totals
     columns = (
         (head.scalars, totals.scalars),
@@ -64,10 +168,6 @@ def decode_record(raw: bytes | msgspec.Raw) -> Record:
     )
     if any(len(names) != len(values) for names, values in columns):
         raise WireError("bad_item", "a record's columns differ in length")
-    for bounds, buckets in zip(head.bounds, totals.histograms, strict=True):
-        if buckets is not None:
-            check_buckets(buckets, bounds)
-    return record
 
 
 def totals_of(engine: Engine) -> Totals:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice, pairwise
 
 from sidestep.buckets import Bounds
-from sidestep.catalogue.model import OBSERVED
+from sidestep.catalogue.model import OBSERVED, Kind
 from sidestep.engine import ORIGIN, Engine, Key, OpenFamily
 from sidestep.errors import WireError
 from sidestep.exponential import check as check_native
@@ -42,10 +42,7 @@ def add_samples(registry: Registry, engine: Engine, item: Samples, *, kept: bool
             target = _family(engine, family, made)
         _check_samples(target, family)
         _check_natives(family)
-    limit = _limit(registry, engine, made, item.families)
-    if limit:
-        registry.limited[limit] += 1
-        raise WireError("over_limit", "too many self-described series")
+    _check_room(registry, engine, made, item.families)
     for name in made.families.keys() & engine.open.keys():
         # An earlier process's, with labels that are not told any more.
         before = engine.open[name]
@@ -61,6 +58,36 @@ def add_samples(registry: Registry, engine: Engine, item: Samples, *, kept: bool
         _add(registry, engine, engine.open[family.name], family, fed)
         if not kept:
             _judge(engine, family, fed)
+
+
+def adopt(
+    registry: Registry, engine: Engine, families: Iterable[tuple[OpenFamily, int]]
+) -> WireError | None:
+    """Let ``engine``, which has none, have families that were made apart, all that can be.
+
+    Args:
+        registry: Which has the engine.
+        engine: Whose they are to be.
+        families: Each with the bytes, about, that it takes on a page.
+
+    Returns:
+        What is wrong with the last one that was left out.
+    """
+    refused: WireError | None = None
+    for family, size in families:
+        is_ours = family.name in engine.layout.sampled
+        try:
+            if not is_ours:
+                _check_new(_Made(registry), family.name, family.kind, family.labels)
+            _check_limit(registry, engine, len(family.children), size)
+        except WireError as error:
+            refused = error
+            continue
+        engine.open[family.name] = family
+        registry.resize(engine, len(family.children), size)
+        if not is_ours:
+            registry.describe(family)
+    return refused
 
 
 class _Made:
@@ -79,8 +106,14 @@ class _Made:
         self.names: set[str] = set()
 
 
-def _limit(registry: Registry, engine: Engine, made: _Made, families: Sequence[Family]) -> str:
-    """Which limit the children that are new would pass; empty where none."""
+def _check_room(
+    registry: Registry, engine: Engine, made: _Made, families: Sequence[Family]
+) -> None:
+    """Whether there is room for the children that are new.
+
+    Raises:
+        WireError: There is none.
+    """
     series = size = 0
     for family in families:
         target = made.families.get(family.name) or engine.open[family.name]
@@ -91,15 +124,27 @@ def _limit(registry: Registry, engine: Engine, made: _Made, families: Sequence[F
         new = list(islice((key for key in keys if key not in known), room))
         series += len(new)
         size += sum(target.size(key, engine) for key in new)
+    _check_limit(registry, engine, series, size)
+
+
+def _check_limit(registry: Registry, engine: Engine, series: int, size: int) -> None:
+    """Whether ``engine`` may have so many children more, of so many bytes.
+
+    Raises:
+        WireError: It may not.
+    """
     if not series:
-        return ""
+        return
     reached = {
         "engine_series": engine.series + series > MAX_ENGINE_SERIES,
         "series": registry.open_series + series > MAX_SERIES,
         "engine_bytes": engine.open_bytes + size > MAX_ENGINE_BYTES,
         "bytes": registry.open_bytes + size > MAX_BYTES,
     }
-    return next((limit for limit, passed in reached.items() if passed), "")
+    limit = next((limit for limit, passed in reached.items() if passed), "")
+    if limit:
+        registry.limited[limit] += 1
+        raise WireError("over_limit", "too many self-described series")
 
 
 def _add(
@@ -136,7 +181,6 @@ def _judge(engine: Engine, family: Family, also: Sequence[Fed]) -> None:
 
 def _family(engine: Engine, family: Family, made: _Made) -> OpenFamily:
     """The catalogue's family of that name, or one that is new on the page."""
-    registry = made.registry
     row = engine.layout.sampled.get(family.name)
     labels = tuple(family.labels)
     if row is not None:
@@ -150,16 +194,7 @@ def _family(engine: Engine, family: Family, made: _Made) -> OpenFamily:
             # What starts at 0 has other labels now.
             target.children.clear()
         return target
-    form = (family.kind, labels)
-    if registry.open_families.get(family.name, form) != form:
-        raise WireError("changed_family", family.name)
-    fresh = family.name not in registry.open_families
-    names = taken(family.name, family.kind)
-    if fresh and _is_owned(made, family.name, names):
-        raise WireError("owned_family", family.name)
-    if fresh and len(registry.open_families) + made.fresh >= MAX_OPEN_FAMILIES:
-        registry.limited["families"] += 1
-        raise WireError("over_limit", "too many self-described families")
+    fresh = _check_new(made, family.name, family.kind, labels)
     _check_labels(engine, family.name, labels)
     bounds = tuple(family.bounds)
     if any(a >= b for a, b in pairwise(bounds)) or (bounds and bounds[0] < 0):
@@ -168,10 +203,30 @@ def _family(engine: Engine, family: Family, made: _Made) -> OpenFamily:
         raise WireError("bad_family", f"{family.name}: HELP is not one printable line")
     if fresh:
         made.fresh += 1
-        made.names |= names
+        made.names |= taken(family.name, family.kind)
     target = OpenFamily(family.name, family.kind, family.help, labels, bounds, born=engine.restarts)
     made.families[family.name] = target
     return target
+
+
+def _check_new(made: _Made, name: str, kind: Kind, labels: Key) -> bool:
+    """Whether no engine has had a family of that name, which no catalogue has.
+
+    Raises:
+        WireError: The name is another's, or there is no room for more.
+    """
+    registry = made.registry
+    form = (kind, labels)
+    if registry.open_families.get(name, form) != form:
+        raise WireError("changed_family", name)
+    if name in registry.open_families:
+        return False
+    if _is_owned(made, name, taken(name, kind)):
+        raise WireError("owned_family", name)
+    if len(registry.open_families) + made.fresh >= MAX_OPEN_FAMILIES:
+        registry.limited["families"] += 1
+        raise WireError("over_limit", "too many self-described families")
+    return True
 
 
 def _is_another_form(engine: Engine, target: OpenFamily, family: Family) -> bool:

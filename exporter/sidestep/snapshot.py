@@ -14,7 +14,6 @@ import msgspec
 from sidestep import __version__
 from sidestep.engine import ORIGIN, Engine
 from sidestep.errors import WireError
-from sidestep.forwarded import Forwarded
 from sidestep.intake import Intake
 from sidestep.lifecycle import kept
 from sidestep.lifecycle.kept import KeptGroup, KeptLifecycle, KeptRequests
@@ -55,7 +54,12 @@ class KeptEngine(msgspec.Struct, array_like=True, gc=False, tag="e"):
 
 
 class KeptWord(msgspec.Struct, array_like=True, gc=False, tag="w"):
-    """What another exporter said, and the engine here that shows it; see ``session.lives``."""
+    """What another exporter said, and the engine here that shows it; see ``session.lives``.
+
+    Attributes:
+        summed: Lives that a sum has in it; of those in ``sources``, where they are of several.
+        key: That the source's name belongs to; None where none is asked for.
+    """
 
     source: str
     engine: str
@@ -69,6 +73,9 @@ class KeptWord(msgspec.Struct, array_like=True, gc=False, tag="w"):
     shown: bool
     origin: bool
     summed: list[int] = []
+    sources: list[str] = []
+    until: int = 0
+    key: str | None = None
 
 
 class KeptProcess(msgspec.Struct, array_like=True, gc=False, tag="p"):
@@ -177,7 +184,10 @@ class Capture:
             engine.id,
             engine.id in self._intake.registry.engines,
             ORIGIN in engine.labels,
-            list(word.summed),
+            [life for _, life in word.summed],
+            [source for source, _ in word.summed] if word.is_of_several else [],
+            word.until,
+            self._intake.guard.owner(word.source),
         )
 
 
@@ -205,7 +215,7 @@ def _restore(intake: Intake, pieces: Sequence[Piece], now: float) -> None:
             case KeptEngine():
                 _restore_engine(registry, piece, now)
             case KeptWord():
-                _restore_word(intake.forwarded, piece, now)
+                _restore_word(intake, piece, now)
             case KeptLifecycle():
                 kept.restore(registry.requests_of(registry.engines[piece.engine]), piece)
             case KeptRequests():
@@ -222,6 +232,8 @@ def _restore(intake: Intake, pieces: Sequence[Piece], now: float) -> None:
                 if piece.life:
                     # Also after a process that went on with a later snapshot than this one.
                     life, run = piece.life, max(piece.run + 1, intake.life >> LIFE_BITS)
+    with contextlib.suppress(WireError):
+        intake.forwarded.restored(now)
     _settle(registry, groups)
     # The last: an engine's gauges are hidden until one of its streams greets.
     intake.restore(streams, now)
@@ -240,8 +252,9 @@ def _restore_engine(registry: Registry, piece: KeptEngine, now: float) -> None:
         registry.kept[engine.id] = engine
 
 
-def _restore_word(forwarded: Forwarded, piece: KeptWord, now: float) -> None:
+def _restore_word(intake: Intake, piece: KeptWord, now: float) -> None:
     order = piece.run, piece.seq
+    sources = piece.sources or [piece.source] * len(piece.summed)
     word = Word(
         piece.source,
         piece.engine,
@@ -252,11 +265,14 @@ def _restore_word(forwarded: Forwarded, piece: KeptWord, now: float) -> None:
         piece.labels,
         now,
         silent=True,
-        summed=tuple(piece.summed),
+        summed=tuple(zip(sources, piece.summed, strict=True)),
+        until=piece.until,
     )
+    if piece.key is not None:
+        intake.guard.own(piece.key, piece.source)
     # What cannot be shown any more must not cost all counters; whoever counts says it again.
     with contextlib.suppress(WireError):
-        forwarded.restore(word, piece.name, origin=piece.origin, shown=piece.shown)
+        intake.forwarded.restore(word, piece.name, origin=piece.origin, shown=piece.shown)
 
 
 def _settle(registry: Registry, groups: Sequence[KeptGroup]) -> None:

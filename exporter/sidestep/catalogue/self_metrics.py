@@ -226,6 +226,12 @@ ROWS: tuple[SelfRow, ...] = (
         "Exporters whose engines are forwarded to this one, and were heard in the last 30 s.",
     ),
     SelfRow(
+        "sidestep_forward_conflicts_total",
+        "counter",
+        "Records of an exporter while another one of its --forward.source was heard beside it for"
+        " over 30 s: both are added up.",
+    ),
+    SelfRow(
         "sidestep_loop_lag_seconds",
         "gauge",
         "Longest the event loop was late for its own timer in the last second.",

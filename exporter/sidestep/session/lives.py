@@ -9,15 +9,15 @@ life from end to end: exporters on the way pass it on as it came.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from sidestep.errors import WireError
-from sidestep.wire.forwarded import Forward, Standing
+from sidestep.wire.forwarded import Forward, Standing, check_size
 
 MAX_LIVES = 16
 """Of one source and engine that are told apart; what older ones said becomes one sum."""
-MAX_SUMMED = 256
-"""Lives that are known to be in a sum: nobody says more of one that old."""
+MAX_SUMMED = 1024
+"""Lives that are known one by one to be in a sum, the latest of them."""
 MAX_WORDS = 4096
 MAX_BYTES = 96 << 20
 """Of all records."""
@@ -27,9 +27,13 @@ PIECE_COST = 4 << 10
 """Bytes, of them, that a piece takes beside what it holds: it may hold nothing."""
 SUM = 0
 """In place of a life: the sum of those that are not told apart any more."""
+NOBODY = "\n"
+"""Begins the name under which a sum of several sources stands: no exporter is called that."""
 
 LIFE_BITS = 20
 """Of a life's number that are random; those above are the milliseconds at which it began."""
+
+NO_ROOM = "other exporters tell of more than there is room for"
 
 Key = tuple[str, str, int]
 """Source, engine, life."""
@@ -44,7 +48,8 @@ class Word:
         record: Encoded.
         heard: Monotonic time here when the source itself said so.
         silent: That was so long ago that nothing of it can be taken for the state of now.
-        summed: Lives that a sum has in it, the latest of them.
+        summed: Lives that a sum has in it, each with its source; the latest of them.
+        until: The latest life in a sum that is not among these.
     """
 
     source: str
@@ -56,7 +61,8 @@ class Word:
     labels: Mapping[str, str]
     heard: float
     silent: bool = False
-    summed: tuple[int, ...] = ()
+    summed: tuple[tuple[str, int], ...] = ()
+    until: int = 0
 
     @property
     def key(self) -> Key:
@@ -67,6 +73,11 @@ class Word:
     def is_sum(self) -> bool:
         """Whether it stands for lives that are not told apart any more."""
         return self.life == SUM
+
+    @property
+    def is_of_several(self) -> bool:
+        """Whether it is a sum of several sources."""
+        return self.source.startswith(NOBODY)
 
     @property
     def live(self) -> bool:
@@ -97,6 +108,8 @@ class Lives:
     def __init__(self) -> None:
         self.most = MAX_LIVES
         self._words: dict[tuple[str, str], dict[int, Word]] = {}
+        self._sums: dict[str, dict[str, Word]] = {}
+        """Those of several sources, by engine and name."""
         self._incomplete: dict[Key, _Incomplete] = {}
         self._count = self.bytes = self._incomplete_bytes = 0
 
@@ -117,7 +130,11 @@ class Lives:
         return self._words.get((source, engine), {}).get(life)
 
     def take(self, message: Forward, now: float) -> Word | None:
-        """The word that ``message`` makes whole, if it is new; it does not stand yet."""
+        """The word that ``message`` makes whole, if it is new; it does not stand yet.
+
+        Raises:
+            WireError: Its record is larger than one may be.
+        """
         key = message.source, message.engine, message.life
         order = message.run, message.seq
         if not self._is_new(key, order):
@@ -125,11 +142,23 @@ class Lives:
         record = self._whole(key, order, message)
         if record is None:
             return None
+        check_size(len(record))
         known = self.find(key)
         heard = now - message.age
         if known is not None:
             heard = max(heard, known.heard)
         return Word(*key, order, record, message.standing, message.labels, heard)
+
+    def check(self, word: Word) -> None:
+        """Whether there is room for ``word``.
+
+        Raises:
+            WireError: There is none.
+        """
+        known = self.find(word.key)
+        size = self.bytes + len(word.record) - (0 if known is None else len(known.record))
+        if size > MAX_BYTES or (known is None and self._count >= MAX_WORDS):
+            raise WireError("over_limit", NO_ROOM)
 
     def put(self, word: Word) -> Word | None:
         """Let ``word`` stand, unless a newer one does; the one that it replaced.
@@ -140,13 +169,17 @@ class Lives:
         known = self.find(word.key)
         if not self._is_new(word.key, word.order):
             return known
-        size = self.bytes + len(word.record) - (0 if known is None else len(known.record))
-        if size > MAX_BYTES or (known is None and self._count >= MAX_WORDS):
-            raise WireError("over_limit", "other exporters tell of more than there is room for")
-        self.bytes = size
+        self.check(word)
+        self._add(word)
+        return known
+
+    def _add(self, word: Word) -> None:
+        known = self.find(word.key)
+        self.bytes += len(word.record) - (0 if known is None else len(known.record))
         self._count += known is None
         self._words.setdefault((word.source, word.engine), {})[word.life] = word
-        return known
+        if word.is_of_several:
+            self._sums.setdefault(word.engine, {})[word.source] = word
 
     def drop(self, words: Iterable[Word]) -> None:
         """Forget ``words``: nobody shows them any more."""
@@ -158,6 +191,17 @@ class Lives:
                 self._count -= 1
             if not lives:
                 self._words.pop((word.source, word.engine), None)
+            sums = self._sums.get(word.engine, {})
+            sums.pop(word.source, None)
+            if not sums:
+                self._sums.pop(word.engine, None)
+
+    def is_folded(self, source: str, engine: str, life: int) -> bool:
+        """Whether a sum of several sources has that life, or may have it."""
+        if life in self._words.get((source, engine), ()):
+            return False
+        sums = self._sums.get(engine, {}).values()
+        return any(life <= word.until or (source, life) in word.summed for word in sums)
 
     def excess(self, source: str, engine: str) -> list[Word]:
         """Words that should become one: the sum and the oldest lives, where they are too many."""
@@ -166,27 +210,23 @@ class Lives:
         lives = sum(not word.is_sum for word in words)
         return words[: len(words) - self.most] if lives > self.most else []
 
-    def sum_up(self, words: list[Word], record: bytes) -> Word:
-        """Let ``record`` stand in place of ``words``, which are those of ``excess``."""
-        summed = [life for word in words for life in (word.summed or (word.life,))]
-        total = dataclasses.replace(
-            words[-1],
-            life=SUM,
-            order=(0, len(summed)),
-            record=record,
-            standing=Standing(),
-            silent=True,
-            summed=tuple(summed[-MAX_SUMMED:]),
-        )
+    def replace(self, words: Sequence[Word], total: Word) -> None:
+        """Let ``total`` stand in place of ``words``, which it is the sum of.
+
+        Raises:
+            WireError: There is no room for it; ``words`` still stand.
+        """
+        size = self.bytes + len(total.record) - sum(len(word.record) for word in words)
+        if size > MAX_BYTES:
+            raise WireError("over_limit", NO_ROOM)
         self.drop(words)
-        self.put(total)
-        return total
+        self._add(total)
 
     def _is_new(self, key: Key, order: tuple[int, int]) -> bool:
         source, engine, life = key
         words = self._words.get((source, engine), {})
         total = words.get(SUM)
-        if total is not None and life in total.summed:
+        if total is not None and (source, life) in total.summed:
             return False
         known = words.get(life)
         return known is None or known.order < order
@@ -216,3 +256,30 @@ class Lives:
     def _abandon(self, key: Key) -> None:
         found = self._incomplete.pop(key)
         self._incomplete_bytes -= sum(PIECE_COST + len(data) for data in found.pieces.values())
+
+
+def summed(words: Sequence[Word], record: bytes, name: str = "") -> Word:
+    """The word that can stand in place of ``words``.
+
+    Args:
+        words: Those of ``Lives.excess``, or all of sources that are gone, with the sum of that
+            name; the labels are those of the last.
+        record: What they come to.
+        name: In place of a source's, where they are of several.
+    """
+    lives = [(word.source, word.life) for word in words if not word.is_sum]
+    known = [pair for word in words for pair in word.summed]
+    # Of those that are too many it is the earliest that nobody knows any more.
+    pairs = sorted((*known, *lives), key=lambda pair: pair[1])
+    left, pairs = pairs[:-MAX_SUMMED], pairs[-MAX_SUMMED:]
+    return dataclasses.replace(
+        words[-1],
+        source=name or words[-1].source,
+        life=SUM,
+        order=(0, len(lives) + sum(word.order[1] for word in words if word.is_sum)),
+        record=record,
+        standing=Standing(),
+        silent=True,
+        summed=tuple(pairs),
+        until=max([word.until for word in words] + [life for _, life in left]),
+    )

@@ -193,7 +193,7 @@ class Receiver:
 
     def refuse_frame(self, peer: bytes, error: WireError) -> list[tuple[bytes, FromExporter]]:
         """The answer to a frame that could not be read."""
-        code = error.reason if error.reason in ("version", "unauthorised") else "bad_schema"
+        code = error.reason if error.reason in _TOLD else "bad_schema"
         return self._refuse(peer, 0, code, str(error)).replies
 
     def refuse_hello(self, peer: bytes, hello: Hello, error: WireError) -> Received:
@@ -317,6 +317,8 @@ def _grown(total: int, more: int) -> int:
     return min(total + max(more, 0), TOTAL_LIMIT)
 
 
+_TOLD = ("version", "unauthorised", "over_limit", "folded")
+"""Reasons that have a code of their own."""
 _CONFLICT = (
     "another process, or a second instance of the plugin, has this stream id;"
     " set SIDESTEP_NAMESPACE to tell deployments apart"

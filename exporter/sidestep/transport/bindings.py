@@ -16,7 +16,7 @@ MAX_NAMES = 2048
 
 
 class Bindings:
-    """Ownership of stream and engine ids; a new process starts blank."""
+    """Ownership of stream and engine ids; of a new process only exporters' names are known."""
 
     def __init__(self) -> None:
         self._streams: dict[str, str] = {}
@@ -67,6 +67,17 @@ class Bindings:
         if allowed and not any(fnmatchcase(engine, pattern) for pattern in allowed):
             raise WireError("unauthorised", f"this key may not tell of engine {engine}")
         self.claim(key, f"{SOURCE}{source}", ())
+
+    def owner(self, source: str) -> str | None:
+        """The key that the name of an exporter belongs to; None where nobody's."""
+        return self._streams.get(f"{SOURCE}{source}")
+
+    def own(self, key: str, source: str) -> None:
+        """Let the name of an exporter belong to ``key``, as it did before a restart."""
+        name = f"{SOURCE}{source}"
+        if name not in self._streams:
+            self._streams[name] = key
+            self._held[key] = self._held.get(key, 0) + 1
 
     def release(self, key: str) -> None:
         """Give free what ``key`` owns: it is authorized no more."""

@@ -103,6 +103,15 @@ class Guard:
         if self._keys is not None:
             self._bindings.claim_source(key, source, engine, self._keys.engines(key))
 
+    def owner(self, source: str) -> str | None:
+        """The key that the name of an exporter belongs to; None where nobody's."""
+        return self._bindings.owner(source)
+
+    def own(self, key: str, source: str) -> None:
+        """Let the name belong to ``key`` again, as before a restart, if that may still connect."""
+        if self._keys is not None and (key == LOCAL or key in self._keys):
+            self._bindings.own(key, source)
+
     def bad(self, peer: bytes, key: str, now: float) -> None:
         """Count a message that no sender of ours would send."""
         if self._throttle.bad(key or peer, now):

@@ -24,6 +24,8 @@ FORWARD_VERSION = 1
 PIECE_BYTES = MAX_FRAME_BYTES - (64 << 10)
 """Of a record in one frame; what else a frame has is far less than the rest."""
 MAX_PIECES = 16
+MAX_RECORD_BYTES = 2 << 20
+"""An engine with all the series that it may have comes to half of it."""
 TAG = "F"
 _MARK = bytes([0xA0 | len(TAG)]) + TAG.encode()
 _LONG = 0xDC
@@ -119,9 +121,17 @@ def split(record: bytes) -> list[bytes]:
     """``record`` in pieces that each fit a frame.
 
     Raises:
-        WireError: It is too large for any number of them.
+        WireError: It is too large to be told.
     """
-    pieces = [record[at : at + PIECE_BYTES] for at in range(0, len(record), PIECE_BYTES)]
-    if len(pieces) > MAX_PIECES:
-        raise WireError("too_big", f"a record of {len(record)} bytes")
-    return pieces
+    check_size(len(record))
+    return [record[at : at + PIECE_BYTES] for at in range(0, len(record), PIECE_BYTES)]
+
+
+def check_size(size: int) -> None:
+    """Whether a record may have so many bytes.
+
+    Raises:
+        WireError: It may not.
+    """
+    if size > MAX_RECORD_BYTES:
+        raise WireError("too_big", f"a record of {size} bytes; {MAX_RECORD_BYTES} are the most")

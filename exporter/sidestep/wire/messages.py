@@ -178,7 +178,8 @@ class Ack(msgspec.Struct, array_like=True, gc=False, tag="A"):
 class Nack(msgspec.Struct, array_like=True, gc=False, tag="N"):
     """A refusal; ``incarnation`` is 0 where unknown.
 
-    Codes: need_hello, unauthorised, id_conflict, over_limit, bad_schema, version.
+    Codes: need_hello, unauthorised, id_conflict, over_limit, bad_schema, version; to exporters
+    that forward also folded: what they tell is part of a sum, and cannot be told apart any more.
     """
 
     boot: Random64
