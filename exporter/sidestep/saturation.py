@@ -42,7 +42,8 @@ PREEMPTING = 10.0
 """Preemptions of late from which on the KV cache is what is full, not the batch."""
 DOUBT = 1.5
 """Standard errors added to the rate of an engine whose KV cache is full: it depends on which
-requests happen to hold it, and those that are unlucky together are a queue."""
+requests happen to hold it, and those that are unlucky together are a queue. Chosen for one
+simulated ramp that was seen too early; on ramps that nothing was chosen on it gains nothing."""
 BLOCKED = 60.0
 """Seconds for which requests have to wait without a break before the ratio can be 1."""
 UNBLOCKED = 0.99
