@@ -27,7 +27,9 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
 """Objectives that have a name of their own: the family of each engine."""
 
 
-def _rows(shared: tuple[str, ...], *, mirrored: bool = False) -> tuple[Row, ...]:
+def _rows(
+    shared: tuple[str, ...], *, extra: bool = False, mirrored: bool = False
+) -> tuple[Row, ...]:
     return (
         Row(
             name=REQUESTS,
@@ -37,6 +39,7 @@ def _rows(shared: tuple[str, ...], *, mirrored: bool = False) -> tuple[Row, ...]
             " they meet an objective of --slo: good is at most its threshold.",
             labels=tuple(sorted((*shared, "result", "slo"))),
             shared=shared,
+            extra=extra,
             mirrored=mirrored,
         ),
         Row(
@@ -47,6 +50,7 @@ def _rows(shared: tuple[str, ...], *, mirrored: bool = False) -> tuple[Row, ...]
             " buckets, of which the objective's threshold divides one.",
             labels=tuple(sorted((*shared, "slo"))),
             shared=shared,
+            extra=extra,
             mirrored=mirrored,
         ),
     )
@@ -54,4 +58,4 @@ def _rows(shared: tuple[str, ...], *, mirrored: bool = False) -> tuple[Row, ...]
 
 VLLM = _rows(ENGINE_LABELS)
 # Queue times are told by every rank.
-SGLANG = _rows(TOKENIZER.shared, mirrored=True)
+SGLANG = _rows(TOKENIZER.shared, extra=TOKENIZER.extra, mirrored=True)

@@ -11,10 +11,9 @@ from pathlib import Path
 from sidestep.errors import ConfigError
 from sidestep.transport.authorized import AuthorizedKeys
 from sidestep.transport.keys import read_secret
+from sidestep.transport.reach import TCP
 
 log = logging.getLogger(__name__)
-
-IPC, TCP = "ipc://", "tcp://"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 import zmq
 
 from sidestep.errors import ConfigError
-from sidestep.transport.access import IPC, TCP
+from sidestep.transport.reach import IPC, TCP
 from sidestep.transport.zap import DOMAIN
 from sidestep.wire.limits import MAX_FRAME_BYTES
 

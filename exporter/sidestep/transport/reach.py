@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import socket
 
-from sidestep.transport.access import IPC, TCP
-
+IPC, TCP = "ipc://", "tcp://"
 ANYWHERE = {"*", "0.0.0.0", "::"}  # noqa: S104 - what a user may have written
 """Hosts that stand for all addresses of this one; to connect to them is to connect to it."""
 
