@@ -202,6 +202,32 @@ def test_a_sender_that_knows_no_objectives_is_judged_by_its_buckets() -> None:
     assert counted(now.page, UNJUDGED) == {("ttft",): 3}
 
 
+def test_what_was_folded_and_judged_is_not_judged_again_in_parts() -> None:
+    """Families that describe themselves go by themselves where all of them are too large for a frame."""
+    family = Family("sglang:time_to_first_token_seconds", "histogram", ["is_streaming"])
+    family.samples = [Sample(["true"], observations=[0.1, 0.3, 0.5])]
+    bounds = [float(n) for n in range(250)]
+    items = [tokenizer(family)]
+    for number in range(10):
+        children = [Sample([str(n)], counts=[1 << 35] * 251, total=1.0) for n in range(60)]
+        items.append(tokenizer(Family(f"own_{number}", "histogram", ["k"], children, "", bounds)))
+    told = messages.Objective("ttft", ["sglang:time_to_first_token_seconds"], 0.35)
+    for known in ([told], []):
+        folder, node = Folder(), fed(objectives("ttft=350ms"), SGLANG)
+        folder.settings = Settings(objectives=known)
+        assert all(folder.fold(item, [SGLANG]) for item in items)
+        folded = folder.seal()
+        for records in folded.frames:
+            node.aggregate("s", 1, [records])
+
+        assert sum(map(len, folded.frames)) > 10
+        assert counted(node.page) == {
+            ("ttft", "good"): 2 if known else 1, ("ttft", "bad"): 1,
+        }  # fmt: skip
+        assert counted(node.page, UNJUDGED) == ({} if known else {("ttft",): 1})
+        assert node.rejected == {}
+
+
 def test_an_objective_counts_from_when_it_is_configured() -> None:
     """Under a new name from 0, under a new threshold from where it was: no counter ever falls."""
     first = fed(objectives("ttft=350ms"))
