@@ -26,6 +26,7 @@ from sidestep.session.folding import Folder
 from sidestep.wire import messages
 from sidestep.wire.items import Family, Item, Sample, Samples, VllmStep, encode_item
 from sidestep.wire.messages import EngineInfo, Settings
+from sidestep.wire.totals import Child, Head, Record, Totals
 from sidestep.wire.vllm import FinishedRequestStats, IterationStats
 from trees import Node, samples
 
@@ -226,6 +227,64 @@ def test_what_was_folded_and_judged_is_not_judged_again_in_parts() -> None:
         }  # fmt: skip
         assert counted(node.page, UNJUDGED) == ({} if known else {("ttft",): 1})
         assert node.rejected == {}
+
+
+def test_what_is_added_is_judged_whatever_else_is_refused() -> None:
+    """One family of an old sender's record contradicts what is known: nothing of it counts, all else does."""
+    node = fed(objectives("ttft=400ms"), SGLANG)
+    family = Family("sglang:time_to_first_token_seconds", "histogram", ["is_streaming"])
+    family.samples = [Sample(["true"], observations=[0.1, 0.3, 0.5])]
+    own = Family("own", "gauge", ["a"], [Sample(["x"], 1.0)])
+    node.items("s", [tokenizer(own)])
+    for kinds in (["own"], ["own", "ttft"]):
+        folder = Folder()
+        folder.fold(tokenizer(family), [SGLANG])
+        folder.fold(tokenizer(Family("own", "gauge", ["b"], [Sample(["x"], 1.0)])), [SGLANG])
+        folded = folder.seal()
+        record = decode_record(folded.frames[0][0])
+        if "ttft" in kinds:
+            (first,) = (one for one in record.totals.open if one.name == family.name)
+            first.labels = ["another"]
+        node.aggregate("s", folded.items, [[msgspec.msgpack.encode(record)]])
+
+        assert node.rejected == {("changed_family",): len(kinds)}
+        assert counted(node.page) == {("ttft", "good"): 2, ("ttft", "bad"): 1}
+    page = samples(node.page)
+    assert [v for series, v in page.items() if series.startswith(f"{family.name}_count")] == [3]
+
+
+def test_records_of_engines_without_latencies_may_say_anything_of_objectives() -> None:
+    """They have no such family: what is not there is not read."""
+    triton = EngineInfo("t", "triton", {"model": "m", "version": "1"})
+    node = fed(objectives("ttft=350ms"), triton)
+    for labels in ([], ["good", "ttft"]):
+        head = Head(triton, {}, [], [], [], [REQUESTS])
+        record = Record(head, Totals(keyed=[[Child(labels, 1)]]))
+        node.aggregate("s", 1, [[msgspec.msgpack.encode(record)]])
+
+        assert node.rejected == {}
+        assert counted(node.page) == {}
+
+
+def test_no_engine_names_objectives() -> None:
+    """A Hello that knows labels beforehand knows none of these: there are the operator's alone."""
+    engine = EngineInfo("e", "vllm", VLLM.labels, closed={"slo": ["mine", "ttft"]})
+
+    assert "sidestep_slo" not in fed((), engine).page
+    assert counted(fed(objectives("ttft=1s"), engine).page, UNJUDGED) == {}
+
+
+def test_what_an_exporter_says_costs_an_engine_little() -> None:
+    """However often it names a family, that one is held against each objective once."""
+    told = [messages.Objective(f"o{n}", [TTFT] * 16, 0.35) for n in range(64)]
+    folder = Folder()
+    folder.settings = Settings(objectives=told)
+    assert folder.fold(step([0.1, 0.5]), [VLLM])
+    record = decode_record(folder.seal().frames[0][0])
+
+    children = record.totals.keyed[record.head.keyed.index(REQUESTS)]
+    assert {child.value for child in children} == {1}
+    assert len(children) == 2 * 64
 
 
 def test_an_objective_counts_from_when_it_is_configured() -> None:

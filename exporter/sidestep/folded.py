@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from sidestep.catalogue.objectives import REQUESTS
+from sidestep.catalogue.objectives import JUDGED, REQUESTS
 from sidestep.engine import Engine
 from sidestep.errors import WireError
 from sidestep.merge import check_places
@@ -49,6 +49,9 @@ def check(engine: Engine, record: Record) -> None:
 def judge(engine: Engine, record: Record) -> None:
     """Hold what ``record`` observed against objectives that its sender did not know of."""
     if engine.objectives is None or not engine.objectives.names:
+        return
+    if JUDGED[0] not in engine.layout.hooks:
+        # Its dialect has no latencies, and nothing has looked at what it says of objectives.
         return
     head, totals = record.head, record.totals
     told = {
