@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from pathlib import Path
+from types import FrameType
 
 import msgspec
 import pytest
@@ -363,6 +366,36 @@ def test_nothing_is_kept_where_there_are_no_objectives() -> None:
 
     assert {type(h) for h in one.histograms if h is not None} == {Histogram}
     assert {type(h) for h in other.histograms if h is not None} == {NativeHistogram}
+
+
+def test_nothing_is_asked_of_items_where_there_are_no_objectives() -> None:
+    """Not even whether there are any, for each family: what comes costs what it did."""
+    node = fed((), VLLM)
+    node.greet("t", [SGLANG])
+    family = Family("sglang:time_to_first_token_seconds", "histogram", ["is_streaming"])
+    family.samples = [Sample(["true"], observations=[0.1] * 30, counts=[1] * 25, total=1.0)]
+    family.bounds = [float(n) for n in range(24)]
+    called: set[tuple[str, str]] = set()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call":
+            called.add((Path(frame.f_code.co_filename).stem, frame.f_code.co_name))
+
+    for number in range(2):
+        # The first ones make what they are counted in.
+        before = sys.getprofile()
+        sys.setprofile(note if number else None)
+        try:
+            node.items("t", [tokenizer(family)])
+            node.items("s", [step([0.1] * 30), encode_item(ended(0, 1))])
+        finally:
+            sys.setprofile(before)
+
+    assert ("samples", "add_samples") in called
+    assert ("histogram", "observe_many") in called
+    assert not [c for c in called if c[0] in {"judged", "objectives", "availability"}]
+    assert not [c for c in called if "judge" in c[1]]
+    assert node.rejected == {}
 
 
 @pytest.mark.parametrize("run", CORE_RUNS)
