@@ -111,6 +111,15 @@ def test_every_objective_burns_at_every_speed() -> None:
     assert {one["long"] for one in fired} == set(WINDOWS)
 
 
+def test_what_the_exporter_counts_burns_once_at_every_speed() -> None:
+    """What its objectives replace is left out of slow alerts as of fast ones."""
+    burning = [alert for alert in alerts() if alert["alert"] == "InferenceSLOBurn"]
+
+    assert len(burning) == len(WINDOWS)
+    for alert in burning:
+        assert alert["expr"].rstrip().endswith("\nunless model:slo_replaced:rate5m")
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_alert_has_its_runbook(name: str) -> None:
     """Where its link leads, with the sections that a reader at night looks for."""
