@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from pathlib import Path
+from types import FrameType
 
 import msgspec
 import pytest
@@ -26,6 +29,7 @@ from sidestep.session.folding import Folder
 from sidestep.wire import messages
 from sidestep.wire.items import Family, Item, Sample, Samples, VllmStep, encode_item
 from sidestep.wire.messages import EngineInfo, Settings
+from sidestep.wire.totals import Child, Head, Record, Totals
 from sidestep.wire.vllm import FinishedRequestStats, IterationStats
 from trees import Node, samples
 
@@ -202,6 +206,90 @@ def test_a_sender_that_knows_no_objectives_is_judged_by_its_buckets() -> None:
     assert counted(now.page, UNJUDGED) == {("ttft",): 3}
 
 
+def test_what_was_folded_and_judged_is_not_judged_again_in_parts() -> None:
+    """Families that describe themselves go by themselves where all of them are too large for a frame."""
+    family = Family("sglang:time_to_first_token_seconds", "histogram", ["is_streaming"])
+    family.samples = [Sample(["true"], observations=[0.1, 0.3, 0.5])]
+    bounds = [float(n) for n in range(250)]
+    items = [tokenizer(family)]
+    for number in range(10):
+        children = [Sample([str(n)], counts=[1 << 35] * 251, total=1.0) for n in range(60)]
+        items.append(tokenizer(Family(f"own_{number}", "histogram", ["k"], children, "", bounds)))
+    told = messages.Objective("ttft", ["sglang:time_to_first_token_seconds"], 0.35)
+    for known in ([told], []):
+        folder, node = Folder(), fed(objectives("ttft=350ms"), SGLANG)
+        folder.settings = Settings(objectives=known)
+        assert all(folder.fold(item, [SGLANG]) for item in items)
+        folded = folder.seal()
+        for records in folded.frames:
+            node.aggregate("s", 1, [records])
+
+        assert sum(map(len, folded.frames)) > 10
+        assert counted(node.page) == {
+            ("ttft", "good"): 2 if known else 1, ("ttft", "bad"): 1,
+        }  # fmt: skip
+        assert counted(node.page, UNJUDGED) == ({} if known else {("ttft",): 1})
+        assert node.rejected == {}
+
+
+def test_what_is_added_is_judged_whatever_else_is_refused() -> None:
+    """One family of an old sender's record contradicts what is known: nothing of it counts, all else does."""
+    node = fed(objectives("ttft=400ms"), SGLANG)
+    family = Family("sglang:time_to_first_token_seconds", "histogram", ["is_streaming"])
+    family.samples = [Sample(["true"], observations=[0.1, 0.3, 0.5])]
+    own = Family("own", "gauge", ["a"], [Sample(["x"], 1.0)])
+    node.items("s", [tokenizer(own)])
+    for kinds in (["own"], ["own", "ttft"]):
+        folder = Folder()
+        folder.fold(tokenizer(family), [SGLANG])
+        folder.fold(tokenizer(Family("own", "gauge", ["b"], [Sample(["x"], 1.0)])), [SGLANG])
+        folded = folder.seal()
+        record = decode_record(folded.frames[0][0])
+        if "ttft" in kinds:
+            (first,) = (one for one in record.totals.open if one.name == family.name)
+            first.labels = ["another"]
+        node.aggregate("s", folded.items, [[msgspec.msgpack.encode(record)]])
+
+        assert node.rejected == {("changed_family",): len(kinds)}
+        assert counted(node.page) == {("ttft", "good"): 2, ("ttft", "bad"): 1}
+    page = samples(node.page)
+    assert [v for series, v in page.items() if series.startswith(f"{family.name}_count")] == [3]
+
+
+def test_records_of_engines_without_latencies_may_say_anything_of_objectives() -> None:
+    """They have no such family: what is not there is not read."""
+    triton = EngineInfo("t", "triton", {"model": "m", "version": "1"})
+    node = fed(objectives("ttft=350ms"), triton)
+    for labels in ([], ["good", "ttft"]):
+        head = Head(triton, {}, [], [], [], [REQUESTS])
+        record = Record(head, Totals(keyed=[[Child(labels, 1)]]))
+        node.aggregate("s", 1, [[msgspec.msgpack.encode(record)]])
+
+        assert node.rejected == {}
+        assert counted(node.page) == {}
+
+
+def test_no_engine_names_objectives() -> None:
+    """A Hello that knows labels beforehand knows none of these: there are the operator's alone."""
+    engine = EngineInfo("e", "vllm", VLLM.labels, closed={"slo": ["mine", "ttft"]})
+
+    assert "sidestep_slo" not in fed((), engine).page
+    assert counted(fed(objectives("ttft=1s"), engine).page, UNJUDGED) == {}
+
+
+def test_what_an_exporter_says_costs_an_engine_little() -> None:
+    """However often it names a family, that one is held against each objective once."""
+    told = [messages.Objective(f"o{n}", [TTFT] * 16, 0.35) for n in range(64)]
+    folder = Folder()
+    folder.settings = Settings(objectives=told)
+    assert folder.fold(step([0.1, 0.5]), [VLLM])
+    record = decode_record(folder.seal().frames[0][0])
+
+    children = record.totals.keyed[record.head.keyed.index(REQUESTS)]
+    assert {child.value for child in children} == {1}
+    assert len(children) == 2 * 64
+
+
 def test_an_objective_counts_from_when_it_is_configured() -> None:
     """Under a new name from 0, under a new threshold from where it was: no counter ever falls."""
     first = fed(objectives("ttft=350ms"))
@@ -278,6 +366,36 @@ def test_nothing_is_kept_where_there_are_no_objectives() -> None:
 
     assert {type(h) for h in one.histograms if h is not None} == {Histogram}
     assert {type(h) for h in other.histograms if h is not None} == {NativeHistogram}
+
+
+def test_nothing_is_asked_of_items_where_there_are_no_objectives() -> None:
+    """Not even whether there are any, for each family: what comes costs what it did."""
+    node = fed((), VLLM)
+    node.greet("t", [SGLANG])
+    family = Family("sglang:time_to_first_token_seconds", "histogram", ["is_streaming"])
+    family.samples = [Sample(["true"], observations=[0.1] * 30, counts=[1] * 25, total=1.0)]
+    family.bounds = [float(n) for n in range(24)]
+    called: set[tuple[str, str]] = set()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call":
+            called.add((Path(frame.f_code.co_filename).stem, frame.f_code.co_name))
+
+    for number in range(2):
+        # The first ones make what they are counted in.
+        before = sys.getprofile()
+        sys.setprofile(note if number else None)
+        try:
+            node.items("t", [tokenizer(family)])
+            node.items("s", [step([0.1] * 30), encode_item(ended(0, 1))])
+        finally:
+            sys.setprofile(before)
+
+    assert ("samples", "add_samples") in called
+    assert ("histogram", "observe_many") in called
+    assert not [c for c in called if c[0] in {"judged", "objectives", "availability"}]
+    assert not [c for c in called if "judge" in c[1]]
+    assert node.rejected == {}
 
 
 @pytest.mark.parametrize("run", CORE_RUNS)

@@ -191,6 +191,42 @@ def test_requests_that_vanish_are_not_divided_by() -> None:
     assert saturation.ratio is None
 
 
+def test_requests_that_are_counted_anew_are_no_fall_of_the_load() -> None:
+    """Another Hello's bucket bounds let the histogram begin at 0: what goes on is the same load."""
+    saturation, last = overloaded()
+    fresh = Saturation()
+    for look in Simulation(MODELS["batch"], lambda _: 1.3 * most("batch"), 2).looks(900):
+        load, now = told(look), last.time + look.time
+        later = load._replace(generated=load.generated + last.generated)
+        saturation.look(now, later)
+        fresh.look(now, later)
+
+        assert saturation.ratio == fresh.ratio
+    assert saturation.ratio is not None
+
+
+@pytest.mark.parametrize(
+    ("running", "begun", "generated"), [(5, 10**8, 0), (5e-324, 1, 1), (5e-324, 10**8, 0)]
+)
+def test_no_engine_can_say_what_is_divided_by_zero(
+    running: float, begun: int, generated: int
+) -> None:
+    """The exporter's tick reads this: an engine that tells nonsense must not end it."""
+    saturation = Saturation()
+    load = Load(running, 5, 100, 105, 100, 0)
+    for second in range(1, 200):
+        saturation.look(float(second), load)
+        added = (100, 100) if second == 1 else (begun, generated)
+        load = load._replace(
+            begun=load.begun + added[0],
+            arrived=load.arrived + added[0],
+            generated=load.generated + added[1],
+            preempted=load.preempted + 1,
+        )
+
+        assert saturation.ratio is None or 0.0 <= saturation.ratio < math.inf
+
+
 def test_a_trend_is_one_of_a_quarter_of_an_hour() -> None:
     """Over less time it is chance: the rate is the mean of the last ten minutes, then ahead of it."""
     offered, rates = Offered(), {}

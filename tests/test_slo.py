@@ -20,7 +20,7 @@ from peers import publisher
 from sidestep.app import Exporter
 from sidestep.config import read
 from sidestep.errors import ConfigError
-from sidestep.objectives import Objective
+from sidestep.objectives import Objective, checked
 from sidestep.wire.items import VllmStep
 from sidestep.wire.vllm import IterationStats
 from sidestep_adapters.replay import Replay
@@ -132,6 +132,7 @@ def test_mistakes_are_one_line(given: str, said: str) -> None:
         ("slo = [5]", "slo '5': must be NAME=THRESHOLD"),
         ("[slo]\nttft = true", "slo 'ttft=True': must be a time above 0"),
         ("[slo]\nttft = inf", "must be a time above 0"),
+        (f"[slo]\nttft = 1{'0' * 400}", "must be a time above 0"),
         ("[slo]\nttft = [1]", "must be a time above 0"),
         ("[slo]\navailability = false", "must be true; without it leave the line away"),
         ("[slo.mine]\nfamily = 3\nthreshold = 1", "family must be a string"),
@@ -149,6 +150,7 @@ def test_mistakes_in_the_file_are_one_line(tmp_path: Path, text: str, said: str)
 
     assert str(raised.value).startswith(f"{file}: ")
     assert said in str(raised.value)
+    assert "\n" not in str(raised.value)
 
 
 def test_what_all_objectives_say_together() -> None:
@@ -160,6 +162,8 @@ def test_what_all_objectives_say_together() -> None:
     ):
         with pytest.raises(ConfigError, match=said):
             read({"slo": given}, {})
+    with pytest.raises(ValueError, match=r"^mine: 'a\\nb' is no histogram of seconds"):
+        checked([Objective("mine", ("a\nb",), 1.0)])
     common = {"metrics_common": True, "slo": ("mine=1,family=sidestep_request_queue_seconds",)}
     assert len(read(common, {}).slo) == 1
     assert len(read({"slo": many[:16]}, {}).slo) == 16

@@ -128,8 +128,11 @@ class Applier:
         if totals.looked:
             # What was new at the first look; the record has what was new since.
             self.apply(engine, totals.looked[0])
-        moved = add_record(self.registry, engine, record)
-        judge_folded(engine, record)
+        try:
+            moved = add_record(self.registry, engine, record)
+        finally:
+            # What was refused is not in it any more, and all else counts.
+            judge_folded(engine, record)
         if totals.looked:
             engine.looked = totals.looked[-1]
             engine.absent = engine.looked.stats is None

@@ -11,7 +11,7 @@ from sidestep.buckets import DEFAULTS, Bounds
 from sidestep.catalogue.engine_core import FEATURE as ENGINE_CORE
 from sidestep.catalogue.engine_core import UNTRACKED
 from sidestep.catalogue.model import OBSERVED, Kind, Row
-from sidestep.catalogue.objectives import JUDGED
+from sidestep.catalogue.objectives import JUDGED, UNJUDGED
 from sidestep.histogram import Histogram
 from sidestep.hit_window import HitWindow
 from sidestep.judged import Judge, judged
@@ -314,7 +314,9 @@ class Engine:
                 self.values[slot] = self.values[slot] or 0
         elif placed.where == "keyed" and len(row.own_labels) == 1:
             children = self.keyed[placed.slots[0]]
-            for value in self.closed.get(row.own_labels[0], ()):
+            # Objectives are the operator's: no engine knows them.
+            known = () if row.name == UNJUDGED else self.closed.get(row.own_labels[0], ())
+            for value in known:
                 # Every hello may know others beforehand.
                 if len(children) < MAX_OPEN_VALUES:
                     children.setdefault((value,), 0)

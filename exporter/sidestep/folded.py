@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from sidestep.catalogue.objectives import REQUESTS
+from sidestep.catalogue.objectives import JUDGED, REQUESTS
 from sidestep.engine import Engine
 from sidestep.errors import WireError
 from sidestep.merge import check_places
@@ -69,6 +69,9 @@ def check_in_parts(engine: Engine, record: Record) -> Iterator[None]:
 def judge(engine: Engine, record: Record) -> None:
     """Hold what ``record`` observed against objectives that its sender did not know of."""
     if engine.objectives is None or not engine.objectives.names:
+        return
+    if JUDGED[0] not in engine.layout.hooks:
+        # Its dialect has no latencies, and nothing has looked at what it says of objectives.
         return
     head, totals = record.head, record.totals
     told = {

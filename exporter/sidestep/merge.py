@@ -6,7 +6,7 @@ engine that went on is the same work: counters and buckets add up, a gauge yield
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from sidestep.buckets import Bounds
 from sidestep.catalogue.objectives import REQUESTS, UNJUDGED
@@ -27,7 +27,8 @@ def add_record(registry: Registry, engine: Engine, record: Record) -> int:
 
     Raises:
         WireError: It holds what cannot be counted, and nothing was changed; or families
-            that describe themselves contradict what is known, and all others were added.
+            that describe themselves contradict what is known, and all others were added: ``record``
+            has those no more.
     """
     moved, refused = _merge(registry, engine, record)
     if refused is not None:
@@ -222,16 +223,20 @@ def _add_histograms(engine: Engine, record: Record) -> int:
 
 
 def _add_families(
-    registry: Registry, engine: Engine, families: Iterable[OpenTotals]
+    registry: Registry, engine: Engine, families: list[OpenTotals]
 ) -> tuple[int, WireError | None]:
-    """Add those that describe themselves, all that can be; say what is wrong with the last other."""
+    """Add those that describe themselves, all that can be; say what is wrong with the last other.
+
+    ``families`` are those that were added afterwards.
+    """
     moved = 0
     refused: WireError | None = None
-    for family in families:
+    for family in list(families):
         try:
             moved += add_family(registry, engine, family)
         except WireError as error:
             refused = error
+            families.remove(family)
     return moved, refused
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -61,7 +62,7 @@ class Objectives:
         self.availability = any(not one.families for one in found)
         self._limits: dict[str, list[Limit]] = {}
         for one in found:
-            for family in one.families:
+            for family in dict.fromkeys(one.families):
                 self._limits.setdefault(family, []).append(Limit(one.name, one.threshold))
 
     def has(self, key: tuple[str, ...]) -> bool:
@@ -129,7 +130,8 @@ def _made(name: str, threshold: object, family: object) -> Objective:
 def _seconds(value: object) -> float:
     found = 0.0
     if isinstance(value, int | float) and not isinstance(value, bool):
-        found = float(value)
+        # A file's integers may be larger than any float.
+        found = float(value) if value <= LONGEST else math.inf
     elif isinstance(value, str) and (match := _TIME.fullmatch(value)):
         times, parts = _UNITS[match[2]]
         found = float(match[1]) * times / parts
@@ -168,7 +170,7 @@ def _problem(family: str, *, common: bool) -> str:
     row = rows.get(family)
     if row is None or row.kind != "histogram" or not family.endswith("_seconds"):
         return (
-            f"{family} is no histogram of seconds of vLLM or SGLang; docs/metrics.md has those, and"
+            f"{family!r} is no histogram of seconds of vLLM or SGLang; docs/metrics.md has those, and"
             f" {', '.join(FAMILIES)} stand for the same one of both"
         )
     if isinstance(row.source, Same):

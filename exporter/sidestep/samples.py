@@ -53,10 +53,11 @@ def add_samples(registry: Registry, engine: Engine, item: Samples, *, kept: bool
     for name, target in made.families.items():
         if name not in engine.layout.sampled:
             registry.describe(target)
+    is_judged = not kept and engine.objectives is not None and bool(engine.objectives.names)
     for family in item.families:
         fed = () if kept else engine.layout.also.get(family.name, ())
         _add(registry, engine, engine.open[family.name], family, fed)
-        if not kept:
+        if is_judged:
             _judge(engine, family, fed)
 
 

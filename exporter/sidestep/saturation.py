@@ -34,6 +34,8 @@ FEW = 20
 SETTLING = 3.0
 """Stays of a request until a full batch is as it will be: large requests are let in late, and
 what was short has left."""
+SHORTEST = 0.001
+"""Seconds that a request stays at least, whatever numbers an engine tells: a step takes as long."""
 FULL = 20.0
 """Seconds of a settled full batch from which on its rate is known."""
 MEMORY = 600.0
@@ -191,7 +193,13 @@ class Saturation:
         if before is not None:
             if seconds < LEAST_GAP:
                 return
-            if load.generated < before.generated or load.preempted < before.preempted:
+            if (
+                load.generated < before.generated
+                or load.preempted < before.preempted
+                # A histogram begins anew where it gets other buckets, too. Who lost a place may be
+                # told as one who never had it.
+                or load.begun + load.preempted < before.begun + before.preempted
+            ):
                 # Its counters begin anew.
                 self.forget()
             elif seconds > GAP:
@@ -219,7 +227,7 @@ class Saturation:
             blocked = now - since
             # Those in the batch have to be made at this pace.
             stay = load.running * (self._tokens / self._requests) * blocked / made
-            self._full.add(seconds, tokens, blocked, stay)
+            self._full.add(seconds, tokens, blocked, max(stay, SHORTEST))
 
     def _ratio(self, now: float, load: Load) -> float | None:
         rate = self._offered.look(now, load.arrived)

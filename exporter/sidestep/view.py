@@ -131,7 +131,9 @@ def having(engines: list[Engine], placed: Placed) -> list[Engine]:
             slot = placed.slots[0]
             if placed.row.name == REQUESTS:
                 for engine in engines:
-                    settle(engine)
+                    # Those that have some are settled when they are copied.
+                    if not engine.keyed[slot]:
+                        settle(engine)
             return [engine for engine in engines if engine.keyed[slot]]
     return engines
 

@@ -106,9 +106,20 @@ def test_every_objective_burns_at_every_speed() -> None:
     }
     fast = {(one["slo"], one.get("dialect", "")) for one in fired if one["long"] == "1h"}
 
-    assert fast == measured | {(name, "") for name in COUNTED}
+    # An operator may call one of the exporter's as the rules call theirs.
+    own = {("time_to_first_token", "")}
+    assert fast == measured | own | {(name, "") for name in COUNTED}
     assert {name for name, _ in measured} == SLOS
     assert {one["long"] for one in fired} == set(WINDOWS)
+
+
+def test_what_the_exporter_counts_burns_once_at_every_speed() -> None:
+    """What its objectives replace is left out of slow alerts as of fast ones."""
+    burning = [alert for alert in alerts() if alert["alert"] == "InferenceSLOBurn"]
+
+    assert len(burning) == len(WINDOWS)
+    for alert in burning:
+        assert alert["expr"].rstrip().endswith("\nunless model:slo_replaced:rate5m")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -131,7 +131,7 @@ LOAD = (
         "Saturation",
         "Requests offered over those that an engine can serve; from 1 on its queue grows.",
         reasons.UNSATURATED,
-        Query(most(of("sidestep_saturation_ratio"), EACH), NAME),
+        Query(most(of("sidestep_saturation_ratio", engine_type=""), EACH), NAME),
         unit="percentunit",
         width=24,
     ),

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from sidestep.apply import Applier
 from sidestep.catalogue import DIALECTS
+from sidestep.catalogue.objectives import REQUESTS
 from sidestep.engine import Engine
 from sidestep.lifecycle.rules import Rules
 from sidestep.native import Native
@@ -22,7 +23,7 @@ from sidestep.registry import Registry, Sampling
 from sidestep.wire.items import decode_item
 from sidestep.wire.limits import COUNT_LIMIT, MAX_FRAME_BYTES
 from sidestep.wire.messages import EngineInfo, Settings
-from sidestep.wire.totals import Totals
+from sidestep.wire.totals import Child, Totals
 
 ENVELOPE = 1024
 """Bytes of a frame that are not records, and more."""
@@ -135,10 +136,16 @@ class Folder:
         if len(whole) <= MAX_FRAME_BYTES - ENVELOPE:
             return [whole]
         families, totals.open = totals.open, []
+        # What was held against objectives is in the first part: the others add nothing to it, but
+        # say that it was done, or the exporter would do it again.
+        judged = [
+            [Child(child.labels, 0) for child in children] if row.name == REQUESTS else []
+            for row, children in zip(engine.layout.keyed, totals.keyed, strict=True)
+        ]
         parts = [Totals(
             [None] * len(totals.scalars),
             [None] * len(totals.histograms),
-            [[] for _ in totals.keyed],
+            judged,
             [family],
         ) for family in families]  # fmt: skip
         return [encode_record(engine, part) for part in (totals, *parts)]

@@ -213,11 +213,11 @@ groups:
           (
             model:generation_tokens:rate5m
               unless on (cluster, namespace, job, model_name, dialect) model:slo_events:rate5m{slo="time_to_first_token"}
-              unless on (cluster, namespace, job, model_name) model:slo_events:rate5m{slo="ttft"}
+              unless on (cluster, namespace, job, model_name) model:slo_events:rate5m{slo=~"ttft|time_to_first_token", dialect=""}
             or
             model:generation_tokens:rate5m
               unless on (cluster, namespace, job, model_name, dialect) model:slo_events:rate5m{slo="request_latency"}
-              unless on (cluster, namespace, job, model_name) model:slo_events:rate5m{slo="e2e"}
+              unless on (cluster, namespace, job, model_name) model:slo_events:rate5m{slo=~"e2e|request_latency", dialect=""}
           ) > 0
           and on (cluster, namespace, job, model_name) model:requests:rate5m > 0
         for: 30m
@@ -957,9 +957,14 @@ groups:
           )
         labels: {slo: availability, dialect: triton}
       # Of those, what the exporter counts as well: alerts leave it to the exporter's, or there were two for one objective.
-      # SGLang's answers have no model_name.
+      # Those of the operator's that are called as one of these stand in its place as well. SGLang's answers have no model_name.
       - record: model:slo_replaced:rate5m
         expr: |-
+          (
+            model:slo_events:rate5m{slo!="availability", dialect!=""}
+            and on (cluster, namespace, job, model_name, slo) model:slo_events:rate5m{dialect=""}
+          )
+          or
           (
             model:slo_events:rate5m{slo="time_to_first_token"}
             and on (cluster, namespace, job, model_name) model:slo_events:rate5m{slo="ttft"}
