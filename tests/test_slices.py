@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
@@ -225,6 +225,35 @@ def test_of_a_shared_family_only_engines_that_have_changed_are_read_again() -> N
     everyone = list(registry.engines.values())
     cost(everyone)
     assert cost(everyone[:1]) < 0.6 * cost(everyone)
+
+
+def test_a_hello_between_two_slices_of_a_shared_family_costs_nobody_its_series() -> None:
+    """Not on that page, and not on the next ones: an engine that says hello looks anew."""
+    registry = Registry({"vllm": compile_layout("vllm")}, {})
+    engines = [registry.register(info(number)) for number in range(3)]
+    name = "vllm:admission_rejections_total"
+    slot = engines[0].layout.find(name).slots[0]
+    texts = Texts(registry)
+
+    def count(factor: int) -> None:
+        for number, engine in enumerate(engines):
+            engine.values[slot] = factor * 10**number
+            registry.touch(engine)
+
+    def rejections(page: Iterable[Sequence[bytes]]) -> float:
+        """Of all, by whatever reason."""
+        found = b"".join(text for piece in page for text in piece)
+        return sum(parse(found.decode())[name.removesuffix("_total")].samples.values())
+
+    count(1)
+    assert rejections(texts.pieces(names={name})) == 111
+    count(5)
+    page = texts.pieces(names={name})
+    assert next(page) == []
+    registry.register(info(0))
+
+    assert rejections(page) == 555
+    assert rejections(texts.pieces(names={name})) == 555
 
 
 def test_a_reading_that_has_not_changed_is_not_written_again() -> None:
