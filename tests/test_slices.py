@@ -388,3 +388,30 @@ async def test_the_loop_gets_its_turn_before_work_that_would_hold_it_for_too_lon
     assert sorted(held)[-2] <= LONGEST + 1e-9
     assert max(held) < SLICE + 0.0015 + 1e-9
     assert max(held[:2]) > SLICE
+
+
+async def test_one_interruption_does_not_make_all_later_slices_short(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A page of thousands of small pieces would wait for as many turns of everybody else."""
+    now = 0.0
+    turns = 0
+    monkeypatch.setattr("sidestep.turns.time", SimpleNamespace(perf_counter=lambda: now))
+
+    def work() -> Iterator[None]:
+        nonlocal now
+        for duration in (0.02, *[0.00001] * 1000):
+            now += duration
+            yield
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(others())
+    await collected(work())
+    task.cancel()
+
+    assert turns < 30
