@@ -16,13 +16,12 @@ class Node:
         self.itself = self
 
 gc.disable()
-calm_collector()
 """
 
 
-def said(script: str) -> list[str]:
-    """The lines that the script prints."""
-    command = [sys.executable, "-c", BEGIN + script]
+def said(script: str, before: str = "gc.set_threshold(700, 10, 10)\n") -> list[str]:
+    """The lines that the script prints, which begins after ``before`` with the collector calmed."""
+    command = [sys.executable, "-c", f"{BEGIN}{before}calm_collector()\n{script}"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
 
 
@@ -72,3 +71,18 @@ def test_what_was_looked_through_as_a_whole_is_kept_for_good_again() -> None:
     )
 
     assert found == ["True", "True"]
+
+
+def test_nothing_is_kept_for_good_where_no_full_collection_comes_by_itself() -> None:
+    """As in Python 3.14, which has no threshold for it: cycles there would never be freed."""
+    found = said(
+        "kept = [Node() for _ in range(1000)]\n"
+        "seen = [weakref.ref(one) for one in kept]\n"
+        "gc.collect(1)\n"
+        "del kept\n"
+        "gc.collect()\n"
+        "print(any(one() is not None for one in seen))\n",
+        before="gc.set_threshold(700, 10, 0)\n",
+    )
+
+    assert found == ["False"]

@@ -79,7 +79,10 @@ def calm_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(COLLECT_AFTER, *gc.get_threshold()[1:])
-    gc.callbacks.append(_Frozen())
+    # Python 3.14 collects little by little and never in full by itself, for which it has no
+    # threshold: what is kept for good there would never be looked through again.
+    if gc.get_threshold()[FULL]:
+        gc.callbacks.append(_Frozen())
 
 
 def raise_open_files() -> int:
