@@ -59,6 +59,28 @@ def test_cycles_among_what_was_kept_are_freed_at_last() -> None:
     assert many == "False"
 
 
+def test_a_full_collection_comes_by_itself() -> None:
+    """As soon as there is twice as much, whoever never asks for one."""
+    most, left = said(
+        "from collections import deque\n"
+        "gc.set_threshold(1000, 3, 3)\n"
+        "known = gc.get_freeze_count()\n"
+        "gc.enable()\n"
+        "live = deque(maxlen=3000)\n"
+        "most = 0\n"
+        "for number in range(100 * known // 3):\n"
+        "    live.append(Node())\n"
+        "    if not number % 500:\n"
+        "        most = max(most, gc.get_freeze_count())\n"
+        "gc.unfreeze()\n"
+        "print(most / known)\n"
+        "print(sum(type(one) is Node for one in gc.get_objects()) / known)\n"
+    )
+
+    assert float(most) < 4
+    assert float(left) < 4
+
+
 def test_what_was_looked_through_as_a_whole_is_kept_for_good_again() -> None:
     """Growth is counted from then on: the next full collection is a short one."""
     found = said(
