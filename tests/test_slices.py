@@ -256,6 +256,27 @@ def test_a_hello_between_two_slices_of_a_shared_family_costs_nobody_its_series()
     assert rejections(texts.pieces(names={name})) == 555
 
 
+@pytest.mark.parametrize("kind", ["text", "json", "protobuf"])
+def test_what_an_info_said_stays_said_until_its_family_is_written(kind: str) -> None:
+    """Whatever the next Hello says, or does not: a series without these labels nobody has."""
+    registry = Registry({"vllm": compile_layout("vllm")}, {})
+    said = info(0)
+    said.info = {"cache_config": {"block_size": "16"}}
+    registry.register(said)
+    name = "vllm:cache_config_info"
+    pages: dict[str, Iterator[Any]] = {
+        "text": Texts(registry).pieces(names={name}),
+        "json": values.pieces(registry, {name}),
+        "protobuf": protobuf.pieces(registry, {name}),
+    }
+    # To here it is copied.
+    assert not next(pages[kind])
+    registry.register(info(0))
+    found = [piece if isinstance(piece, bytes) else b"".join(piece) for piece in pages[kind]]
+
+    assert b"block_size" in b"".join(found)
+
+
 def test_a_reading_that_has_not_changed_is_not_written_again() -> None:
     """Whatever else of the engine has: it is told by its value."""
     registry = Registry({"vllm": compile_layout("vllm", legacy=True)}, {})
