@@ -75,3 +75,21 @@ async def test_a_regular_scrape_finds_the_page_made() -> None:
         f'vllm:request_params_n_count{{engine="199",model_name="m"}} {len(spent)}\n'.encode()
         in page
     )
+
+
+async def test_who_asks_early_is_not_waited_for_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each page that is asked for out of turn would have another one made for nobody."""
+    monkeypatch.setattr("sidestep.scrapes.CHEAP", -1.0)
+    monkeypatch.setattr("sidestep.scrapes.REUSED", 0.0)
+    monkeypatch.setattr(Expected, "at", property(lambda _: time.monotonic() + 60.0))
+    world = World()
+    pages = Pages(world.intake.registry, world.own, world.intake.metrics, [])
+    waiting = []
+    for _ in range(3):
+        await pages.page("text", frozenset())
+        # What is done when a page is there has its turn after whoever waited.
+        await asyncio.sleep(0)
+        waiting.append(pages._ahead["text"])
+
+    assert [one.cancelled() for one in waiting] == [True, True, False]
+    waiting[-1].cancel()
