@@ -16,13 +16,12 @@ class Node:
         self.itself = self
 
 gc.disable()
-calm_collector()
 """
 
 
-def said(script: str) -> list[str]:
-    """The lines that the script prints."""
-    command = [sys.executable, "-c", BEGIN + script]
+def said(script: str, before: str = "gc.set_threshold(700, 10, 10)\n") -> list[str]:
+    """The lines that the script prints, which begins after ``before`` with the collector calmed."""
+    command = [sys.executable, "-c", f"{BEGIN}{before}calm_collector()\n{script}"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
 
 
@@ -60,6 +59,28 @@ def test_cycles_among_what_was_kept_are_freed_at_last() -> None:
     assert many == "False"
 
 
+def test_a_full_collection_comes_by_itself() -> None:
+    """As soon as there is twice as much, whoever never asks for one."""
+    most, left = said(
+        "from collections import deque\n"
+        "gc.set_threshold(1000, 3, 3)\n"
+        "known = gc.get_freeze_count()\n"
+        "gc.enable()\n"
+        "live = deque(maxlen=3000)\n"
+        "most = 0\n"
+        "for number in range(100 * known // 3):\n"
+        "    live.append(Node())\n"
+        "    if not number % 500:\n"
+        "        most = max(most, gc.get_freeze_count())\n"
+        "gc.unfreeze()\n"
+        "print(most / known)\n"
+        "print(sum(type(one) is Node for one in gc.get_objects()) / known)\n"
+    )
+
+    assert float(most) < 4
+    assert float(left) < 4
+
+
 def test_what_was_looked_through_as_a_whole_is_kept_for_good_again() -> None:
     """Growth is counted from then on: the next full collection is a short one."""
     found = said(
@@ -72,3 +93,18 @@ def test_what_was_looked_through_as_a_whole_is_kept_for_good_again() -> None:
     )
 
     assert found == ["True", "True"]
+
+
+def test_nothing_is_kept_for_good_where_no_full_collection_comes_by_itself() -> None:
+    """As in Python 3.14, which has no threshold for it: cycles there would never be freed."""
+    found = said(
+        "kept = [Node() for _ in range(1000)]\n"
+        "seen = [weakref.ref(one) for one in kept]\n"
+        "gc.collect(1)\n"
+        "del kept\n"
+        "gc.collect()\n"
+        "print(any(one() is not None for one in seen))\n",
+        before="gc.set_threshold(700, 10, 0)\n",
+    )
+
+    assert found == ["False"]

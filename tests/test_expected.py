@@ -9,7 +9,7 @@ import pytest
 
 from harm import World
 from sidestep.expected import EVEN, LONGEST, SHORTEST, Expected
-from sidestep.scrapes import Pages
+from sidestep.scrapes import CHEAP, REUSED, Pages
 from sidestep.wire.messages import EngineInfo
 from slices import counted
 
@@ -45,8 +45,8 @@ def test_two_even_intervals_promise_a_third(
     assert expected(*intervals).at == (None if due is None else pytest.approx(due))
 
 
-async def test_a_regular_scrape_finds_the_page_made() -> None:
-    """All engines changed since the last one, and the page is made shortly before it is asked for."""
+async def test_a_page_that_is_due_is_made_before_it_is_asked_for() -> None:
+    """All engines have changed since the last one; who asks then waits for next to nothing."""
     world = World()
     registry = world.intake.registry
     for number in range(200):
@@ -55,23 +55,42 @@ async def test_a_regular_scrape_finds_the_page_made() -> None:
         )
     pages = Pages(registry, world.own, world.intake.metrics, [])
     spent: list[int] = []
-    due = time.monotonic()
-    for _ in range(20):
+    for is_due in (False, False, True):
         for one in registry.engines.values():
             for histogram in one.histograms:
                 if histogram is not None:
                     histogram.observe(1.0)
             registry.touch(one)
-        due += 0.5
-        await asyncio.sleep(max(due - time.monotonic(), 0.0))
+        if is_due:
+            for ago in (1.9, 0.9):
+                pages._expected["text"].asked(time.monotonic() - ago)
+            pages._took["text"] = 2 * CHEAP
+            pages._anticipate("text")
+            async with asyncio.timeout(60):
+                while pages._cache["text"][0] != pages._state:
+                    await asyncio.sleep(0.01)
+        await asyncio.sleep(REUSED)
         with counted() as calls:
             page = b"".join(await pages.page("text", frozenset()))
         spent.append(calls.count)
-        if len(spent) > 2 and spent[-1] < spent[1] / 3:
-            break
 
-    assert 3 < len(spent) < 20
-    assert (
-        f'vllm:request_params_n_count{{engine="199",model_name="m"}} {len(spent)}\n'.encode()
-        in page
-    )
+    assert spent[2] < spent[1] / 3
+    assert b'vllm:request_params_n_count{engine="199",model_name="m"} 3\n' in page
+
+
+async def test_who_asks_early_is_not_waited_for_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each page that is asked for out of turn would have another one made for nobody."""
+    monkeypatch.setattr("sidestep.scrapes.CHEAP", -1.0)
+    monkeypatch.setattr("sidestep.scrapes.REUSED", 0.0)
+    monkeypatch.setattr(Expected, "at", property(lambda _: time.monotonic() + 60.0))
+    world = World()
+    pages = Pages(world.intake.registry, world.own, world.intake.metrics, [])
+    waiting = []
+    for _ in range(3):
+        await pages.page("text", frozenset())
+        # What is done when a page is there has its turn after whoever waited.
+        await asyncio.sleep(0)
+        waiting.append(pages._ahead["text"])
+
+    assert [one.cancelled() for one in waiting] == [True, True, False]
+    waiting[-1].cancel()

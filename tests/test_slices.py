@@ -6,7 +6,7 @@ import asyncio
 import functools
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
 from types import SimpleNamespace
@@ -263,6 +263,56 @@ def test_of_a_shared_family_only_engines_that_have_changed_are_read_again() -> N
     assert cost(everyone[:1]) < 0.6 * cost(everyone)
 
 
+def test_a_hello_between_two_slices_of_a_shared_family_costs_nobody_its_series() -> None:
+    """Not on that page, and not on the next ones: an engine that says hello looks anew."""
+    registry = Registry({"vllm": compile_layout("vllm")}, {})
+    engines = [registry.register(info(number)) for number in range(3)]
+    name = "vllm:admission_rejections_total"
+    slot = engines[0].layout.find(name).slots[0]
+    texts = Texts(registry)
+
+    def count(factor: int) -> None:
+        for number, engine in enumerate(engines):
+            engine.values[slot] = factor * 10**number
+            registry.touch(engine)
+
+    def rejections(page: Iterable[Sequence[bytes]]) -> float:
+        """Of all, by whatever reason."""
+        found = b"".join(text for piece in page for text in piece)
+        return sum(parse(found.decode())[name.removesuffix("_total")].samples.values())
+
+    count(1)
+    assert rejections(texts.pieces(names={name})) == 111
+    count(5)
+    page = texts.pieces(names={name})
+    assert next(page) == []
+    registry.register(info(0))
+
+    assert rejections(page) == 555
+    assert rejections(texts.pieces(names={name})) == 555
+
+
+@pytest.mark.parametrize("kind", ["text", "json", "protobuf"])
+def test_what_an_info_said_stays_said_until_its_family_is_written(kind: str) -> None:
+    """Whatever the next Hello says, or does not: a series without these labels nobody has."""
+    registry = Registry({"vllm": compile_layout("vllm")}, {})
+    said = info(0)
+    said.info = {"cache_config": {"block_size": "16"}}
+    registry.register(said)
+    name = "vllm:cache_config_info"
+    pages: dict[str, Iterator[Any]] = {
+        "text": Texts(registry).pieces(names={name}),
+        "json": values.pieces(registry, {name}),
+        "protobuf": protobuf.pieces(registry, {name}),
+    }
+    # To here it is copied.
+    assert not next(pages[kind])
+    registry.register(info(0))
+    found = [piece if isinstance(piece, bytes) else b"".join(piece) for piece in pages[kind]]
+
+    assert b"block_size" in b"".join(found)
+
+
 def test_a_reading_that_has_not_changed_is_not_written_again() -> None:
     """Whatever else of the engine has: it is told by its value."""
     registry = Registry({"vllm": compile_layout("vllm", legacy=True)}, {})
@@ -433,3 +483,30 @@ async def test_the_loop_gets_its_turn_before_work_that_would_hold_it_for_too_lon
     assert sorted(held)[-2] <= LONGEST + 1e-9
     assert max(held) < SLICE + 0.0015 + 1e-9
     assert max(held[:2]) > SLICE
+
+
+async def test_one_interruption_does_not_make_all_later_slices_short(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A page of thousands of small pieces would wait for as many turns of everybody else."""
+    now = 0.0
+    turns = 0
+    monkeypatch.setattr("sidestep.turns.time", SimpleNamespace(perf_counter=lambda: now))
+
+    def work() -> Iterator[None]:
+        nonlocal now
+        for duration in (0.02, *[0.00001] * 1000):
+            now += duration
+            yield
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(others())
+    await collected(work())
+    task.cancel()
+
+    assert turns < 30

@@ -34,7 +34,7 @@ Copy = tuple[Engine, int, Key, Children[Shown]]
 Labels = tuple[tuple[str, str], ...]
 """Sorted by name."""
 
-IN_NUMBERS = frozenset({"scalars", "reading", "constant", "info"})
+IN_NUMBERS = frozenset({"scalars", "reading", "constant"})
 """Places of rows that have a plain number, or none, for each of their label values."""
 
 
@@ -54,8 +54,6 @@ def numbers_of(placed: Placed, engines: Sequence[Engine]) -> list[Number | None]
         return [value for engine in engines for value in chosen(engine.values)]
     if isinstance(source, Reading):
         return [reading(engine, source.name) for engine in engines]
-    if isinstance(source, Info):
-        return [1 if source.name in engine.info else None for engine in engines]
     assert isinstance(source, Constant)
     return [source.value] * len(engines)
 
@@ -102,6 +100,9 @@ def copied(
         slot = placed.slots[0]
         kept = [engine.keyed[slot].copy() for engine in engines]
         return _keyed(placed, engines, looks, kept)
+    if placed is not None and isinstance(placed.row.source, Info):
+        said = placed.row.source.name
+        return _infos(engines, looks, [engine.info.get(said) for engine in engines])
     if placed is None:
         return _listed(engines, looks, [_own_form(engine, family) for engine in engines], copy)
     name = stored(placed)
@@ -132,6 +133,17 @@ def _keyed(
     for engine, look, values in zip(engines, looks, kept, strict=True):
         children: Children[Shown] = [*values.items()]
         yield engine, look, names, children if per == 1 else _in_unit(children, per)
+
+
+def _infos(
+    engines: Sequence[Engine], looks: Sequence[int], said: Sequence[Mapping[str, str] | None]
+) -> Iterator[Copy[Shown]]:
+    """What is said is in the labels; the next Hello brings others."""
+    for engine, look, labels in zip(engines, looks, said, strict=True):
+        if labels is None:
+            yield engine, look, (), []
+        else:
+            yield engine, look, tuple(labels), [(tuple(labels.values()), 1)]
 
 
 def _in_unit(children: Children[Shown], per: int) -> Children[Shown]:

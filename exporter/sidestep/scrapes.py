@@ -113,6 +113,10 @@ class Pages:
 
     def _anticipate(self, form: Format) -> None:
         """Make the page shortly before it is due: who asks waits only for what has changed since."""
+        before = self._ahead.get(form)
+        if before is not None and not isinstance(before, asyncio.Task):
+            # Whoever it waited for has come already.
+            before.cancel()
         due, took = self._expected[form].at, self._took[form]
         if took <= CHEAP or due is None:
             return

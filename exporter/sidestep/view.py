@@ -14,7 +14,6 @@ from sidestep.catalogue.model import (
     ENGINE_LABELS,
     OBSERVED,
     Combine,
-    Info,
     Kind,
     Same,
 )
@@ -153,9 +152,6 @@ def labels_with(engine: Engine, family: Family, names: Key, key: Key) -> dict[st
     if placed.row.unless_empty:
         labels = {name: value for name, value in labels.items() if value}
     shown = {n: v for n, v in engine.labels.items() if _is_shown(placed, n)}
-    match placed.row.source:
-        case Info(name):
-            return {**engine.info.get(name, {}), **labels, **shown}
     return {**labels, **shown}
 
 

@@ -168,28 +168,30 @@ class _Part:
         """What the state of now is told by, and the parts that engines have in it."""
         engines = self.section.engines(rosters)
         looks = [engine.looks for engine in engines]
-        marks = self.section.marks(engines)
-        before = [self.known.get(look) for look in looks]
-        stale = [
-            engine
-            for engine, mark, told in zip(engines, marks, before, strict=True)
-            if told is None or told.mark != mark
-        ]
-        found = [*zip(looks, marks, strict=True)]
-        return found, self._told(found, before, stale, self.section.copied(stale))
+        marks = [*zip(looks, self.section.marks(engines), strict=True)]
+        before = [self._unchanged(*mark) for mark in marks]
+        stale = [engine for engine, told in zip(engines, before, strict=True) if told is None]
+        return marks, self._told(marks, before, self.section.copied(stale))
+
+    def _unchanged(self, look: int, mark: object) -> _Told | None:
+        """What is kept of an engine, where that is what it has now."""
+        told = self.known.get(look)
+        return None if told is None or told.mark != mark else told
 
     def _told(
         self,
         marks: Sequence[tuple[int, object]],
         before: Sequence[_Told | None],
-        stale: Sequence[Engine],
         copies: Iterator[Copy[State]],
     ) -> _Shares:
-        """One engine after the other, at last all of them are kept."""
-        anew = {engine.looks for engine in stale}
+        """One engine after the other, at last all of them are kept.
+
+        Where there is nothing ``before`` the next of ``copies`` is the engine's. By how it looks
+        now nobody could tell: it may have said hello since they were made.
+        """
         known: dict[int, _Told] = {}
         for (look, mark), last in zip(marks, before, strict=True):
-            told = None if look in anew else last
+            told = last
             if told is None:
                 children: list[tuple[bytes, Number | State]] = []
                 for number, child in enumerate(self.section.told(next(copies)), start=1):

@@ -146,14 +146,15 @@ class ScalarSection(Slots):
     ) -> None:
         missing = [place for place, value in enumerate(values) if value is None]
         if missing != block.missing:
-            block.missing = missing
             block.template = self._template(engines, values)
+            block.missing = missing
         per = self.placed.row.per
         shown = [value for value in values if value is not None] if missing else values
         if per != 1:
             shown = [value / per for value in shown if value is not None]
-        block.values = values
+        # The text first: values without theirs would pass for written.
         block.text = block.template % (*shown,)
+        block.values = values
 
     def _template(self, engines: Sequence[Engine], values: Sequence[Number | None]) -> bytes:
         name = self.family.name

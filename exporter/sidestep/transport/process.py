@@ -48,26 +48,38 @@ class _Frozen:
     """What has lived through two collections is not looked through by the later ones.
 
     Cycles in there would never be freed: where it has grown, a full collection is one of all.
+    Python makes none by itself as long as this goes on, since to freeze is to begin to count anew.
     """
 
     def __init__(self) -> None:
         self._known = gc.get_freeze_count()
         self._thawed = False
+        self._collections = 0
+        """Since the last look at how much there is, which takes milliseconds."""
 
     def __call__(self, phase: str, info: Mapping[str, int]) -> None:
         """A collection starts, or stops: a callback of ``gc``."""
+        generation = info["generation"]
         if phase == "start":
-            self._thawed = info["generation"] == FULL and self._has_grown
-            if self._thawed:
-                gc.unfreeze()
-        elif info["generation"] > 0:
+            if generation == FULL:
+                self._look()
+        elif generation == FULL:
             gc.freeze()
             if self._thawed:
-                self._known = gc.get_freeze_count()
+                self._known, self._thawed = gc.get_freeze_count(), False
+        elif generation and not self._thawed:
+            self._collections += 1
+            if self._collections >= gc.get_threshold()[FULL]:
+                self._look()
+            if not self._thawed:
+                gc.freeze()
 
-    @property
-    def _has_grown(self) -> bool:
-        return gc.get_freeze_count() > GROWN * self._known
+    def _look(self) -> None:
+        """Thaw all where it has grown, until a full collection has been, for which it makes way."""
+        self._collections = 0
+        if gc.get_freeze_count() > GROWN * self._known:
+            gc.unfreeze()
+            self._thawed = True
 
 
 def calm_collector() -> None:
@@ -79,7 +91,10 @@ def calm_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(COLLECT_AFTER, *gc.get_threshold()[1:])
-    gc.callbacks.append(_Frozen())
+    # Python 3.14 collects little by little and never in full by itself, for which it has no
+    # threshold: what is kept for good there would never be looked through again.
+    if gc.get_threshold()[FULL]:
+        gc.callbacks.append(_Frozen())
 
 
 def raise_open_files() -> int:
