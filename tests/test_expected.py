@@ -62,8 +62,9 @@ async def test_a_page_that_is_due_is_made_before_it_is_asked_for() -> None:
                     histogram.observe(1.0)
             registry.touch(one)
         if is_due:
-            for ago in (1.9, 0.9):
-                pages._expected["text"].asked(time.monotonic() - ago)
+            pages._expected["text"] = regular = Expected()
+            for ago in (2.9, 1.9, 0.9):
+                regular.asked(time.monotonic() - ago)
             pages._took["text"] = 2 * CHEAP
             pages._anticipate("text")
             async with asyncio.timeout(60):
