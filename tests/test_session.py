@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from random import Random
+from typing import Any
 
 import msgspec
 import pytest
@@ -401,6 +402,51 @@ def test_a_stream_that_sends_much_is_told_four_times_a_second() -> None:
 def test_a_stream_that_sends_seldom_is_told_each_time() -> None:
     """A quarter of a second after what it sent."""
     assert len(busy(10.0, 500, every=1.0)) == 10
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_sender_waits_for_its_acknowledgement_until_it_greets_again(seed: int) -> None:
+    """Whatever its ring holds, how much it sends and how often, and how late what it sent is safe.
+
+    Nothing is folded where the ring has room for what comes in as long as that takes.
+    """
+    random = Random(seed)
+    ring_bytes = random.choice([2 << 10, 64 << 10, 8 << 20])
+    every = random.choice([0.05, 0.2, 0.3, 0.9, 2.0, 5.0])
+    size = min(random.choice([10, 1000, 60_000]), ring_bytes // 4)
+    # A snapshot each 0.25 s, of which the last acknowledgement may just not tell.
+    late = random.choice([0.0, 0.3])
+    one = sender(ring_bytes=ring_bytes)
+    receiver = Receiver(1)
+    receiver.durable = bool(late)
+    said = random.randbytes(size)
+    raw = msgspec.msgpack.encode(said)
+    hellos = taken = sent = 0
+    saved: list[tuple[float, list[Any]]] = []
+    for tick in range(20 * 60):
+        now = tick / 20
+        if now < 50.0 and sent * every <= now:
+            sent += 1
+            one.add([raw])
+        for frame in frames(one, now):
+            message = decode_from_sender(frame)
+            hellos += isinstance(message, Hello)
+            received = receiver.receive(b"p", message, now, len(frame))
+            assert not received.duplicates
+            taken += len(received.items)
+            for _, reply in received.replies:
+                one.receive(encode(reply), now)
+        saved.append((now + late, receiver.marks()))
+        while saved and saved[0][0] <= now:
+            receiver.saved(saved.pop(0)[1])
+        for _, ack in receiver.acks(now):
+            one.receive(encode(ack), now)
+
+    assert hellos == 1
+    assert one.drained
+    assert taken + one.folded == sent
+    if size / every * 1.7 < ring_bytes - size:
+        assert not one.folded
 
 
 def rates(replies: list[tuple[bytes, FromExporter]]) -> list[tuple[bytes, float | None]]:
