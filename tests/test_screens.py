@@ -30,6 +30,7 @@ from tools.screens.units import shown, ticks
         (2230.0, "cps", "2.23 K c/s"),
         (0.0, "reqps", "0 req/s"),
         (1.2e9, "flops", "1.2 GFLOP/s"),
+        (0.0, "flops", "0 FLOP/s"),
         (16.0, "short", "16"),
         (float("nan"), "s", "no traffic"),
         (0.0, "dateTimeAsIso", "1970-01-01 00:00:00"),
