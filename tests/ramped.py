@@ -11,6 +11,7 @@ from conftest import until
 from peers import publisher
 from ramps import Look, Model, Simulation
 from sidestep.app import Exporter
+from sidestep.buckets import DEFAULTS
 from sidestep.readings import scalar
 from sidestep.wire.items import VllmStep
 from sidestep.wire.vllm import FinishedRequestStats, IterationStats, SchedulerStats
@@ -31,6 +32,8 @@ FINISHED = FinishedRequestStats(
     mean_time_per_output_token=0.03,
 )
 """What is told of each; without it, means over engines of what finished are no number (0 / 0 of one is all of them)."""
+BOUNDS = {"request_tokens": [bound for bound in DEFAULTS["request_tokens"] if bound <= 2000]}
+"""Those of the recorded engines: buckets of others add up to nothing that can be drawn."""
 _AGAIN = count(1)
 
 
@@ -95,7 +98,7 @@ async def play(
         pause: Seconds of ours between two looks.
     """
     start = time.monotonic() + AHEAD * next(_AGAIN)
-    pushed = publisher(exporter.endpoints[0], stream=engine, engine=engine)
+    pushed = publisher(exporter.endpoints[0], stream=engine, engine=engine, bounds=BOUNDS)
     before: Look | None = None
     made = _generated(exporter, engine)
     try:
