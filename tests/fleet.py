@@ -17,7 +17,7 @@ from typing import Any
 
 from conftest import DATA, LORA_RUN, MAIN_RUN, SPEC_RUN, page_of_engine, until
 from publishers import Publisher
-from ramped import overload
+from ramped import overload, rise
 from recorded import Published
 from recorded import read as published
 from sidestep.app import Exporter
@@ -93,7 +93,10 @@ class Fleet:
         await asyncio.gather(*(play(name, exporter) for name, exporter in fed))
 
     async def live(self, seconds: float) -> None:
-        """Play all recordings at the pace at which they were taken, over and over, for so long."""
+        """Play all recordings at the pace at which they were taken, over and over, for so long.
+
+        No recorded engine was asked for more than it could serve: a simulated one is.
+        """
         halted = threading.Event()
 
         def play(name: str, endpoint: str) -> None:
@@ -107,6 +110,7 @@ class Fleet:
             streams = [
                 asyncio.create_task(self.publish(kind, seconds / 2)) for kind in self.publishers
             ]
+            streams.append(asyncio.create_task(rise(self.exporters["vllm-3"], seconds)))
             try:
                 await asyncio.sleep(seconds)
             finally:
@@ -206,7 +210,9 @@ async def fleet(directory: Path, *, native: tuple[str, ...] = ()) -> AsyncIterat
             config = read(settings(directory, name, **given), {})
             running[name] = await stack.enter_async_context(Exporter(config).running())
         made = Fleet(running, triton, publishers)
-        await until(lambda: all(publisher.subscribed for publisher in publishers.values()))
+        for publisher in publishers.values():
+            # It says so once: asked together, one that is late would hide who was there before.
+            await until(lambda publisher=publisher: publisher.subscribed)  # type: ignore[misc]
         serving = asyncio.create_task(made.serve())
         try:
             yield made

@@ -27,9 +27,15 @@ def count(tokens: int = 1) -> VllmStep:
     return VllmStep(0, time.monotonic(), time.time(), None, iteration)
 
 
-def publisher(endpoint: str, stream: str = "s", engine: str = "e") -> Publisher:
+def publisher(
+    endpoint: str,
+    stream: str = "s",
+    engine: str = "e",
+    bounds: dict[str, list[float]] | None = None,
+) -> Publisher:
     """Of one engine."""
-    return Publisher(endpoint, stream, [EngineInfo(engine, "vllm", LABELS)], flush=0.01)
+    info = EngineInfo(engine, "vllm", LABELS, bounds=bounds or {})
+    return Publisher(endpoint, stream, [info], flush=0.01)
 
 
 def generated(exporter: Exporter, engine: str = "e") -> int:

@@ -224,7 +224,9 @@ def test_counters_are_rated_and_added_up(path: Path) -> None:
         for name in COUNTERS & families(asked.expr):
             for found in re.finditer(rf"(?<![\w:]){name}(?=[{{\"|])", asked.expr):
                 before = asked.expr[: found.start()]
-                rated = re.search(r"(?:sum|max)(?: by \([^()]*\))? \(rate\([^()]*$", before)
+                rated = re.search(
+                    r"(?:sum|max)(?: (?:by|without) \([^()]*\))? \(rate\([^()]*$", before
+                )
                 assert rated, (name, asked)
 
 
@@ -240,7 +242,9 @@ def test_what_several_series_tell_counts_once(path: Path) -> None:
                 if "priority" in row.labels and row.kind == "gauge":
                     assert 'priority=""' in selector, asked
                 if row.mirrored:
-                    one = re.search(r"(?:max|avg)(?: by \([^()]*\))? \((?:rate\()?[^()]*$", before)
+                    one = re.search(
+                        r"(?:max|avg)(?: (?:by|without) \([^()]*\))? \((?:rate\()?[^()]*$", before
+                    )
                     assert one or 'tp_rank="0"' in selector, asked
 
 
@@ -298,6 +302,89 @@ def test_every_query_parses(path: Path, tmp_path: Path) -> None:
 
     assert done.returncode == 0, done.stderr
     assert f"{len(rules)} rules found" in done.stdout
+
+
+RATES = {
+    "sglang:prefill_effective_tokens_total": {
+        "input": 60,
+        "device_hit": 20,
+        "host_hit": 15,
+        "storage_hit": 5,
+    },
+    "sglang:realtime_tokens_total": {"prefill_compute": 60, "prefill_cache": 40, "decode": 20},
+    "sglang:scheduler_stage_seconds_total": {"true": 30, "false": 15},
+    "sidestep_slo_requests_total": {"good": 90, "bad": 10},
+}
+"""What each rank of a replica counts in a minute, by the value of the label that divides it."""
+DIVIDED = {
+    "sglang:scheduler_stage_seconds_total": 'category="run_batch",forward_overlap',
+    "sidestep_slo_requests_total": 'slo="queue",result',
+}
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+@pytest.mark.parametrize(
+    ("board", "title", "family", "expected"),
+    [
+        ("fleet", "Prefix cache hits", "sglang:prefill_effective_tokens_total", {"m": 0.4}),
+        ("kv-cache", "Found in the prefix cache", "sglang:prefill_effective_tokens_total", 0.4),
+        ("sglang", "Prompt tokens", "sglang:realtime_tokens_total", 2 * 100 / 60),
+        ("sglang", "What the scheduler does", "sglang:scheduler_stage_seconds_total", 45 / 60),
+        ("latency", "Objectives met, by model", "sidestep_slo_requests_total", {"m": 0.9}),
+        ("latency", "Objectives missed", "sidestep_slo_requests_total", {"m": 2 * 10 / 60}),
+    ],
+)
+def test_ranks_count_once_and_all_else_adds_up(
+    tmp_path: Path, board: str, title: str, family: str, expected: float | dict[str, float]
+) -> None:
+    """Two replicas of two ranks, asked by Prometheus: what a family is divided by is no rank."""
+    (expr,) = (
+        filled(asked.expr)
+        for asked in queries(GRAFANA / f"{board}.json")
+        if asked.panel == title and family in families(asked.expr)
+    )
+    label = DIVIDED.get(family, "mode")
+    common = 'job="j",model_name="m",engine_type="unified",pp_rank="0"'
+    series = [
+        {
+            "series": f'{family}{{{common},instance="{instance}",tp_rank="{rank}",{label}="{value}"}}',
+            "values": f"0+{count}x10",
+        }
+        for instance in "ab"
+        for rank in "01"
+        for value, count in RATES[family].items()
+    ]
+    values = expected if isinstance(expected, dict) else {"": expected}
+    tests = [
+        {
+            "interval": "1m",
+            "input_series": series,
+            "promql_expr_test": [
+                # promtool compares digits, so both sides are rounded.
+                {
+                    "expr": f"sum by (model_name) (round({expr.replace('[1m]', '[5m]')}, 0.0001))",
+                    "eval_time": "10m",
+                    "exp_samples": [
+                        {
+                            "labels": f'{{model_name="{model}"}}' if model else "{}",
+                            "value": round(value, 4),
+                        }
+                        for model, value in values.items()
+                    ],
+                }
+            ],
+        }
+    ]
+    file = tmp_path / "test.json"
+    file.write_text(json.dumps({"rule_files": [], "tests": tests}))
+    done = subprocess.run(
+        [str(shutil.which("promtool")), "test", "rules", file],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("what", SUCCESSORS)

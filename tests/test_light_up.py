@@ -136,6 +136,28 @@ def test_every_panel_has_data(lit: Lit, version: str, path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
+def test_series_have_what_they_are_named_by(lit: Lit, version: str, path: Path) -> None:
+    """A label that a query's sums leave out would be missing from every name.
+
+    Only servers with data-parallel ranks say which one it is, and not all families have some here.
+    """
+    server = lit.servers[version]
+    nameless = []
+    for panel in panels(dashboard(path)):
+        for target in panel["targets"]:
+            expr = filled(target["expr"], __rate_interval="30s", job="sidestep")
+            found = [each["metric"] for each in server.range(expr, lit.start, lit.end, 1.0)]
+            nameless += [
+                f"{panel['title']}: {label}: {target['expr']}"
+                for label in re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])
+                if label != "dp_rank"
+                if found and not any(label in metric for metric in found)
+            ]
+
+    assert nameless == []
+
+
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
 def test_every_panel_can_be_drawn(lit: Lit, version: str, path: Path) -> None:
     """With data, or with the reason why there is none."""
     board = dashboard(path)

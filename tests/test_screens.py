@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import struct
 import zlib
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tools.screens.answers import Series
-from tools.screens.charts import parts, stack
+from tools.boards.panels import Panel, Query
+from tools.boards.shapes import tile
+from tools.screens.answers import Series, Span
+from tools.screens.charts import STATES, lines, parts, stack
+from tools.screens.page import ROW, table, threshold
 from tools.screens.png import COLORS, SIGNATURE, chunk, chunks, paeth, smaller, unfiltered
 from tools.screens.units import shown, ticks
 
@@ -30,6 +34,7 @@ from tools.screens.units import shown, ticks
         (2230.0, "cps", "2.23 K c/s"),
         (0.0, "reqps", "0 req/s"),
         (1.2e9, "flops", "1.2 GFLOP/s"),
+        (0.0, "flops", "0 FLOP/s"),
         (16.0, "short", "16"),
         (float("nan"), "s", "no traffic"),
         (0.0, "dateTimeAsIso", "1970-01-01 00:00:00"),
@@ -54,6 +59,43 @@ def test_ticks_reach_as_far_as_values(most: float, unit: str) -> None:
 def test_bytes_have_ticks_of_their_own() -> None:
     """Round in the unit that is written."""
     assert ticks(1.5 * 1024**2, "bytes") == [0, 2**19, 2**20, 3 * 2**19]
+
+
+def test_limits_are_on_the_axis_however_low_the_values() -> None:
+    """A panel with limits draws a line at each, and no other panel does."""
+    drawn = []
+    for limits_ in ((0.8, 1.0), None):
+        panel = Panel(
+            title="t",
+            says="s",
+            empty="e",
+            queries=[Query("up")],
+            unit="percentunit",
+            limits=limits_,
+        ).made(1, 0, 0)
+        found = [Series("a", {}, {1.0: 0.1, 2.0: 0.2})]
+        drawn.append(lines(panel, found, Span(0.0, 10.0, 1.0), 400, 200))
+
+    assert [each.count("stroke-dasharray") for each in drawn] == [2, 0]
+    assert [">100 %<" in each for each in drawn] == [True, False]
+
+
+def test_only_numbers_with_limits_are_coloured() -> None:
+    """Green says that all is well."""
+    tiles = [tile("t", "s", "e", "up", limits=limits_).made(1, 0, 0) for limits_ in ((1, 2), None)]
+
+    assert [threshold(each, 0.0) for each in tiles] == [STATES["green"], STATES["text"]]
+
+
+@pytest.mark.parametrize(("room", "shown_rows", "more"), [(5, 4, ""), (4, 2, "and 2 more")])
+def test_tables_say_what_does_not_fit(room: int, shown_rows: int, more: str) -> None:
+    """Four rows below a heading: all of them, or whole ones and how many are left out."""
+    panel: dict[str, Any] = {"fieldConfig": {"overrides": []}}
+    drawn = table(panel, [{"Engine": f"e{number}"} for number in range(4)], room * ROW)
+
+    assert drawn.count("<td>e") == shown_rows
+    assert more in drawn
+    assert ("more" in drawn) == bool(more)
 
 
 def test_parts_of_a_stack_add_up() -> None:

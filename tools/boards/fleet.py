@@ -16,7 +16,7 @@ from tools.boards.queries import (
     ratio,
     total,
 )
-from tools.boards.shapes import lines, tile
+from tools.boards.shapes import SATURATED, lines, tile
 
 RUNNING = ("vllm:num_requests_running", "sglang:num_running_reqs")
 WAITING = ("vllm:num_requests_waiting", "sglang:num_queue_reqs")
@@ -53,11 +53,12 @@ def slowest(title: str, says: str, by_engine: dict[str, Histogram]) -> Panel:
     return lines(title, says, reasons.NO_TRAFFIC, *found, unit="s")
 
 
-def by_model(title: str, says: str, expr: str, unit: str = "short", empty: str = "") -> Panel:
+def by_model(
+    title: str, says: str, expr: str, unit: str = "short", *, most: float | None = None
+) -> Panel:
     """A line for each model."""
-    return lines(
-        title, says, empty or reasons.ENGINES, Query(expr, "{{model_name}}"), unit=unit, width=6
-    )
+    query = Query(expr, "{{model_name}}")
+    return lines(title, says, reasons.ENGINES, query, unit=unit, width=6, most=most)
 
 
 TILES = (
@@ -120,6 +121,7 @@ MODELS = Panel(
         Query(rate(of(*PROMPTS), "model_name")),
         Query(rate(of(*FINISHED), "model_name")),
         Query(most(of(*FILLED), "model_name")),
+        Query(mean(of("sidestep_saturation_ratio"), "model_name")),
     ],
     columns={
         "model_name": "Model",
@@ -129,8 +131,13 @@ MODELS = Panel(
         "Value #D": "Prompt tokens/s",
         "Value #E": "Requests/s",
         "Value #F": "Fullest KV cache",
+        "Value #G": "Saturation",
     },
-    units={"Fullest KV cache": "percentunit", "Requests/s": "reqps"},
+    units={
+        "Fullest KV cache": "percentunit",
+        "Requests/s": "reqps",
+        "Saturation": "percentunit",
+    },
 )
 
 LOAD = (
@@ -166,6 +173,7 @@ SATURATION = lines(
     reasons.UNSATURATED,
     Query(mean(of("sidestep_saturation_ratio"), "model_name"), "{{model_name}}"),
     unit="percentunit",
+    limits=SATURATED,
     width=24,
 )
 
@@ -175,6 +183,7 @@ CAPACITY = (
         "Share of the KV cache in use in the fullest engine; near 1, requests wait or are preempted.",
         most(of(*FILLED), "model_name"),
         "percentunit",
+        most=1,
     ),
     by_model(
         "Preemptions",
@@ -204,6 +213,7 @@ CAPACITY = (
         ),
         unit="percentunit",
         width=6,
+        most=1,
     ),
     lines(
         "Triton",

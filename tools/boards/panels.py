@@ -41,7 +41,7 @@ class Panel:
         empty: Why there may be nothing, and what turns it on.
         unit: One of Grafana's.
         most: Where the scale ends.
-        limits: From which value on it is orange, and red.
+        limits: From which value on it is orange, and red; over time these are lines.
         stacked: Whether series are parts of a whole.
         columns: Of a table: its labels and, by query in turn, their names; what is left out is hidden.
         units: Of a table: units of columns.
@@ -93,7 +93,9 @@ class Panel:
         return target
 
     def _defaults(self) -> dict[str, Any]:
-        steps: list[dict[str, Any]] = [{"color": "green", "value": None}]
+        # Green says that all is well, which nobody knows of a number without limits.
+        base = "green" if self.limits else "blue" if self.kind == "bargauge" else "text"
+        steps: list[dict[str, Any]] = [{"color": base, "value": None}]
         if self.limits:
             steps += [
                 {"color": color, "value": value}
@@ -120,6 +122,12 @@ class Panel:
                 "spanNulls": False,
                 "stacking": {"group": "A", "mode": mode},
             }
+            if self.limits:
+                # The axis always reaches the limit, and goes on where the values do.
+                defaults["custom"] |= {
+                    "axisSoftMax": self.limits[-1],
+                    "thresholdsStyle": {"mode": "dashed"},
+                }
         elif self.kind != "heatmap":
             defaults["color"] = {"mode": "thresholds"}
         return defaults

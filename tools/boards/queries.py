@@ -10,8 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 WINDOW = "[$__rate_interval]"
+RANKS = ("tp_rank", "pp_rank", "moe_ep_rank", "attn_cp_rank")
+"""Labels in which only ranks differ that tell the same."""
+
 REPLICA = ("job", "instance", "origin", "model_name", "engine", "dp_rank")
-"""Labels that tell engines apart; ranks of one that tell the same differ in others."""
+"""Labels that tell schedulers apart."""
 
 By = str | Sequence[str]
 
@@ -72,15 +75,23 @@ def rate(selector: str, by: By = "") -> str:
 
 def once(expr: str, by: By = "") -> str:
     """A sum in which the ranks of an SGLang replica, which all tell the same, count once."""
-    kept = [by] if isinstance(by, str) else list(by)
-    return grouped(
-        "sum", by, grouped("max", [*REPLICA, *(k for k in kept if k not in (*REPLICA, ""))], expr)
-    )
+    return grouped("sum", by, _one_rank(expr))
 
 
 def once_rate(selector: str, by: By = "") -> str:
     """``rate`` of what every rank of a replica counts."""
     return once(f"rate({selector}{WINDOW})", by)
+
+
+def once_mean_rate(selector: str, by: str) -> str:
+    """The mean over the replicas of what every rank of one counts in a second."""
+    replica = f"sum by ({', '.join(REPLICA)}, {by}) ({_one_rank(f'rate({selector}{WINDOW})')})"
+    return grouped("avg", by, replica)
+
+
+def _one_rank(expr: str) -> str:
+    # All other labels stay: what differs in them, such as a mode, adds up.
+    return f"max without ({', '.join(RANKS)}) ({expr})"
 
 
 def ratio(part: str, whole: str) -> str:

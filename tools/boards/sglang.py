@@ -5,8 +5,8 @@ from __future__ import annotations
 from tools.boards import reasons
 from tools.boards.dashboard import TARGET, Dashboard, Row, Variable
 from tools.boards.panels import Query
-from tools.boards.queries import Histogram, Scope, most, once, once_rate, rate
-from tools.boards.shapes import heat, lines, quantiles, tile
+from tools.boards.queries import Histogram, Scope, most, once, once_mean_rate, once_rate, rate
+from tools.boards.shapes import SATURATED, heat, lines, quantiles, tile
 
 of = Scope("model_name", "job", "instance")
 cache = Scope("job", "instance")
@@ -116,6 +116,7 @@ LOAD = (
         reasons.UNSATURATED,
         Query(most(of("sidestep_saturation_ratio", engine_type="~.+"), RANK), NAME),
         unit="percentunit",
+        limits=SATURATED,
         width=24,
     ),
 )
@@ -223,6 +224,7 @@ MEMORY = (
         reasons.SGLANG,
         Query(most(of("sglang:new_token_ratio"), RANK), NAME),
         unit="percentunit",
+        most=1,
         width=6,
     ),
 )
@@ -230,9 +232,11 @@ MEMORY = (
 SCHEDULER = (
     lines(
         "What the scheduler does",
-        "Seconds of a second by what its loop was busy with.",
+        "Seconds of a second by what its loop was busy with, the mean of all schedulers.",
         reasons.SGLANG,
-        Query(once_rate(of("sglang:scheduler_stage_seconds_total"), "category"), "{{category}}"),
+        Query(
+            once_mean_rate(of("sglang:scheduler_stage_seconds_total"), "category"), "{{category}}"
+        ),
         unit="percentunit",
         stacked=True,
     ),

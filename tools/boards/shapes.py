@@ -5,6 +5,9 @@ from __future__ import annotations
 from tools.boards.panels import QUANTILES, Panel, Query
 from tools.boards.queries import Histogram
 
+SATURATED = (0.8, 1.0)
+"""Of the saturation: what autoscalers hold it at (docs/autoscaling.md), and where queues grow."""
+
 
 def tile(
     title: str,
@@ -39,6 +42,7 @@ def lines(
     unit: str = "short",
     width: int = 8,
     most: float | None = None,
+    limits: tuple[float, float] | None = None,
     stacked: bool = False,
 ) -> Panel:
     """Values over time."""
@@ -50,6 +54,7 @@ def lines(
         unit=unit,
         width=width,
         most=most,
+        limits=limits,
         stacked=stacked,
     )
 

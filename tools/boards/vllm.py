@@ -6,7 +6,7 @@ from tools.boards import reasons
 from tools.boards.dashboard import TARGET, Dashboard, Row, Variable
 from tools.boards.panels import Panel, Query
 from tools.boards.queries import Histogram, Scope, most, rate, total
-from tools.boards.shapes import heat, lines, quantiles, tile
+from tools.boards.shapes import SATURATED, heat, lines, quantiles, tile
 
 of = Scope("model_name", "engine", "job", "instance")
 front = Scope("model_name", "job", "instance")
@@ -133,6 +133,7 @@ LOAD = (
         reasons.UNSATURATED,
         Query(most(of("sidestep_saturation_ratio", engine_type=""), EACH), NAME),
         unit="percentunit",
+        limits=SATURATED,
         width=24,
     ),
 )

@@ -17,8 +17,8 @@ import time
 from pathlib import Path
 
 from tools.screens.answers import Span
-from tools.screens.charts import COLORS
-from tools.screens.page import STATES, WIDTH, Page, page
+from tools.screens.charts import COLORS, STATES
+from tools.screens.page import WIDTH, Page, page
 from tools.screens.png import smaller
 
 from boards import DASHBOARDS, ROOT, dashboard

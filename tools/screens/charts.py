@@ -16,6 +16,8 @@ COLORS = (
     "#3274d9", "#56a64b", "#e0b400", "#e02f44", "#a352cc", "#ff780a", "#1f9e9e", "#8f3bb8",
     "#37872d", "#8ab8ff", "#c4162a", "#7c6f00", "#ff9ecb", "#5794f2", "#96d98d", "#705da0",
 )  # fmt: skip
+STATES = {"text": "#24292e", "green": "#2b8a3e", "orange": "#e8890c", "red": "#d6293e"}
+"""Colours of thresholds."""
 BOTTOM, TOP = 16, 6
 LETTER = 5.7
 """About how wide one is."""
@@ -69,7 +71,8 @@ def lines(
     below = legend(found, width)
     stacks = stack(found) if stacked else [(each.values, {}) for each in found]
     most = max((value for top, _ in stacks for value in top.values()), default=0.0)
-    marks = ticks(min(most, defaults.get("max", most)), defaults["unit"])
+    edge = defaults.get("max", max(most, defaults["custom"].get("axisSoftMax", 0.0)))
+    marks = ticks(edge, defaults["unit"])
     names = [shown(mark, defaults["unit"]) for mark in marks]
     at = frame(span, names, width, height - 14 * below.count("<div class=line>"))
     drawn = [at.clock()]
@@ -77,6 +80,7 @@ def lines(
         y = at.y(mark / marks[-1])
         drawn.append(f'<line x1="{at.left}" x2="{at.right}" y1="{y:.1f}" y2="{y:.1f}"/>')
         drawn.append(at.label(mark / marks[-1], name))
+    drawn += limits(panel, at, marks[-1])
     for number, (top, bottom) in reversed(list(enumerate(stacks))):
         color = COLORS[number % len(COLORS)]
         for part in parts(top, span.step):
@@ -94,6 +98,19 @@ def lines(
                 drawn.append(f'<polygon points="{area}" fill="{color}" opacity="0.25"/>')
             drawn.append(f'<polyline points="{" ".join(points)}" stroke="{color}"/>')
     return f'<svg width="{width}" height="{TOP + at.height + BOTTOM}">{"".join(drawn)}</svg>{below}'
+
+
+def limits(panel: dict[str, Any], at: Frame, most: float) -> list[str]:
+    """Lines at a panel's thresholds, where it shows them."""
+    defaults = panel["fieldConfig"]["defaults"]
+    if "thresholdsStyle" not in defaults["custom"]:
+        return []
+    return [
+        f'<polyline points="{at.left},{at.y(step["value"] / most):.1f} {at.right},{at.y(step["value"] / most):.1f}"'
+        f' stroke="{STATES[step["color"]]}" stroke-dasharray="6 4"/>'
+        for step in defaults["thresholds"]["steps"]
+        if step["value"] is not None
+    ]
 
 
 def stack(found: Sequence[Series]) -> list[tuple[dict[float, float], dict[float, float]]]:
@@ -119,16 +136,18 @@ def parts(values: dict[float, float], step: float) -> list[list[float]]:
 
 
 def legend(found: Sequence[Series], width: int) -> str:
-    """Names beside their colours, as many as three lines hold."""
+    """Names beside their colours, as many as three lines hold: first those that are not always 0."""
     made: list[str] = []
     room = 0.0
-    for number, each in enumerate(found):
+    order = sorted(range(len(found)), key=lambda number: not any(found[number].values.values()))
+    for shown_before, number in enumerate(order):
+        each = found[number]
         name = each.name or "value"
         name = name if len(name) <= 44 else f"{name[:42]}…"
         needed = 5.6 * len(name) + 22
         if needed > room:
             if len(made) == 3:
-                made[-1] += f"<span>and {len(found) - number} more</span>"
+                made[-1] += f"<span>and {len(found) - shown_before} more</span>"
                 break
             made.append("")
             room = width - 70.0

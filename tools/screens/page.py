@@ -14,7 +14,7 @@ from tools.screens.units import shown
 from prometheus_server import Prometheus
 
 WIDTH, COLUMN, LINE, GAP, TITLE, HEAD = 1248, 52, 27, 6, 22, 66
-STATES = {"green": "#2b8a3e", "orange": "#e8890c", "red": "#d6293e"}
+ROW = 20
 STYLE = """
 body { margin: 0; background: #f4f5f7; font: 11px 'DejaVu Sans', sans-serif; color: #24292e; }
 h1 { position: absolute; left: 10px; top: 8px; margin: 0; font-size: 18px; }
@@ -29,7 +29,7 @@ svg { display: block; } svg polyline { fill: none; stroke-width: 1.3; } svg line
 .stats { display: flex; height: 100%; } .stats div { flex: 1; text-align: center; position: relative; }
 .stats b { display: block; white-space: nowrap; } .stats svg { position: absolute; left: 0; bottom: 0; }
 .stats small { color: #56606b; }
-table { border-collapse: collapse; width: 100%; font-size: 11px; } td, th { text-align: left; padding: 3px 8px; border-bottom: 1px solid #edf0f2; white-space: nowrap; max-width: 420px; overflow: hidden; text-overflow: ellipsis; }
+table { border-collapse: collapse; width: 100%; font-size: 11px; } tr { height: 20px; } td, th { text-align: left; padding: 0 8px; box-sizing: border-box; border-bottom: 1px solid #edf0f2; white-space: nowrap; max-width: 420px; overflow: hidden; text-overflow: ellipsis; }
 .bar { display: flex; padding: 3px 10px; align-items: center; } .bar span { width: 90px; } .bar u { display: block; height: 12px; background: #3274d9; margin-right: 8px; }
 .none { color: #56606b; padding: 18px 14px; text-align: center; }
 """
@@ -81,7 +81,7 @@ def body(server: Prometheus, panel: dict[str, Any], span: Span, width: int, heig
     """Of one panel; nothing where there is no data."""
     kind = panel["type"]
     if kind == "table":
-        return table(panel, rows(server, panel, span))
+        return table(panel, rows(server, panel, span), height)
     if kind == "heatmap":
         span = dataclasses.replace(span, step=span.step * 2)
     found = lines(server, panel, span)
@@ -106,7 +106,7 @@ def stat(
     made = []
     for series in found:
         value = shown(series.last, unit)
-        size = min(26, int(each / (0.72 * max(len(value), 4))))
+        size = min(26, int(each / (0.8 * max(len(value), 4))))
         color = threshold(panel, series.last)
         name = f"<small>{escape(series.name)}</small>" if len(found) > 1 else ""
         line = charts.spark(series.values, span, each, 22, color)
@@ -120,13 +120,15 @@ def threshold(panel: dict[str, Any], value: float) -> str:
     """The colour of the last step that ``value`` has reached."""
     steps = panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
     reached = [step["color"] for step in steps if step["value"] is None or value >= step["value"]]
-    return STATES[reached[-1]]
+    return charts.STATES[reached[-1]]
 
 
-def table(panel: dict[str, Any], found: Sequence[dict[str, str | float]]) -> str:
-    """Columns in their order."""
+def table(panel: dict[str, Any], found: Sequence[dict[str, str | float]], height: int) -> str:
+    """Columns in their order; where Grafana would scroll, how many rows are left out."""
     if not found:
         return ""
+    room = height // ROW - 1
+    left_out = len(found) - room + 1 if len(found) > room else 0
     units = {
         each["matcher"]["options"]: each["properties"][0]["value"]
         for each in panel["fieldConfig"]["overrides"]
@@ -139,9 +141,10 @@ def table(panel: dict[str, Any], found: Sequence[dict[str, str | float]]) -> str
             for column, cell in row.items()
         )
         + "</tr>"
-        for row in found
+        for row in found[: len(found) - left_out]
     )
-    return f"<table><tr>{head}</tr>{lines_}</table>"
+    more = f"<tr><td>and {left_out} more</td></tr>" if left_out else ""
+    return f"<table><tr>{head}</tr>{lines_}{more}</table>"
 
 
 def bars(panel: dict[str, Any], found: Sequence[Series], width: int) -> str:

@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 THOUSANDS = ("", " K", " Mil", " Bil", " Tri")
 BINARY = (" B", " KiB", " MiB", " GiB", " TiB")
-DECIMAL = ("", " k", " M", " G", " T", " P")
+DECIMAL = (" ", " k", " M", " G", " T", " P")
 AFTER = {"cps": " c/s", "reqps": " req/s"}
 
 
