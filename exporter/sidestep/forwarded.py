@@ -124,7 +124,7 @@ class Forwarded:
             engine.labels[ORIGIN] = engine.id
         found.is_told_whole |= bool(record.totals.looked)
         self._board.bind(found, word, said)
-        engine.heard = max(engine.heard, word.heard)
+        engine.heard = max(engine.heard, word.since)
         self._restored[group] = shown
 
     def restored(self, now: float) -> None:

@@ -59,6 +59,7 @@ class KeptWord(msgspec.Struct, array_like=True, gc=False, tag="w"):
     Attributes:
         summed: Lives that a sum has in it; of those in ``sources``, where they are of several.
         key: That the source's name belongs to; None where none is asked for.
+        heard: Unix time at which the source itself said so.
     """
 
     source: str
@@ -76,6 +77,7 @@ class KeptWord(msgspec.Struct, array_like=True, gc=False, tag="w"):
     sources: list[str] = []
     until: int = 0
     key: str | None = None
+    heard: float | None = None
 
 
 class KeptProcess(msgspec.Struct, array_like=True, gc=False, tag="p"):
@@ -188,6 +190,7 @@ class Capture:
             [source for source, _ in word.summed] if word.is_of_several else [],
             word.until,
             self._intake.guard.owner(word.source),
+            self._intake.unix_of(word.heard),
         )
 
 
@@ -263,10 +266,12 @@ def _restore_word(intake: Intake, piece: KeptWord, now: float) -> None:
         piece.record,
         piece.standing,
         piece.labels,
-        now,
+        # Which of a source's lives is over is told by when each was heard, also across a restart.
+        now if piece.heard is None else intake.moment_of(piece.heard, now),
         silent=True,
         summed=tuple(zip(sources, piece.summed, strict=True)),
         until=piece.until,
+        restored=now,
     )
     if piece.key is not None:
         intake.guard.own(piece.key, piece.source)

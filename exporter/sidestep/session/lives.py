@@ -9,6 +9,7 @@ life from end to end: exporters on the way pass it on as it came.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from sidestep.errors import WireError
@@ -50,6 +51,7 @@ class Word:
         silent: That was so long ago that nothing of it can be taken for the state of now.
         summed: Lives that a sum has in it, each with its source; the latest of them.
         until: The latest life in a sum that is not among these.
+        restored: Monotonic time at which a snapshot gave it to this process, if one did.
     """
 
     source: str
@@ -63,6 +65,12 @@ class Word:
     silent: bool = False
     summed: tuple[tuple[str, int], ...] = ()
     until: int = 0
+    restored: float = -math.inf
+
+    @property
+    def since(self) -> float:
+        """From when on its source is silent: while this process was not there nobody was heard."""
+        return max(self.heard, self.restored)
 
     @property
     def key(self) -> Key:
@@ -144,10 +152,11 @@ class Lives:
             return None
         check_size(len(record))
         known = self.find(key)
-        heard = now - message.age
+        word = Word(*key, order, record, message.standing, message.labels, now - message.age)
         if known is not None:
-            heard = max(heard, known.heard)
-        return Word(*key, order, record, message.standing, message.labels, heard)
+            word.heard = max(word.heard, known.heard)
+            word.restored = known.restored
+        return word
 
     def check(self, word: Word) -> None:
         """Whether there is room for ``word``.
