@@ -665,6 +665,8 @@ def test_a_root_that_was_away_finds_nobody_gone(monkeypatch: pytest.MonkeyPatch)
     root.save()
     later = root.now + 2 * GONE
     again = Node("root", 2, merge=True, disk=root.disk, now=later, wall=1.0 + later)
+    wait(1, again)
+    assert value(again, TOKENS) == 4 * 3
     for node in nodes:
         push(node, step(1))
         node.tell(again)

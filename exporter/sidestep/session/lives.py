@@ -154,11 +154,10 @@ class Lives:
             return None
         check_size(len(record))
         known = self.find(key)
-        word = Word(*key, order, record, message.standing, message.labels, now - message.age)
+        heard = now - message.age
         if known is not None:
-            word.heard = max(word.heard, known.heard)
-            word.restored = known.restored
-        return word
+            heard = max(heard, known.heard)
+        return Word(*key, order, record, message.standing, message.labels, heard)
 
     def check(self, word: Word) -> None:
         """Whether there is room for ``word``.
