@@ -631,7 +631,10 @@ def test_a_clock_that_was_set_back_costs_no_counts() -> None:
 
 
 @pytest.mark.parametrize("away", [0.0, SILENT])
-def test_a_life_that_goes_on_is_not_taken_for_an_old_one_after_a_restart(away: float) -> None:
+@pytest.mark.parametrize("saved_late", [False, True])
+def test_a_life_that_goes_on_is_not_taken_for_an_old_one_after_a_restart(
+    away: float, saved_late: bool
+) -> None:
     """It comes by way of another exporter, heard before the root that starts had its snapshot."""
     root, between = Node("root"), Node("between")
     root.intake.forwarded.lives.most = 2
@@ -644,6 +647,8 @@ def test_a_life_that_goes_on_is_not_taken_for_an_old_one_after_a_restart(away: f
     wait(1, root, between)
     last.tell(between)
     wait(away + 1, root, between)
+    if saved_late:
+        root.save()
     again = Node("root", 2, disk=root.disk, now=root.now, wall=1.0 + root.now)
     again.intake.forwarded.lives.most = 2
     between.tell(again)
