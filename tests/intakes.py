@@ -51,15 +51,21 @@ class Fed:
         legacy: bool = False,
         merge: bool = False,
         wall: float = 1.0,
+        now: float = 0.0,
         slo: Iterable[Objective] = (),
     ) -> None:
+        self.now = now
         layouts = {name: compile_layout(name, legacy=legacy) for name in DIALECTS}
         objectives = Objectives(slo)
         registry = Registry(layouts, {}, Rules(), Sampling(rate), native, objectives=objectives)
         self.intake = Intake(
-            registry, SelfMetrics(), boot=boot, clock=lambda: 0.0, wall=lambda: wall, merge=merge
+            registry,
+            SelfMetrics(),
+            boot=boot,
+            clock=lambda: self.now,
+            wall=lambda: wall + self.now - now,
+            merge=merge,
         )
-        self.now = 0.0
         self.processes: dict[str, int] = {}
         self.seqs: dict[str, int] = {}
         self.engines: dict[str, list[EngineInfo]] = {}

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from intakes import steps
+from sidestep import forwarded
 from sidestep.errors import WireError
 from sidestep.native import Native, NativeHistogram
 from sidestep.records import decode_record
@@ -627,6 +628,74 @@ def test_a_clock_that_was_set_back_costs_no_counts() -> None:
     wait(SILENT, root)
     last.tell(root)
     assert value(root, RUNNING) == 4
+
+
+@pytest.mark.parametrize("away", [0.0, SILENT])
+@pytest.mark.parametrize("saved_late", [False, True])
+def test_a_life_that_goes_on_is_not_taken_for_an_old_one_after_a_restart(
+    away: float, saved_late: bool
+) -> None:
+    """It comes by way of another exporter, heard before the root that starts had its snapshot."""
+    root, between = Node("root"), Node("between")
+    root.intake.forwarded.lives.most = 2
+    for boot in (1, 2):
+        wait(1, root, between)
+        leaf("leaf", boot, step(3)).tell(between)
+        between.tell(root)
+    root.save()
+    last = leaf("leaf", 3, step(3))
+    wait(1, root, between)
+    last.tell(between)
+    wait(away + 1, root, between)
+    if saved_late:
+        root.save()
+    again = Node("root", 2, disk=root.disk, now=root.now, wall=1.0 + root.now)
+    again.intake.forwarded.lives.most = 2
+    between.tell(again)
+    push(last, step(4))
+    last.tell(between)
+    between.tell(again)
+
+    assert value(again, TOKENS) == 3 * 3 + 4
+
+
+def test_a_root_that_was_away_finds_nobody_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Silence begins with its start: who is there has yet to be heard."""
+    monkeypatch.setattr(forwarded, "MAX_GONE", 1)
+    root = Node("root", merge=True)
+    nodes = [leaf(f"leaf-{number}", 1, step(3)) for number in range(4)]
+    for node in nodes:
+        node.tell(root)
+    wait(1, root)
+    root.save()
+    later = root.now + 2 * GONE
+    again = Node("root", 2, merge=True, disk=root.disk, now=later, wall=1.0 + later)
+    wait(1, again)
+    assert value(again, TOKENS) == 4 * 3
+    for node in nodes:
+        push(node, step(1))
+        node.tell(again)
+        wait(1, again)
+
+    assert value(again, TOKENS) == 4 * 4
+    assert again.rejected == {}
+
+
+def test_a_restart_makes_nobody_heard_who_is_not() -> None:
+    """An exporter on the way says again what a leaf had said that is gone since."""
+    root, between = Node("root"), Node("between")
+    node = leaf("leaf", 1, step(3, running=2))
+    node.tell(between)
+    between.tell(root)
+    root.save()
+    push(node, step(1, running=4))
+    node.tell(between)
+    wait(SILENT + 1, between)
+    again = Node("root", 2, disk=root.disk, now=between.now, wall=1.0 + between.now)
+    between.tell(again)
+
+    assert value(again, TOKENS) == 4
+    assert (up(again), value(again, RUNNING)) == ([0.0], 0)
 
 
 def test_refusing_one_engine_silences_no_other() -> None:

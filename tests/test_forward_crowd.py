@@ -155,10 +155,10 @@ class Crowd(RuleBasedStateMachine):
         node = self.nodes[leaf]
         upper = self.nodes["between" if leaf in BETWEEN else "root"]
         life = leaf, node.intake.life
-        root = self.nodes["root"]
-        is_folded = root.intake.forwarded.lives.is_folded(leaf, "e", node.intake.life)
+        total = self.nodes["root"].intake.forwarded.lives.sum_with((leaf, "e", node.intake.life))
+        assert total is None or total.is_of_several, "a life that goes on is taken for an old one"
         node.tell(upper)
-        if is_folded:
+        if total is not None:
             self._start(leaf)
         else:
             self.told[life] = self.counted[life]

@@ -98,6 +98,46 @@ def test_an_exporter_that_comes_back_counts_once(monkeypatch: pytest.MonkeyPatch
     assert value(again, TOKENS) == 1 + 5 * 3 + 10 + 4
 
 
+@pytest.mark.parametrize("merge", [False, True])
+def test_what_a_sum_has_is_no_news_and_what_it_lacks_is_refused_once(
+    monkeypatch: pytest.MonkeyPatch, merge: bool
+) -> None:
+    """Whoever says it, and however late; a root that goes on with a snapshot knows as much."""
+    monkeypatch.setattr("sidestep.forwarded.MAX_GONE", 1)
+    root, stays = Node("root", merge=merge), leaf("stays", 9, step(1))
+    root.intake.forwarded.lives.most = 1
+    first, *others = (leaf(f"goes-{n}" if merge else "goes", 1 + n, step(3)) for n in range(4))
+    told = [first.frames()]
+    push(first, step(2))
+    told.append(first.frames())
+    push(first, step(7))
+    told.append(first.frames())
+    for frame in told[1]:
+        root.hear(frame)
+    for node in (stays, *others):
+        wait(1.0, root)
+        node.tell(root)
+    pass_with(GONE + 20.0, root, stays)
+    assert root.intake.forwarded.lives.sum_with(
+        ("goes-0" if merge else "goes", info().id, first.intake.life)
+    )
+    before = value(root, TOKENS)
+    root.save()
+    again = Node("root", 2, merge=merge, disk=root.disk, now=root.now)
+    for known in (root, again):
+        for frame in (*told[0], *told[1]):
+            known.hear(frame)
+        assert known.rejected == {}
+        for frame in (*told[2], *told[2], *told[1]):
+            known.hear(frame)
+
+        assert known.rejected == {("folded",): 1.0}
+        assert value(known, TOKENS) == before
+        assert [
+            answer.code for _, answer in known.intake.answers() if isinstance(answer, Nack)
+        ] == ["folded"]
+
+
 def test_of_the_very_oldest_lives_only_their_age_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are refused all the same: they might be counted."""
     monkeypatch.setattr(lives, "MAX_SUMMED", 2)

@@ -38,8 +38,9 @@ class Node(Fed):
         wall: float = 1.0,
         slo: Iterable[Objective] = (),
     ) -> None:
-        super().__init__(boot=boot, native=native, legacy=legacy, merge=merge, wall=wall, slo=slo)
-        self.now = now
+        super().__init__(
+            boot=boot, native=native, legacy=legacy, merge=merge, wall=wall, now=now, slo=slo
+        )
         self.name = name
         self.capture = Capture(self.intake)
         self.disk: list[bytes] = list(disk)

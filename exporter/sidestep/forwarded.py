@@ -66,12 +66,10 @@ class Forwarded:
         """
         if (message.source, message.life) == self.own:
             return None
-        if self.lives.is_folded(message.source, message.engine, message.life):
-            if message.age >= SILENT:
-                # An exporter on the way says again what is known: its source is gone.
-                return None
-            text = "was gone for so long that its counts are part of a sum; empty its --state.dir"
-            raise WireError("folded", f"{message.source} {text}, and it begins anew")
+        total = self.lives.sum_with((message.source, message.engine, message.life))
+        if total is not None:
+            self._check_folded(total, message)
+            return None
         word = self.lives.take(message, now)
         if word is not None:
             word.silent = now - word.heard >= SILENT
@@ -124,7 +122,7 @@ class Forwarded:
             engine.labels[ORIGIN] = engine.id
         found.is_told_whole |= bool(record.totals.looked)
         self._board.bind(found, word, said)
-        engine.heard = max(engine.heard, word.heard)
+        engine.heard = max(engine.heard, word.since)
         self._restored[group] = shown
 
     def restored(self, now: float) -> None:
@@ -188,6 +186,25 @@ class Forwarded:
         self._board = Board(self._registry, self.lives)
         self._fallen.clear()
         self._restored.clear()
+
+    def _check_folded(self, total: Word, message: Forward) -> None:
+        """Whether ``total`` has all that ``message`` says; what is lost is so once.
+
+        Raises:
+            WireError: It says more, and nobody can tell what.
+        """
+        process, order = (message.source, message.life), (message.run, message.seq)
+        known = total.summed.get(process)
+        if known is None:
+            # Of a source that is gone it is most likely what an exporter on the way says again.
+            is_known = message.age >= SILENT
+        else:
+            is_known = order <= known
+            total.summed[process] = max(order, known)
+        if not is_known:
+            text = "was gone for so long, or began anew so often, that its counts are part of a sum"
+            anew = "restart it with an empty --state.dir, and it begins anew"
+            raise WireError("folded", f"{message.source} {text}; {anew}")
 
     @property
     def sources(self) -> int:

@@ -88,7 +88,7 @@ class Intake:
         self.loads = Loads(registry)
         self._hearsay = Hearsay(self.forwarded, self.receiver, metrics, clock)
         self.life, self.run = new_life(wall(), boot), 1
-        self._wall = wall
+        self._clock, self._wall = clock, wall
         self.feeding = Feeding(registry, self.receiver)
         self._work: deque[Work] = deque()
         self._waiting = 0
@@ -172,6 +172,14 @@ class Intake:
         if steps is not None:
             self._begin(steps)
         return []
+
+    def unix_of(self, moment: float) -> float:
+        """The Unix time of a monotonic ``moment`` of this process, for one that follows it."""
+        return self._wall() - (self._clock() - moment)
+
+    def moment_of(self, unix: float, now: float) -> float:
+        """The monotonic moment of the Unix time ``unix`` that a former process noted; not after ``now``."""
+        return now - max(self._wall() - unix, 0.0)
 
     def answers(self) -> Replies:
         """What other exporters are to be told now, each once."""

@@ -61,7 +61,7 @@ def new_shown(registry: Registry, group: Group, word: Word, info: EngineInfo) ->
     engine = Engine(layout, info, registry.overrides, registry.native)
     engine.forwarded = True
     engine.live = False
-    engine.heard = word.heard
+    engine.heard = word.since
     return Shown(group, engine, info)
 
 
@@ -88,7 +88,7 @@ def settle(registry: Registry, shown: Shown, now: float) -> None:
     live = any(word.live for word in present)
     absent = bool(present) and all(word.standing.absent for word in present)
     told = {n: v for word in present for n, v in word.standing.readings.items()}
-    engine.heard = max(word.heard for word in shown.words.values())
+    engine.heard = max(word.since for word in shown.words.values())
     if (engine.streams, engine.live, engine.absent, engine.told) != (streams, live, absent, told):
         engine.streams, engine.live, engine.absent = streams, live, absent
         engine.told = told

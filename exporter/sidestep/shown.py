@@ -124,12 +124,13 @@ def gone(words: Iterable[Word], now: float) -> list[list[Word]]:
     sources: dict[str, list[Word]] = {}
     for word in words:
         sources.setdefault(word.source, []).append(word)
+    since = {source: max(word.since for word in each) for source, each in sources.items()}
     heard = {source: max(word.heard for word in each) for source, each in sources.items()}
     found = [
         source
         for source, each in sources.items()
         if all(word.silent for word in each)
-        and now - heard[source] >= GONE
+        and now - since[source] >= GONE
         and not all(word.is_sum for word in each)
     ]
     return [sources[source] for source in sorted(found, key=lambda source: heard[source])]

@@ -58,7 +58,9 @@ class KeptWord(msgspec.Struct, array_like=True, gc=False, tag="w"):
 
     Attributes:
         summed: Lives that a sum has in it; of those in ``sources``, where they are of several.
+        orders: Run and seq of the last word of each.
         key: That the source's name belongs to; None where none is asked for.
+        heard: Unix time at which the source itself said so.
     """
 
     source: str
@@ -76,6 +78,8 @@ class KeptWord(msgspec.Struct, array_like=True, gc=False, tag="w"):
     sources: list[str] = []
     until: int = 0
     key: str | None = None
+    heard: float | None = None
+    orders: list[tuple[int, int]] = []
 
 
 class KeptProcess(msgspec.Struct, array_like=True, gc=False, tag="p"):
@@ -188,6 +192,8 @@ class Capture:
             [source for source, _ in word.summed] if word.is_of_several else [],
             word.until,
             self._intake.guard.owner(word.source),
+            self._intake.unix_of(word.heard),
+            [*word.summed.values()],
         )
 
 
@@ -255,6 +261,7 @@ def _restore_engine(registry: Registry, piece: KeptEngine, now: float) -> None:
 def _restore_word(intake: Intake, piece: KeptWord, now: float) -> None:
     order = piece.run, piece.seq
     sources = piece.sources or [piece.source] * len(piece.summed)
+    orders = piece.orders or [(0, 0)] * len(piece.summed)
     word = Word(
         piece.source,
         piece.engine,
@@ -263,10 +270,12 @@ def _restore_word(intake: Intake, piece: KeptWord, now: float) -> None:
         piece.record,
         piece.standing,
         piece.labels,
-        now,
+        # Which of a source's lives is over is told by when each was heard, also across a restart.
+        now if piece.heard is None else intake.moment_of(piece.heard, now),
         silent=True,
-        summed=tuple(zip(sources, piece.summed, strict=True)),
+        summed=dict(zip(zip(sources, piece.summed, strict=True), orders, strict=True)),
         until=piece.until,
+        restored=now,
     )
     if piece.key is not None:
         intake.guard.own(piece.key, piece.source)

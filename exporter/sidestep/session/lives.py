@@ -9,6 +9,7 @@ life from end to end: exporters on the way pass it on as it came.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from sidestep.errors import WireError
@@ -37,6 +38,8 @@ NO_ROOM = "other exporters tell of more than there is room for"
 
 Key = tuple[str, str, int]
 """Source, engine, life."""
+Order = tuple[int, int]
+"""Run and seq of a word: what is higher is newer."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -44,25 +47,32 @@ class Word:
     """What a life said last of an engine.
 
     Attributes:
-        order: Run and seq: what is higher is newer.
         record: Encoded.
         heard: Monotonic time here when the source itself said so.
         silent: That was so long ago that nothing of it can be taken for the state of now.
-        summed: Lives that a sum has in it, each with its source; the latest of them.
+        summed: Of the latest lives that a sum has in it, each with its source, the last word that
+            it had, or that was refused since.
         until: The latest life in a sum that is not among these.
+        restored: Monotonic time at which a snapshot gave it to this process, if one did.
     """
 
     source: str
     engine: str
     life: int
-    order: tuple[int, int]
+    order: Order
     record: bytes
     standing: Standing
     labels: Mapping[str, str]
     heard: float
     silent: bool = False
-    summed: tuple[tuple[str, int], ...] = ()
+    summed: dict[tuple[str, int], Order] = dataclasses.field(default_factory=dict)
     until: int = 0
+    restored: float = -math.inf
+
+    @property
+    def since(self) -> float:
+        """From when on its source is silent: while this process was not there nobody was heard."""
+        return max(self.heard, self.restored)
 
     @property
     def key(self) -> Key:
@@ -87,7 +97,7 @@ class Word:
 
 @dataclasses.dataclass(slots=True)
 class _Incomplete:
-    order: tuple[int, int]
+    order: Order
     wanted: int
     pieces: dict[int, bytes] = dataclasses.field(default_factory=dict)
 
@@ -196,12 +206,17 @@ class Lives:
             if not sums:
                 self._sums.pop(word.engine, None)
 
-    def is_folded(self, source: str, engine: str, life: int) -> bool:
-        """Whether a sum of several sources has that life, or may have it."""
-        if life in self._words.get((source, engine), ()):
-            return False
-        sums = self._sums.get(engine, {}).values()
-        return any(life <= word.until or (source, life) in word.summed for word in sums)
+    def sum_with(self, key: Key) -> Word | None:
+        """The sum that has a life's counts, or may have them: of its source, or of several."""
+        source, engine, life = key
+        words = self._words.get((source, engine), {})
+        if life in words:
+            return None
+        several = list(self._sums.get(engine, {}).values())
+        sums = [words[SUM], *several] if SUM in words else several
+        found = (word for word in sums if (source, life) in word.summed)
+        # A clock that was set back makes lives of one source look earlier than they are.
+        return next(found, next((word for word in several if life <= word.until), None))
 
     def excess(self, source: str, engine: str) -> list[Word]:
         """Words that should become one: the sum and the oldest lives, where they are too many."""
@@ -222,16 +237,11 @@ class Lives:
         self.drop(words)
         self._add(total)
 
-    def _is_new(self, key: Key, order: tuple[int, int]) -> bool:
-        source, engine, life = key
-        words = self._words.get((source, engine), {})
-        total = words.get(SUM)
-        if total is not None and (source, life) in total.summed:
-            return False
-        known = words.get(life)
+    def _is_new(self, key: Key, order: Order) -> bool:
+        known = self.find(key)
         return known is None or known.order < order
 
-    def _whole(self, key: Key, order: tuple[int, int], message: Forward) -> bytes | None:
+    def _whole(self, key: Key, order: Order, message: Forward) -> bytes | None:
         """The record that ``message`` completes."""
         found = self._incomplete.get(key)
         if found is not None and found.order > order:
@@ -267,10 +277,10 @@ def summed(words: Sequence[Word], record: bytes, name: str = "") -> Word:
         record: What they come to.
         name: In place of a source's, where they are of several.
     """
-    lives = [(word.source, word.life) for word in words if not word.is_sum]
-    known = [pair for word in words for pair in word.summed]
+    lives = {(word.source, word.life): word.order for word in words if not word.is_sum}
+    known = {pair: order for word in words for pair, order in word.summed.items()} | lives
     # Of those that are too many it is the earliest that nobody knows any more.
-    pairs = sorted((*known, *lives), key=lambda pair: pair[1])
+    pairs = sorted(known, key=lambda pair: pair[1])
     left, pairs = pairs[:-MAX_SUMMED], pairs[-MAX_SUMMED:]
     return dataclasses.replace(
         words[-1],
@@ -280,6 +290,6 @@ def summed(words: Sequence[Word], record: bytes, name: str = "") -> Word:
         record=record,
         standing=Standing(),
         silent=True,
-        summed=tuple(pairs),
+        summed={pair: known[pair] for pair in pairs},
         until=max([word.until for word in words] + [life for _, life in left]),
     )
