@@ -140,10 +140,14 @@ class Fleet:
             await asyncio.sleep(0.25)
 
 
+PATIENCE = 60.0
+"""Seconds until an exporter answers: nine share a loop here, and the machine with other tests."""
+
+
 def replay(name: str, endpoint: str) -> None:
     """Play what the engine of this name did; adapters are there as long as they run, so these last."""
     run = RUNS[_kind(name)]
-    Replay(run, endpoint, realtime=run is LORA_RUN, namespace=name).run()
+    Replay(run, endpoint, realtime=run is LORA_RUN, namespace=name, patience=PATIENCE).run()
 
 
 def _kind(name: str) -> str:

@@ -23,7 +23,7 @@ from sidestep_adapters.vllm_description import Description
 BACKLOG_BYTES = 2 << 20
 """A replay as fast as possible waits while more than this is on its way."""
 ANSWER = 10.0
-"""Seconds to wait for the exporter to answer."""
+"""Seconds to wait for the exporter to answer, unless told otherwise."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -44,13 +44,23 @@ class Replay:
         realtime: As the records were taken, or as fast as the exporter takes them.
         namespace: Put before the identities of streams and engines, so that a live
             engine's are left alone.
+        patience: Seconds to wait for the exporter to answer.
 
     Raises:
         ConfigError: The file is no recording.
     """
 
-    def __init__(self, path: Path, endpoint: str, *, realtime: bool, namespace: str) -> None:
+    def __init__(
+        self,
+        path: Path,
+        endpoint: str,
+        *,
+        realtime: bool,
+        namespace: str,
+        patience: float = ANSWER,
+    ) -> None:
         self.endpoint = endpoint
+        self.patience = patience
         self.realtime = realtime
         self.progress = Progress()
         records = list(read(path))
@@ -70,13 +80,13 @@ class Replay:
         self._halted = halted or threading.Event()
         publishers = self._player.open(self.endpoint)
         try:
-            _wait(lambda: all(p.connected for p in publishers), self.endpoint)
+            self._wait(lambda: all(p.connected for p in publishers))
             while not self._halted.is_set():
                 self._round(publishers)
                 self.progress.rounds += 1
                 if once:
                     break
-            _wait(lambda: all(p.drained for p in publishers), self.endpoint)
+            self._wait(lambda: all(p.drained for p in publishers))
         finally:
             for publisher in publishers:
                 publisher.close()
@@ -92,27 +102,27 @@ class Replay:
                 self._halted.wait(max(started + at - time.monotonic(), 0.0))
             if self._halted.is_set():
                 return
-            _wait(
+            self._wait(
                 lambda: (
                     self._halted.is_set()
                     or not any(
                         p.queued > QUEUE_ITEMS // 2 or p.held > BACKLOG_BYTES for p in publishers
                     )
-                ),
-                self.endpoint,
+                )
             )
             if any(p.refused for p in publishers):
                 raise RunError("another process plays or feeds this stream at the same time")
             play()
             self.progress.records += 1
 
-
-def _wait(done: Callable[[], bool], endpoint: str) -> None:
-    deadline = time.monotonic() + ANSWER
-    while not done():
-        if time.monotonic() > deadline:
-            raise RunError(f"no exporter answers at {endpoint}; is sidestep serve running there?")
-        time.sleep(0.002)
+    def _wait(self, done: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + self.patience
+        while not done():
+            if time.monotonic() > deadline:
+                raise RunError(
+                    f"no exporter answers at {self.endpoint}; is sidestep serve running there?"
+                )
+            time.sleep(0.002)
 
 
 Step = tuple[float, Callable[[], None]]
