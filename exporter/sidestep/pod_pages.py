@@ -21,8 +21,8 @@ from sidestep.render.merged import Merged
 from sidestep.render.own import OwnTexts
 from sidestep.turns import collected
 
-SHARE = 50
-"""A page is kept for so many times as long as it took to make: 2 % of a core at most."""
+SHARE = 100
+"""A page is kept for so many times as long as it took to make: 1 % of a core, but for LONGEST."""
 LONGEST = 0.1
 """Seconds that a page is kept at most while it changes."""
 OWN = 1.0
@@ -47,7 +47,7 @@ class Page:
         self._made = asyncio.ensure_future(made)
 
     def spend(self, seconds: float) -> None:
-        """It is there, and took so much CPU time more: it is kept the longer."""
+        """It is there, and took so much time more: it is kept the longer."""
         self._at = self._at or time.monotonic()
         self._spent += seconds
         self.until = self._at + min(SHARE * self._spent, LONGEST)
