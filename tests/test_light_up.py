@@ -161,7 +161,7 @@ def test_series_have_what_they_are_named_by(lit: Lit, version: str, path: Path) 
 def test_every_panel_can_be_drawn(lit: Lit, version: str, path: Path) -> None:
     """With data, or with the reason why there is none."""
     board = dashboard(path)
-    drawn = page(lit.servers[version], board, Span(lit.end - 10, lit.end, 1.0))
+    drawn = page(lit.servers[version], board, Span(lit.start, lit.end, 1.0))
     # A table has what there is in the end, when no adapter runs any more.
     excused = {title for title, _ in EMPTY} | {"What routers read"}
 
