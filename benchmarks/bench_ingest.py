@@ -41,7 +41,7 @@ from sidestep.apply import Applier
 from sidestep.config import Config, read
 from sidestep.plan import compile_layout
 from sidestep.registry import Registry
-from sidestep.scrapes import REUSED
+from sidestep.serving.scrapes import REUSED
 from sidestep.session.folding import Folder
 from sidestep.session.sender import Sender, State
 from sidestep.wire.items import VllmStep, encode_item

@@ -16,8 +16,8 @@ from sidestep.objectives import Objective, Objectives
 from sidestep.plan import compile_layout
 from sidestep.registry import Registry, Sampling
 from sidestep.render.text import render
+from sidestep.saving.snapshot import Capture, restore
 from sidestep.selfmetrics import SelfMetrics
-from sidestep.snapshot import Capture, restore
 from sidestep.wire.limits import VERSION
 from sidestep.wire.messages import Aggregate, Batch, EngineInfo, FromSender, Hello, encode
 from sidestep_adapters.recording import Greeting, Items, read

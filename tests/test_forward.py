@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from intakes import steps
-from sidestep import forwarded
 from sidestep.errors import WireError
+from sidestep.forwarding import forwarded
 from sidestep.native import Native, NativeHistogram
 from sidestep.records import decode_record
 from sidestep.registry import GONE, MAX_ENGINES, SILENT

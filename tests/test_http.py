@@ -20,7 +20,7 @@ from conftest import MAIN_RUN, SPEC_RUN, Start
 from pages import get, parse
 from sidestep.app import Exporter
 from sidestep.config import read
-from sidestep.formats import CONTENT_TYPES, Format, chosen
+from sidestep.serving.formats import CONTENT_TYPES, Format, chosen
 from sidestep_adapters.replay import Replay
 
 

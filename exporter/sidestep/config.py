@@ -11,11 +11,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from sidestep import buckets, objectives, parsing, polls, subscriptions, triton_servers
+from sidestep import buckets, objectives, parsing, subscriptions, triton_servers
 from sidestep.buckets import Bounds
 from sidestep.errors import ConfigError
 from sidestep.objectives import Objective
-from sidestep.polls import Target
+from sidestep.passing import polls
+from sidestep.passing.polls import Target
 from sidestep.subscriptions import Subscription
 from sidestep.transport.reach import is_reached
 

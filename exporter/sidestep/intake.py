@@ -19,8 +19,8 @@ from sidestep.engine import Engine
 from sidestep.engine_metrics import read_metrics
 from sidestep.errors import WireError
 from sidestep.feeding import Feeding, Work
-from sidestep.forwarded import Forwarded
-from sidestep.hearsay import Hearsay, Replies
+from sidestep.forwarding.forwarded import Forwarded
+from sidestep.forwarding.hearsay import Hearsay, Replies
 from sidestep.loads import Loads
 from sidestep.logs import Limited
 from sidestep.records import decode_record

@@ -18,7 +18,7 @@ from sidestep.lifecycle.rules import Rules
 from sidestep.lifecycle.siblings import Questions
 from sidestep.native import Native
 from sidestep.objectives import Objectives
-from sidestep.passed import Passed
+from sidestep.passing.passed import Passed
 from sidestep.plan import Layout, Placed, taken
 from sidestep.residency.follower import Residency
 from sidestep.wire.limits import MAX_LABEL_CHARS, MAX_OPEN_VALUES, OTHER, is_printable

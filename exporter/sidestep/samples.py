@@ -11,7 +11,7 @@ from sidestep.engine import ORIGIN, Engine, Key, OpenFamily
 from sidestep.errors import WireError
 from sidestep.exponential import check as check_native
 from sidestep.histogram import Histogram, rebucket
-from sidestep.passed import EXPORTERS
+from sidestep.passing.passed import EXPORTERS
 from sidestep.plan import Fed, taken
 from sidestep.registry import (
     MAX_BYTES,

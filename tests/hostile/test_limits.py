@@ -31,7 +31,7 @@ from sidestep.registry import (
     Sampling,
 )
 from sidestep.render.text import render
-from sidestep.scrapes import REUSED, Pages
+from sidestep.serving.scrapes import REUSED, Pages
 from sidestep.statslog import StatsLog
 from sidestep.wire.blocks import MAX_HASHES, BlockEvents, CacheChange, CacheEvents
 from sidestep.wire.items import Family, Sample, Samples, VllmStep, encode_item

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sidestep.config import read
 from sidestep.errors import ConfigError
-from sidestep.polls import MAX_TARGETS, Form, Header, Target, parse, target
+from sidestep.passing.polls import MAX_TARGETS, Form, Header, Target, parse, target
 
 URL = "http://host:8002/metrics"
 SAFE = "https://host/metrics"

@@ -6,7 +6,7 @@ import pytest
 
 from sidestep.config import read
 from sidestep.errors import ConfigError
-from sidestep.polls import Header, Target
+from sidestep.passing.polls import Header, Target
 from sidestep.triton_servers import MAX_MODELS, Server, parse
 
 URL = "http://host:8000"

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from sidestep.errors import WireError
-from sidestep.forwarded import Forwarded
+from sidestep.forwarding.forwarded import Forwarded
 from sidestep.logs import Limited
 from sidestep.selfmetrics import SelfMetrics
 from sidestep.session.receiver import Receiver

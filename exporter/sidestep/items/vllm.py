@@ -6,18 +6,18 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import ClassVar
 
 from sidestep.catalogue.objectives import JUDGED
-from sidestep.core_hooks import CoreHooks
 from sidestep.engine import Engine
 from sidestep.errors import WireError
-from sidestep.gathered import Gathered
+from sidestep.items.core_hooks import CoreHooks
+from sidestep.items.gathered import Gathered
+from sidestep.items.reads import compile_gather, compile_reads
+from sidestep.items.vllm_hooks import VllmHooks
 from sidestep.lifecycle.machine import check as check_events
 from sidestep.lifecycle.outcomes import Outcomes
 from sidestep.plan import Layout
-from sidestep.reads import compile_gather, compile_reads
 from sidestep.registry import Registry
 from sidestep.residency.follower import Lives
 from sidestep.residency.physical import check as check_blocks
-from sidestep.vllm_hooks import VllmHooks
 from sidestep.wire.blocks import BlockEvents
 from sidestep.wire.items import Item, VllmRejection, VllmSleep, VllmStep
 from sidestep.wire.requests import RequestEvents

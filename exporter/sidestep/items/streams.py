@@ -8,8 +8,8 @@ from typing import ClassVar
 from sidestep.engine import Engine, Key, Number
 from sidestep.errors import WireError
 from sidestep.histogram import Histogram
+from sidestep.items.reads import compile_reads
 from sidestep.plan import Layout
-from sidestep.reads import compile_reads
 from sidestep.registry import Registry
 from sidestep.residency.cached import check as check_changes
 from sidestep.residency.follower import CachedLives, Lives, Observation

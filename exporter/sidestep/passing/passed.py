@@ -9,9 +9,9 @@ from collections.abc import Set as AbstractSet
 from typing import Protocol
 
 from sidestep.catalogue.model import OBSERVED
-from sidestep.exposition import Labels, PageKind
-from sidestep.families import Found, outer
-from sidestep.pages import PART, Family, Moment, Page, Part, Plan, made_parts
+from sidestep.passing.exposition import Labels, PageKind
+from sidestep.passing.families import Found, outer
+from sidestep.passing.pages import PART, Family, Moment, Page, Part, Plan, made_parts
 from sidestep.plan import taken
 
 EXPORTERS = ("sidestep_", "process_", "python_")

@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 
-from sidestep import exposition
 from sidestep.errors import PollError, WireError
-from sidestep.exposition import MAX_LINE_BYTES, Labels
-from sidestep.families import Found, Sorting
+from sidestep.passing import exposition
+from sidestep.passing.exposition import MAX_LINE_BYTES, Labels
+from sidestep.passing.families import Found, Sorting
 
 MAX_LINES = 50_000
 MAX_PAGE_BYTES = 8 << 20

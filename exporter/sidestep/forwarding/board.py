@@ -8,12 +8,12 @@ from types import MappingProxyType
 from typing import Any
 
 from sidestep.errors import WireError
-from sidestep.placing import settle
+from sidestep.forwarding.placing import settle
+from sidestep.forwarding.shown import Group, Said, Shown, split
+from sidestep.forwarding.sums import Made, make
+from sidestep.forwarding.sums import put as show
 from sidestep.registry import Registry
 from sidestep.session.lives import Key, Lives, Word
-from sidestep.shown import Group, Said, Shown, split
-from sidestep.sums import Made, make
-from sidestep.sums import put as show
 from sidestep.wire.totals import Record
 
 FEW = 4

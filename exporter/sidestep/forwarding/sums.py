@@ -7,11 +7,21 @@ from collections.abc import Generator, Mapping, Sequence
 
 from sidestep.descriptions import check_described, excess
 from sidestep.errors import WireError
+from sidestep.forwarding.shown import (
+    Rest,
+    Said,
+    Shown,
+    Split,
+    counted,
+    described,
+    inform,
+    latest,
+    split,
+)
+from sidestep.forwarding.summing import Sum
 from sidestep.records import decode_in_parts
 from sidestep.registry import Registry
 from sidestep.session.lives import Key, Word
-from sidestep.shown import Rest, Said, Shown, Split, counted, described, inform, latest, split
-from sidestep.summing import Sum
 from sidestep.wire.messages import EngineInfo
 from sidestep.wire.totals import Record
 

@@ -8,11 +8,11 @@ from typing import ClassVar
 from sidestep.catalogue.triton import MODEL, SECONDS, STAGES
 from sidestep.engine import Engine
 from sidestep.errors import WireError
+from sidestep.items.reads import compile_reads
+from sidestep.items.statistics import NOTHING, BegunAnewError, difference
 from sidestep.plan import Layout
-from sidestep.reads import compile_reads
 from sidestep.registry import Registry
 from sidestep.residency.follower import Lives
-from sidestep.statistics import NOTHING, BegunAnewError, difference
 from sidestep.wire.items import Item
 from sidestep.wire.triton import Batch, ModelStats, Responses, Timed, TritonStats
 

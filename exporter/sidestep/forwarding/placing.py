@@ -7,9 +7,9 @@ from hashlib import blake2b
 from sidestep.descriptions import check as check_engines
 from sidestep.engine import Engine
 from sidestep.errors import WireError
+from sidestep.forwarding.shown import Group, Said, Shown, latest
 from sidestep.registry import GONE, MAX_ENGINES, Registry
 from sidestep.session.lives import Word
-from sidestep.shown import Group, Said, Shown, latest
 from sidestep.wire.limits import MAX_LABEL_CHARS
 from sidestep.wire.messages import EngineInfo, check_engine, check_printable
 from sidestep.wire.totals import Head

@@ -12,12 +12,12 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from sidestep.errors import ConfigError, WireError
+from sidestep.forwarding.outbox import Outbox
+from sidestep.forwarding.told import Records
 from sidestep.intake import Intake
 from sidestep.logs import Limited
-from sidestep.outbox import Outbox
-from sidestep.told import Records
+from sidestep.serving.turns import collected
 from sidestep.transport.connection import Socket, connect
-from sidestep.turns import collected
 from sidestep.wire.forwarded import Forward, encode_forward, split
 from sidestep.wire.messages import Nack, decode_from_exporter
 

@@ -9,10 +9,10 @@ from collections.abc import Generator, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Protocol
 
-from sidestep import exposition
 from sidestep.catalogue.model import OBSERVED
 from sidestep.errors import WireError
-from sidestep.exposition import Comment, Labels, PageKind
+from sidestep.passing import exposition
+from sidestep.passing.exposition import Comment, Labels, PageKind
 
 SLICE = 200
 """Series between two turns of the loop."""

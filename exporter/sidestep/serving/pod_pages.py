@@ -13,13 +13,13 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import TypeVar
 
-from sidestep.formats import Format
-from sidestep.packing import Body
 from sidestep.registry import Registry
 from sidestep.render import passed
 from sidestep.render.merged import Merged
 from sidestep.render.own import OwnTexts
-from sidestep.turns import collected
+from sidestep.serving.formats import Format
+from sidestep.serving.packing import Body
+from sidestep.serving.turns import collected
 
 SHARE = 100
 """A page is kept for so many times as long as it took to make: 1 % of a core, but for LONGEST."""

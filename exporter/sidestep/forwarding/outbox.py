@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 
+from sidestep.forwarding.told import Records, engines, standing
 from sidestep.intake import Intake
 from sidestep.registry import SILENT
 from sidestep.session.outgoing import Outgoing
-from sidestep.told import Records, engines, standing
 from sidestep.wire.forwarded import FORWARD_VERSION, Forward
 
 

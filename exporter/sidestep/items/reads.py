@@ -21,8 +21,8 @@ from typing import Any, ClassVar, cast
 import msgspec
 
 from sidestep.engine import Engine
-from sidestep.gathered import Gathered
 from sidestep.histogram import FEW as ONE_BY_ONE
+from sidestep.items.gathered import Gathered
 from sidestep.plan import Layout, Placed, Section
 from sidestep.registry import Registry
 

@@ -14,6 +14,7 @@ import msgspec
 from sidestep import __version__
 from sidestep.engine import ORIGIN, Engine
 from sidestep.errors import WireError
+from sidestep.forwarding.told import engines
 from sidestep.intake import Intake
 from sidestep.lifecycle import kept
 from sidestep.lifecycle.kept import KeptGroup, KeptLifecycle, KeptRequests
@@ -23,7 +24,6 @@ from sidestep.records import decode_record, encode_record, totals_of
 from sidestep.registry import Registry
 from sidestep.session.lives import LIFE_BITS, Word
 from sidestep.session.receiver import Stream
-from sidestep.told import engines
 from sidestep.wire.forwarded import Standing
 from sidestep.wire.messages import DECODE_ERRORS, EngineInfo, Heartbeat
 from sidestep.wire.totals import TOTAL_LIMIT

@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from sidestep.durable import StateDirectory
 from sidestep.engine import Engine
 from sidestep.errors import WireError
+from sidestep.forwarding.told import Present
 from sidestep.ingest import Ingest
 from sidestep.logs import Limited
-from sidestep.snapshot import Capture, restore
-from sidestep.told import Present
+from sidestep.saving.durable import StateDirectory
+from sidestep.saving.snapshot import Capture, restore
 
 log = logging.getLogger(__name__)
 

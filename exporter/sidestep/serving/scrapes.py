@@ -12,18 +12,18 @@ from collections.abc import Collection, Iterator, Sequence
 from itertools import chain
 
 from sidestep.choice import Choice
-from sidestep.expected import Expected
-from sidestep.formats import Format
-from sidestep.packing import Body
-from sidestep.pod_pages import PodPages
 from sidestep.registry import Registry
 from sidestep.render import passed, protobuf, protobuf_samples
 from sidestep.render.merged import Merged
 from sidestep.render.own import OwnTexts
 from sidestep.render.text import Texts
+from sidestep.saving.snapshots import Snapshots
 from sidestep.selfmetrics import OwnRegistry, SelfMetrics
-from sidestep.snapshots import Snapshots
-from sidestep.turns import collected
+from sidestep.serving.expected import Expected
+from sidestep.serving.formats import Format
+from sidestep.serving.packing import Body
+from sidestep.serving.pod_pages import PodPages
+from sidestep.serving.turns import collected
 
 CHEAP = 0.005
 """Seconds that a page may take to be made anew for each who asks."""

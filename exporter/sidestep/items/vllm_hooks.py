@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from sidestep.engine import Engine
-from sidestep.gathered import Gathered
 from sidestep.hit_window import HitWindow
+from sidestep.items.gathered import Gathered
 from sidestep.plan import Layout
 from sidestep.registry import Registry
 from sidestep.wire.items import VllmRejection, VllmSleep, VllmStep

@@ -10,8 +10,8 @@ from sidestep.catalogue.objectives import JUDGED
 from sidestep.catalogue.sglang import QUEUES, ROUTING_KEY_BOUNDS, ROUTING_KEYS
 from sidestep.engine import Engine
 from sidestep.errors import WireError
+from sidestep.items.reads import compile_reads
 from sidestep.plan import Layout
-from sidestep.reads import compile_reads
 from sidestep.registry import Registry
 from sidestep.residency.follower import Lives
 from sidestep.wire.items import Item, SglangStats
