@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sidestep.catalogue import DIALECTS
 from sidestep.engine import Engine
-from sidestep.histogram import Histogram
+from sidestep.histograms.histogram import Histogram
 from sidestep.intake import Intake
 from sidestep.lifecycle.rules import Rules
 from sidestep.plan import compile_layout

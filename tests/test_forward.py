@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from intakes import steps
 from sidestep.errors import WireError
 from sidestep.forwarding import forwarded
-from sidestep.native import Native, NativeHistogram
-from sidestep.records import decode_record
+from sidestep.histograms.native import Native, NativeHistogram
 from sidestep.registry import GONE, MAX_ENGINES, SILENT
+from sidestep.saving.records import decode_record
 from sidestep.session import lives
 from sidestep.session.outgoing import REFRESH
 from sidestep.transport.guard import Guard

@@ -14,9 +14,9 @@ import pytest
 from conftest import Start, until
 from peers import count, generated, publisher
 from sidestep.app import Exporter
-from sidestep.config import read
 from sidestep.errors import ConfigError
 from sidestep.registry import Registry
+from sidestep.settings.config import read
 from test_cli import one_line, serving, sidestep
 from test_curve import Ring
 

@@ -23,8 +23,8 @@ from sidestep.choice import Choice
 from sidestep.combining import merged_states
 from sidestep.engine import Engine
 from sidestep.engine_metrics import SeriesCount, series_of
-from sidestep.histogram import Histogram
-from sidestep.native import Native
+from sidestep.histograms.histogram import Histogram
+from sidestep.histograms.native import Native
 from sidestep.plan import compile_layout
 from sidestep.registry import Registry
 from sidestep.render import protobuf, values

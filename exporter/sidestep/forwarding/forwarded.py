@@ -18,14 +18,14 @@ from msgspec.structs import replace
 from sidestep.descriptions import check_described
 from sidestep.engine import ORIGIN, Engine
 from sidestep.errors import WireError
-from sidestep.folded import check as check_record
-from sidestep.folded import check_in_parts
 from sidestep.forwarding.board import Board, Changes
 from sidestep.forwarding.placing import group_of, is_known, name_of, new_shown, said_in, settle
 from sidestep.forwarding.shown import Group, Said, Shown, gone
 from sidestep.forwarding.sums import total_of
-from sidestep.records import decode_in_parts, decode_record
 from sidestep.registry import SILENT, Registry
+from sidestep.saving.folded import check as check_record
+from sidestep.saving.folded import check_in_parts
+from sidestep.saving.records import decode_in_parts, decode_record
 from sidestep.session.lives import NOBODY, Lives, Word, summed
 from sidestep.wire.forwarded import Forward
 from sidestep.wire.totals import Record

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sidestep.buckets import Bounds
 from sidestep.engine import Engine, Number, OpenFamily
 from sidestep.errors import WireError
-from sidestep.histogram import Histogram, rebucket
-from sidestep.merge import add_family, add_part
-from sidestep.native import NativeHistogram
-from sidestep.records import encode_record, totals_of
+from sidestep.histograms.buckets import Bounds
+from sidestep.histograms.histogram import Histogram, rebucket
+from sidestep.histograms.native import NativeHistogram
 from sidestep.registry import Registry
 from sidestep.samples import adopt
+from sidestep.saving.merge import add_family, add_part
+from sidestep.saving.records import encode_record, totals_of
 from sidestep.wire.messages import EngineInfo
 from sidestep.wire.totals import OpenTotals, Record
 

@@ -19,8 +19,8 @@ from sidestep.forwarding.shown import (
     split,
 )
 from sidestep.forwarding.summing import Sum
-from sidestep.records import decode_in_parts
 from sidestep.registry import Registry
+from sidestep.saving.records import decode_in_parts
 from sidestep.session.lives import Key, Word
 from sidestep.wire.messages import EngineInfo
 from sidestep.wire.totals import Record

@@ -9,9 +9,9 @@ from typing import Protocol
 from sidestep.catalogue.model import Reading
 from sidestep.engine import Engine
 from sidestep.plan import Layout
-from sidestep.readings import reading
-from sidestep.records import encode_record, totals_of
 from sidestep.registry import Registry
+from sidestep.saving.records import encode_record, totals_of
+from sidestep.signals.readings import reading
 from sidestep.wire.forwarded import Standing
 
 

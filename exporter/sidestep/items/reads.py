@@ -21,7 +21,7 @@ from typing import Any, ClassVar, cast
 import msgspec
 
 from sidestep.engine import Engine
-from sidestep.histogram import FEW as ONE_BY_ONE
+from sidestep.histograms.histogram import FEW as ONE_BY_ONE
 from sidestep.items.gathered import Gathered
 from sidestep.plan import Layout, Placed, Section
 from sidestep.registry import Registry

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from sidestep.engine import Engine, Key, Number
 from sidestep.errors import WireError
-from sidestep.histogram import Histogram
+from sidestep.histograms.histogram import Histogram
 from sidestep.items.reads import compile_reads
 from sidestep.plan import Layout
 from sidestep.registry import Registry

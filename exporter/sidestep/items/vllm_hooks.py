@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 from sidestep.engine import Engine
-from sidestep.hit_window import HitWindow
 from sidestep.items.gathered import Gathered
 from sidestep.plan import Layout
 from sidestep.registry import Registry
+from sidestep.signals.hit_window import HitWindow
 from sidestep.wire.items import VllmRejection, VllmSleep, VllmStep
 from sidestep.wire.limits import MAX_OPEN_VALUES, OTHER, is_printable
 from sidestep.wire.totals import TOTAL_LIMIT

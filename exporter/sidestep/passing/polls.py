@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from urllib.parse import urlsplit
 
-from sidestep import options, parsing
+from sidestep.settings import options, parsing
 from sidestep.wire.limits import MAX_LABEL_CHARS
 
 FORM = "URL[,option=value...]"

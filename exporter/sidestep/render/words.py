@@ -6,9 +6,9 @@ import math
 
 from prometheus_client.utils import floatToGoString
 
-from sidestep.buckets import Bounds
 from sidestep.catalogue.model import Kind
 from sidestep.engine import Number
+from sidestep.histograms.buckets import Bounds
 from sidestep.passing.exposition import escape
 
 PLACE = b"\0"

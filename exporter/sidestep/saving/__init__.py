@@ -1,1 +1,1 @@
-"""What outlives the process."""
+"""An engine's series as bytes and back, and what outlives the process."""

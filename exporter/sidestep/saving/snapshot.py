@@ -19,9 +19,9 @@ from sidestep.intake import Intake
 from sidestep.lifecycle import kept
 from sidestep.lifecycle.kept import KeptGroup, KeptLifecycle, KeptRequests
 from sidestep.lifecycle.siblings import Siblings
-from sidestep.merge import restored
-from sidestep.records import decode_record, encode_record, totals_of
 from sidestep.registry import Registry
+from sidestep.saving.merge import restored
+from sidestep.saving.records import decode_record, encode_record, totals_of
 from sidestep.session.lives import LIFE_BITS, Word
 from sidestep.session.receiver import Stream
 from sidestep.wire.forwarded import Standing

@@ -10,7 +10,7 @@ from sidestep.catalogue.model import Kind
 from sidestep.combining import merged_states
 from sidestep.copies import combined_of, copies, state_of
 from sidestep.engine import Number
-from sidestep.histogram import State
+from sidestep.histograms.histogram import State
 from sidestep.registry import Registry
 from sidestep.render.merged import Merged
 from sidestep.view import Family, families, is_shared, labels_with

@@ -6,10 +6,10 @@ import functools
 from collections.abc import Callable
 
 from sidestep.engine import Engine
-from sidestep.histogram import Histogram
+from sidestep.histograms.histogram import Histogram
 from sidestep.plan import Layout
 from sidestep.registry import Registry
-from sidestep.saturation import Load, Saturation
+from sidestep.signals.saturation import Load, Saturation
 
 INTERVAL = 1.0
 """Seconds between two looks at an engine, at least: one that is blocked is so for many."""

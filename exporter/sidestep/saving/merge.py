@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sidestep.buckets import Bounds
 from sidestep.catalogue.objectives import REQUESTS, UNJUDGED
 from sidestep.engine import Engine, Key, Number
 from sidestep.errors import WireError
-from sidestep.exponential import as_classic
-from sidestep.histogram import Histogram, rebucket
-from sidestep.records import WINDOWS, check_buckets, number_of
+from sidestep.histograms.buckets import Bounds
+from sidestep.histograms.exponential import as_classic
+from sidestep.histograms.histogram import Histogram, rebucket
 from sidestep.registry import Registry
 from sidestep.samples import add_samples
+from sidestep.saving.records import WINDOWS, check_buckets, number_of
 from sidestep.wire.items import Family, Sample, Samples
 from sidestep.wire.limits import OTHER, is_printable
 from sidestep.wire.totals import TOTAL_LIMIT, Buckets, OpenTotals, Record

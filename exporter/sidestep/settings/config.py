@@ -11,13 +11,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from sidestep import buckets, objectives, parsing, subscriptions, triton_servers
-from sidestep.buckets import Bounds
 from sidestep.errors import ConfigError
-from sidestep.objectives import Objective
+from sidestep.histograms import buckets
+from sidestep.histograms.buckets import Bounds
 from sidestep.passing import polls
 from sidestep.passing.polls import Target
-from sidestep.subscriptions import Subscription
+from sidestep.settings import parsing, subscriptions, triton_servers
+from sidestep.settings.subscriptions import Subscription
+from sidestep.signals import objectives
+from sidestep.signals.objectives import Objective
 from sidestep.transport.reach import is_reached
 
 if sys.version_info >= (3, 11):

@@ -6,8 +6,8 @@ import dataclasses
 import re
 from itertools import pairwise
 
-from sidestep import options
 from sidestep.catalogue.model import ENGINE_LABELS
+from sidestep.settings import options
 
 FORM = "KIND=ENDPOINT[,option=value...]"
 KINDS = ("kv-events", "forward-pass", "load")

@@ -8,10 +8,10 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from sidestep import options
 from sidestep.catalogue import COMMON, rows_of
 from sidestep.catalogue.model import Same
 from sidestep.catalogue.objectives import AVAILABILITY, FAMILIES, RESULTS
+from sidestep.settings import options
 
 FORM = "NAME=THRESHOLD[,family=FAMILY]"
 ENGINES = ("vllm", "sglang")

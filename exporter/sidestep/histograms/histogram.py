@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import TypeVar
 
-from sidestep.buckets import Bounds
+from sidestep.histograms.buckets import Bounds
 from sidestep.wire.limits import VALUE_LIMIT
 from sidestep.wire.native import NativeBuckets
 from sidestep.wire.totals import Buckets

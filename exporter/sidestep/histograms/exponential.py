@@ -11,8 +11,8 @@ import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
-from sidestep.buckets import Bounds
 from sidestep.errors import WireError
+from sidestep.histograms.buckets import Bounds
 from sidestep.wire.limits import VALUE_LIMIT
 from sidestep.wire.native import FINEST, NativeBuckets
 

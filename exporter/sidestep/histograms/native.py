@@ -7,9 +7,9 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 
-from sidestep.buckets import SCHEMA, SCHEMAS, Bounds
-from sidestep.exponential import MOST, ZERO, as_classic, coarser, index_of, upper
-from sidestep.histogram import Histogram, rebucket
+from sidestep.histograms.buckets import SCHEMA, SCHEMAS, Bounds
+from sidestep.histograms.exponential import MOST, ZERO, as_classic, coarser, index_of, upper
+from sidestep.histograms.histogram import Histogram, rebucket
 from sidestep.wire.limits import VALUE_LIMIT
 from sidestep.wire.native import COARSEST, NativeBuckets
 from sidestep.wire.totals import Buckets

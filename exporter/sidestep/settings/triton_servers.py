@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from urllib.parse import urlsplit
 
-from sidestep import parsing
 from sidestep.catalogue.triton import ROWS
 from sidestep.passing import polls
+from sidestep.settings import parsing
 from sidestep.wire.limits import MAX_LABEL_CHARS, is_printable
 
 FORM = "URL[,option=value...]"

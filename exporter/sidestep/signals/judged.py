@@ -8,11 +8,11 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Sequence
 
-from sidestep.buckets import Bounds
 from sidestep.catalogue.objectives import BAD, GOOD
-from sidestep.histogram import Histogram
-from sidestep.native import NativeHistogram
-from sidestep.objectives import Limit
+from sidestep.histograms.buckets import Bounds
+from sidestep.histograms.histogram import Histogram
+from sidestep.histograms.native import NativeHistogram
+from sidestep.signals.objectives import Limit
 from sidestep.wire.limits import VALUE_LIMIT
 
 Children = dict[tuple[str, ...], int | float]

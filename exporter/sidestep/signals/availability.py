@@ -8,7 +8,7 @@ from operator import itemgetter
 
 from sidestep.catalogue.objectives import AVAILABILITY, JUDGED, RESULTS
 from sidestep.engine import Engine, Number
-from sidestep.histogram import Histogram
+from sidestep.histograms.histogram import Histogram
 from sidestep.plan import Layout
 
 Counters = Callable[[Sequence[Number | None]], Sequence[Number | None]]

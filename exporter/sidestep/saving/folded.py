@@ -8,8 +8,8 @@ from typing import TypeVar
 from sidestep.catalogue.objectives import JUDGED, REQUESTS
 from sidestep.engine import Engine
 from sidestep.errors import WireError
-from sidestep.merge import check_places
-from sidestep.records import extremes, number_of
+from sidestep.saving.merge import check_places
+from sidestep.saving.records import extremes, number_of
 from sidestep.wire.limits import MAX_OBSERVATIONS, MAX_OPEN_VALUES
 from sidestep.wire.totals import Amount, Buckets, Child, Record
 

@@ -10,12 +10,12 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta
 
-from sidestep.availability import settle
 from sidestep.engine import ORIGIN, Engine, Number, OpenFamily
 from sidestep.errors import WireError
-from sidestep.exponential import check as check_native
-from sidestep.histogram import Histogram
-from sidestep.hit_window import HitWindow
+from sidestep.histograms.exponential import check as check_native
+from sidestep.histograms.histogram import Histogram
+from sidestep.signals.availability import settle
+from sidestep.signals.hit_window import HitWindow
 from sidestep.wire.limits import MAX_ITEM_BYTES
 from sidestep.wire.messages import DECODE_ERRORS, EngineInfo
 from sidestep.wire.totals import (
