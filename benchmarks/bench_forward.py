@@ -17,14 +17,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmarks.bench_scrape import dirty
 from benchmarks.bench_snapshot import fleet, new_intake
 from benchmarks.table import percentile, show
+from sidestep.forwarding.outbox import Outbox
+from sidestep.forwarding.told import Present
 from sidestep.intake import Intake
-from sidestep.outbox import Outbox
 from sidestep.render.text import render
 from sidestep.samples import add_samples
+from sidestep.serving.turns import SLICE
 from sidestep.session.lives import MAX_LIVES, new_life
-from sidestep.told import Present
 from sidestep.transport.process import calm_collector
-from sidestep.turns import SLICE
 from sidestep.wire.forwarded import encode_forward
 from sidestep.wire.items import Family, Sample, Samples
 

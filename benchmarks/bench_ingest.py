@@ -38,12 +38,12 @@ from benchmarks.steps import Steps, engine_info
 from benchmarks.table import percentile, show
 from sidestep.app import Exporter
 from sidestep.apply import Applier
-from sidestep.config import Config, read
 from sidestep.plan import compile_layout
 from sidestep.registry import Registry
-from sidestep.scrapes import REUSED
+from sidestep.serving.scrapes import REUSED
 from sidestep.session.folding import Folder
 from sidestep.session.sender import Sender, State
+from sidestep.settings.config import Config, read
 from sidestep.wire.items import VllmStep, encode_item
 from sidestep.wire.vllm import run_of
 from sidestep_adapters.translate import to_wire

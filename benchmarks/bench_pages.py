@@ -12,8 +12,8 @@ from collections.abc import Callable
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.table import percentile, show
-from sidestep.pages import Page
-from sidestep.passed import Passed
+from sidestep.passing.pages import Page
+from sidestep.passing.passed import Passed
 from sidestep.render.passed import pieces
 
 MODELS, FAMILIES = 500, 8

@@ -32,7 +32,7 @@ from sidestep.apply import Applier
 from sidestep.combining import merged_histograms
 from sidestep.copies import combined_of, copies
 from sidestep.engine import Engine
-from sidestep.histogram import Histogram
+from sidestep.histograms.histogram import Histogram
 from sidestep.plan import compile_layout
 from sidestep.registry import Registry
 from sidestep.render.text import Texts, render

@@ -23,13 +23,13 @@ from benchmarks.bench_scrape import add_engine
 from benchmarks.steps import Steps
 from benchmarks.table import show
 from sidestep.catalogue import DIALECTS
-from sidestep.durable import StateDirectory
 from sidestep.intake import Intake
 from sidestep.plan import compile_layout
 from sidestep.registry import Registry
+from sidestep.saving.durable import StateDirectory
+from sidestep.saving.snapshot import Capture, restore
+from sidestep.saving.snapshots import SLICE
 from sidestep.selfmetrics import SelfMetrics
-from sidestep.snapshot import Capture, restore
-from sidestep.snapshots import SLICE
 from sidestep.wire.requests import Iteration, Output, Queued, RequestEvents, Scheduled
 
 

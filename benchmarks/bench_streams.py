@@ -36,7 +36,7 @@ from sidestep.intake import Intake
 from sidestep.plan import compile_layout
 from sidestep.registry import Registry, Sampling
 from sidestep.selfmetrics import SelfMetrics
-from sidestep.subscriptions import parse
+from sidestep.settings.subscriptions import parse
 from sidestep_adapters.sources.readers import KvEvents
 from sidestep_adapters.sources.sequence import Break
 

@@ -40,7 +40,7 @@ from sidestep.intake import Intake
 from sidestep.plan import compile_layout
 from sidestep.registry import Registry
 from sidestep.selfmetrics import SelfMetrics
-from sidestep.triton_servers import parse
+from sidestep.settings.triton_servers import parse
 from sidestep_adapters.sources.triton_proto import MESSAGES
 from sidestep_adapters.sources.tritons import poller
 

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import final
 
 from sidestep.plan import compile_layout
-from sidestep.scrapes import REUSED
+from sidestep.serving.scrapes import REUSED
 
 START = 30.0
 """Seconds that an exporter may take until it is ready."""

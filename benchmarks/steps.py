@@ -24,8 +24,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from sidestep.buckets import one_two_five
 from sidestep.cli import recording
+from sidestep.histograms.buckets import one_two_five
 from sidestep.wire import vllm as wire
 from sidestep.wire.messages import EngineInfo
 from sidestep_adapters.recording import Call, objects, read

@@ -16,9 +16,9 @@ import msgspec
 
 from fuzz.world import make_intake
 from sidestep.intake import Intake
-from sidestep.records import encode_record, totals_of
 from sidestep.render.text import render
-from sidestep.snapshot import Capture, restore
+from sidestep.saving.records import encode_record, totals_of
+from sidestep.saving.snapshot import Capture, restore
 from sidestep.wire.limits import MAX_FRAME_BYTES, MAX_ITEM_BYTES, VERSION
 from sidestep.wire.messages import EngineInfo
 from sidestep.wire.requests import MAX_REQUESTS

@@ -19,11 +19,11 @@ import msgspec
 
 from harm import World
 from intakes import CORE_RUNS, Fed, steps
-from sidestep.durable import FORMAT, HEADER, LENGTH, MAGIC, verified
 from sidestep.errors import ConfigError, WireError
 from sidestep.render.text import render
+from sidestep.saving.durable import FORMAT, HEADER, LENGTH, MAGIC, verified
+from sidestep.saving.snapshot import Capture, restore
 from sidestep.session.folding import Folder
-from sidestep.snapshot import Capture, restore
 from sidestep.web.files import Files
 from sidestep.web.webconfig import load
 from sidestep.wire.forwarded import FORWARD_VERSION, Forward, Standing, encode_forward

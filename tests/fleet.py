@@ -21,7 +21,7 @@ from ramped import overload, rise
 from recorded import Published
 from recorded import read as published
 from sidestep.app import Exporter
-from sidestep.config import read
+from sidestep.settings.config import read
 from sidestep_adapters.replay import Replay
 from tritons import PAGE, STATS, Triton, answer, recording, tritons
 

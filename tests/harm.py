@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sidestep.catalogue import DIALECTS
 from sidestep.engine import Engine
-from sidestep.histogram import Histogram
+from sidestep.histograms.histogram import Histogram
 from sidestep.intake import Intake
 from sidestep.lifecycle.rules import Rules
 from sidestep.plan import compile_layout
@@ -35,9 +35,9 @@ from sidestep.registry import (
     Sampling,
 )
 from sidestep.render.text import render
+from sidestep.saving.snapshot import Capture, restore
 from sidestep.selfmetrics import OwnRegistry, SelfMetrics
 from sidestep.session.receiver import MAX_RETIRED, MAX_STREAMS
-from sidestep.snapshot import Capture, restore
 from sidestep.wire.items import VllmStep, encode_item
 from sidestep.wire.limits import MAX_OPEN_VALUES, VERSION
 from sidestep.wire.messages import Batch, EngineInfo, Hello, encode

@@ -9,15 +9,15 @@ import msgspec
 
 from conftest import DATA
 from sidestep.catalogue import DIALECTS
+from sidestep.histograms.native import Native
 from sidestep.intake import Intake
 from sidestep.lifecycle.rules import Rules
-from sidestep.native import Native
-from sidestep.objectives import Objective, Objectives
 from sidestep.plan import compile_layout
 from sidestep.registry import Registry, Sampling
 from sidestep.render.text import render
+from sidestep.saving.snapshot import Capture, restore
 from sidestep.selfmetrics import SelfMetrics
-from sidestep.snapshot import Capture, restore
+from sidestep.signals.objectives import Objective, Objectives
 from sidestep.wire.limits import VERSION
 from sidestep.wire.messages import Aggregate, Batch, EngineInfo, FromSender, Hello, encode
 from sidestep_adapters.recording import Greeting, Items, read

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from sidestep.app import Exporter
-from sidestep.readings import scalar
+from sidestep.signals.readings import scalar
 from sidestep.wire.items import VllmStep
 from sidestep.wire.messages import EngineInfo
 from sidestep.wire.vllm import IterationStats

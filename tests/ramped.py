@@ -11,8 +11,8 @@ from conftest import until
 from peers import publisher
 from ramps import Look, Model, Simulation
 from sidestep.app import Exporter
-from sidestep.buckets import DEFAULTS
-from sidestep.readings import scalar
+from sidestep.histograms.buckets import DEFAULTS
+from sidestep.signals.readings import scalar
 from sidestep.wire.items import VllmStep
 from sidestep.wire.vllm import FinishedRequestStats, IterationStats, SchedulerStats
 

@@ -11,9 +11,9 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families
 
-from sidestep.exposition import Labels
-from sidestep.pages import Page
-from sidestep.passed import Passed
+from sidestep.passing.exposition import Labels
+from sidestep.passing.pages import Page
+from sidestep.passing.passed import Passed
 from sidestep.render.passed import pieces
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]], object], str]

@@ -12,7 +12,7 @@ from sidestep.combining import merged_histograms
 from sidestep.copies import combined_of, copies
 from sidestep.engine import Engine
 from sidestep.errors import WireError
-from sidestep.histogram import Histogram
+from sidestep.histograms.histogram import Histogram
 from sidestep.plan import compile_layout
 from sidestep.registry import MAX_ENGINE_SERIES, Registry
 from sidestep.render.text import render

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from sidestep import catalogue, plan
-from sidestep.buckets import DEFAULTS, one_two_five
 from sidestep.catalogue import vllm
 from sidestep.catalogue.model import Hook, Row, Same, check
 from sidestep.errors import CatalogueError
+from sidestep.histograms.buckets import DEFAULTS, one_two_five
 from sidestep.plan import compile_layout
 
 REFERENCE = Path(__file__).parents[2] / "shared" / "reference" / "vllm" / "metrics.json"

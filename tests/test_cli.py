@@ -25,8 +25,8 @@ import zmq
 from conftest import MAIN_RUN, Start, until
 from pages import differences, get, parse
 from sidestep.cli import serve
-from sidestep.config import read
 from sidestep.errors import ConfigError
+from sidestep.settings.config import read
 from sidestep.wire.messages import EngineInfo
 from sidestep_adapters.push import Publisher
 from sidestep_adapters.replay import Replay

@@ -13,11 +13,11 @@ from pages import parse
 from sidestep.apply import Applier
 from sidestep.catalogue import COMMON
 from sidestep.errors import WireError
-from sidestep.histogram import Histogram
+from sidestep.histograms.histogram import Histogram
 from sidestep.plan import compile_layout
-from sidestep.records import decode_record
 from sidestep.registry import Registry
 from sidestep.render.text import render
+from sidestep.saving.records import decode_record
 from sidestep.session.folding import Folder
 from sidestep.wire.items import Family, Item, Sample, Samples, SglangStats, encode_item
 from sidestep.wire.messages import EngineInfo

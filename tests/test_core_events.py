@@ -8,7 +8,7 @@ import pytest
 
 from conftest import Start, until
 from sidestep.errors import WireError
-from sidestep.histogram import Histogram
+from sidestep.histograms.histogram import Histogram
 from sidestep.render.text import render
 from sidestep.residency.room import SLICE
 from sidestep.wire.blocks import (

@@ -17,10 +17,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from sidestep.intake import Intake
 from sidestep.plan import compile_layout
 from sidestep.registry import Registry
+from sidestep.saving.snapshot import Capture, restore
 from sidestep.selfmetrics import SelfMetrics
 from sidestep.session.folding import Folder
 from sidestep.session.sender import Sender, State
-from sidestep.snapshot import Capture, restore
 from sidestep.wire.items import VllmStep, encode_item
 from sidestep.wire.messages import EngineInfo, Settings, encode
 from sidestep.wire.vllm import IterationStats

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from sidestep.buckets import DEFAULTS
 from sidestep.catalogue import COMMON, DIALECTS
 from sidestep.catalogue.common import TOKEN_TYPE
 from sidestep.catalogue.self_metrics import BY_NAME
-from sidestep.config import CONFIG_FILE, SETTINGS
+from sidestep.histograms.buckets import DEFAULTS
+from sidestep.settings.config import CONFIG_FILE, SETTINGS
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])

@@ -16,7 +16,7 @@ import pytest
 from conftest import MAIN_RUN, Start, until
 from pages import get, parse
 from sidestep.app import Exporter
-from sidestep.durable import SNAPSHOT, StateDirectory
+from sidestep.saving.durable import SNAPSHOT, StateDirectory
 from sidestep.wire.items import VllmStep
 from sidestep.wire.messages import EngineInfo
 from sidestep.wire.vllm import IterationStats, SchedulerStats

@@ -8,8 +8,8 @@ import time
 import pytest
 
 from harm import World
-from sidestep.expected import EVEN, LONGEST, SHORTEST, Expected
-from sidestep.scrapes import CHEAP, REUSED, Pages
+from sidestep.serving.expected import EVEN, LONGEST, SHORTEST, Expected
+from sidestep.serving.scrapes import CHEAP, REUSED, Pages
 from sidestep.wire.messages import EngineInfo
 from slices import counted
 
@@ -81,8 +81,8 @@ async def test_a_page_that_is_due_is_made_before_it_is_asked_for() -> None:
 
 async def test_who_asks_early_is_not_waited_for_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else each page that is asked for out of turn would have another one made for nobody."""
-    monkeypatch.setattr("sidestep.scrapes.CHEAP", -1.0)
-    monkeypatch.setattr("sidestep.scrapes.REUSED", 0.0)
+    monkeypatch.setattr("sidestep.serving.scrapes.CHEAP", -1.0)
+    monkeypatch.setattr("sidestep.serving.scrapes.REUSED", 0.0)
     monkeypatch.setattr(Expected, "at", property(lambda _: time.monotonic() + 60.0))
     world = World()
     pages = Pages(world.intake.registry, world.own, world.intake.metrics, [])

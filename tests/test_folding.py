@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from intakes import CORE_RUNS, Fed, Step, lines, steps
-from sidestep.histogram import Histogram, rebucket
+from sidestep.histograms.histogram import Histogram, rebucket
 from sidestep.session.folding import ENVELOPE, Folder
 from sidestep.wire.items import Family, Sample, Samples, VllmSleep, VllmStep, encode_item
 from sidestep.wire.limits import MAX_FRAME_BYTES

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from intakes import steps
-from sidestep import forwarded
 from sidestep.errors import WireError
-from sidestep.native import Native, NativeHistogram
-from sidestep.records import decode_record
+from sidestep.forwarding import forwarded
+from sidestep.histograms.native import Native, NativeHistogram
 from sidestep.registry import GONE, MAX_ENGINES, SILENT
+from sidestep.saving.records import decode_record
 from sidestep.session import lives
 from sidestep.session.outgoing import REFRESH
 from sidestep.transport.guard import Guard

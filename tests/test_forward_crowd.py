@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from sidestep import forwarded
+from sidestep.forwarding import forwarded
 from sidestep.registry import GONE
 from sidestep.session.outgoing import REFRESH
 from sidestep.wire.items import VllmStep, encode_item

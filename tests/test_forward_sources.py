@@ -25,7 +25,7 @@ ITL = "vllm:inter_token_latency_seconds"
 
 def merged(monkeypatch: pytest.MonkeyPatch, most: int) -> Node:
     """A root that knows so many exporters of one engine apart that are gone."""
-    monkeypatch.setattr("sidestep.forwarded.MAX_GONE", most)
+    monkeypatch.setattr("sidestep.forwarding.forwarded.MAX_GONE", most)
     return Node("root", merge=True)
 
 
@@ -103,7 +103,7 @@ def test_what_a_sum_has_is_no_news_and_what_it_lacks_is_refused_once(
     monkeypatch: pytest.MonkeyPatch, merge: bool
 ) -> None:
     """Whoever says it, and however late; a root that goes on with a snapshot knows as much."""
-    monkeypatch.setattr("sidestep.forwarded.MAX_GONE", 1)
+    monkeypatch.setattr("sidestep.forwarding.forwarded.MAX_GONE", 1)
     root, stays = Node("root", merge=merge), leaf("stays", 9, step(1))
     root.intake.forwarded.lives.most = 1
     first, *others = (leaf(f"goes-{n}" if merge else "goes", 1 + n, step(3)) for n in range(4))

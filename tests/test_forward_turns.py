@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidestep import records
 from sidestep.errors import WireError
-from sidestep.records import decode_in_parts, decode_record
+from sidestep.saving import records
+from sidestep.saving.records import decode_in_parts, decode_record
 from sidestep.session import lives
 from sidestep.wire.items import Family, Sample, Samples
 from sidestep.wire.totals import Record

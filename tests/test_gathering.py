@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from conftest import Start
 from intakes import Fed
 from sidestep.engine import Engine
+from sidestep.histograms.native import Native, NativeHistogram
 from sidestep.ingest import Ingest
-from sidestep.native import Native, NativeHistogram
 from sidestep.wire.items import Family, Item, Sample, Samples, VllmSleep, VllmStep, encode_item
 from sidestep.wire.messages import EngineInfo
 from sidestep.wire.vllm import (

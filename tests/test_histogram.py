@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidestep.buckets import DEFAULTS
-from sidestep.histogram import Histogram
+from sidestep.histograms.buckets import DEFAULTS
+from sidestep.histograms.histogram import Histogram
 from sidestep.wire.limits import VALUE_LIMIT
 
 BOUNDS = DEFAULTS["inter_token_latency"]

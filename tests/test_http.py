@@ -19,8 +19,8 @@ from prometheus_client.registry import Collector
 from conftest import MAIN_RUN, SPEC_RUN, Start
 from pages import get, parse
 from sidestep.app import Exporter
-from sidestep.config import read
-from sidestep.formats import CONTENT_TYPES, Format, chosen
+from sidestep.serving.formats import CONTENT_TYPES, Format, chosen
+from sidestep.settings.config import read
 from sidestep_adapters.replay import Replay
 
 

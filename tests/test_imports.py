@@ -21,7 +21,9 @@ def test_the_engine_loads_the_pure_part_only(module: str) -> None:
     found = loaded(module)
 
     assert not {"aiohttp", "asyncio", "click", "prometheus_client"} & found
-    assert not {"sidestep.app", "sidestep.http", "sidestep.ingest", "sidestep.config"} & found
+    assert (
+        not {"sidestep.app", "sidestep.http", "sidestep.ingest", "sidestep.settings.config"} & found
+    )
 
 
 def test_nothing_here_is_called_exporter_or_adapters() -> None:

@@ -15,10 +15,10 @@ import zmq.asyncio
 
 from conftest import Start, until
 from sidestep.app import Exporter, serve
-from sidestep.config import read
 from sidestep.errors import RunError
 from sidestep.intake import Intake
-from sidestep.readings import scalar
+from sidestep.settings.config import read
+from sidestep.signals.readings import scalar
 from sidestep.wire.items import Item, VllmStep, encode_item
 from sidestep.wire.limits import MAX_FRAME_BYTES, MAX_ITEM_BYTES, VERSION
 from sidestep.wire.messages import (

@@ -17,15 +17,15 @@ from hypothesis import strategies as st
 from intakes import CORE_RUNS, Fed, Step, steps
 from sidestep.catalogue.objectives import REQUESTS, UNJUDGED
 from sidestep.choice import Choice
-from sidestep.histogram import Histogram
-from sidestep.judged import Judge, judged
-from sidestep.native import Native, NativeHistogram
-from sidestep.objectives import Limit, Objective, parse
-from sidestep.records import decode_record
+from sidestep.histograms.histogram import Histogram
+from sidestep.histograms.native import Native, NativeHistogram
 from sidestep.render import protobuf, values
 from sidestep.render.merged import Merged
 from sidestep.render.text import render
+from sidestep.saving.records import decode_record
 from sidestep.session.folding import Folder
+from sidestep.signals.judged import Judge, judged
+from sidestep.signals.objectives import Limit, Objective, parse
 from sidestep.wire import messages
 from sidestep.wire.items import Family, Item, Sample, Samples, VllmStep, encode_item
 from sidestep.wire.messages import EngineInfo, Settings

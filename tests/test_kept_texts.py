@@ -25,11 +25,10 @@ from sidestep.catalogue import DIALECTS
 from sidestep.catalogue.engine_core import FEATURE
 from sidestep.choice import Choice
 from sidestep.engine import Engine
-from sidestep.histogram import Histogram
-from sidestep.native import Native
-from sidestep.packing import NOTHING, Body, deflated
+from sidestep.forwarding.summing import Sum
+from sidestep.histograms.histogram import Histogram
+from sidestep.histograms.native import Native
 from sidestep.plan import compile_layout
-from sidestep.records import decode_record, encode_record, totals_of
 from sidestep.registry import GONE, Registry
 from sidestep.render import protobuf, protobuf_samples, values
 from sidestep.render.kept import Block, changed, renewed
@@ -38,8 +37,9 @@ from sidestep.render.own import OwnTexts
 from sidestep.render.rosters import LabelTexts
 from sidestep.render.text import Texts, render
 from sidestep.samples import add_samples
+from sidestep.saving.records import decode_record, encode_record, totals_of
 from sidestep.selfmetrics import SelfMetrics, own_registry
-from sidestep.summing import Sum
+from sidestep.serving.packing import NOTHING, Body, deflated
 from sidestep.web.parts import PIECE, pieces
 from sidestep.wire.items import Family, Sample, Samples
 from sidestep.wire.messages import EngineInfo

@@ -14,9 +14,9 @@ from peers import count, publisher
 from ramped import AHEAD, SMALL, overload, play
 from ramps import Simulation
 from sidestep.catalogue import DIALECTS
-from sidestep.loads import AT_ONCE, INTERVAL, Loads
 from sidestep.plan import compile_layout
 from sidestep.registry import SILENT, Registry
+from sidestep.signals.loads import AT_ONCE, INTERVAL, Loads
 from sidestep.wire.items import Sample
 from sidestep.wire.messages import EngineInfo
 from sidestep.wire.sglang import QueueCount

@@ -16,7 +16,7 @@ from sidestep.catalogue import DIALECTS
 from sidestep.choice import POD, Choice
 from sidestep.combining import combined_info, combined_numbers, merged_histograms
 from sidestep.engine import Engine
-from sidestep.histogram import Histogram
+from sidestep.histograms.histogram import Histogram
 from sidestep.plan import compile_layout
 from sidestep.registry import GONE, Registry
 from sidestep.render.merged import Merged

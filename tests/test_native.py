@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidestep.buckets import DEFAULTS
 from sidestep.errors import WireError
-from sidestep.exponential import MOST, ZERO, check, coarser, index_of, upper
-from sidestep.histogram import Histogram
-from sidestep.native import Native, NativeHistogram
+from sidestep.histograms.buckets import DEFAULTS
+from sidestep.histograms.exponential import MOST, ZERO, check, coarser, index_of, upper
+from sidestep.histograms.histogram import Histogram
+from sidestep.histograms.native import Native, NativeHistogram
 from sidestep.wire.limits import VALUE_LIMIT
 from sidestep.wire.native import COARSEST, FINEST, NativeBuckets
 

@@ -16,14 +16,14 @@ import pytest
 import metric_families
 from sidestep.choice import Choice
 from sidestep.engine import Engine
-from sidestep.native import Native
-from sidestep.objectives import Objective, Objectives
+from sidestep.histograms.native import Native
 from sidestep.plan import compile_layout
 from sidestep.registry import GONE, Registry
 from sidestep.render import protobuf, values
 from sidestep.render.merged import Merged
 from sidestep.render.text import Texts, render
 from sidestep.samples import add_samples
+from sidestep.signals.objectives import Objective, Objectives
 from sidestep.wire.items import Family, Sample, Samples
 from sidestep.wire.messages import EngineInfo
 

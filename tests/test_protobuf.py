@@ -20,15 +20,15 @@ from intakes import CORE_RUNS, Fed, lines, steps
 from metric_families import buckets_of, families, labels_of, parsed
 from pages import parse
 from sidestep.app import Exporter
-from sidestep.formats import CONTENT_TYPES
-from sidestep.histogram import Histogram as Classic
-from sidestep.native import Native, NativeHistogram
-from sidestep.records import decode_record
+from sidestep.histograms.histogram import Histogram as Classic
+from sidestep.histograms.native import Native, NativeHistogram
 from sidestep.render import messages
 from sidestep.render.protobuf import pieces
 from sidestep.render.protobuf_samples import generate
+from sidestep.saving.records import decode_record
+from sidestep.saving.snapshot import restore
+from sidestep.serving.formats import CONTENT_TYPES
 from sidestep.session.folding import Folder
-from sidestep.snapshot import restore
 from sidestep.wire.items import Family, Sample, Samples, VllmStep, encode_item
 from sidestep.wire.messages import EngineInfo, Settings
 from sidestep.wire.native import NativeBuckets

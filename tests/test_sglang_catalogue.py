@@ -12,10 +12,10 @@ import msgspec
 import pytest
 
 from sidestep import catalogue
-from sidestep.buckets import DEFAULTS, SGLANG, checked
 from sidestep.catalogue import objectives, sglang, sglang_legacy, vllm_own
 from sidestep.catalogue.model import Hook, Row, Same, Sampled
 from sidestep.errors import WireError
+from sidestep.histograms.buckets import DEFAULTS, SGLANG, checked
 from sidestep.plan import compile_layout, taken
 from sidestep.wire.items import SglangStats, decode_item, encode_item
 from sidestep.wire.sglang import QueueCount, SchedulerStats

@@ -17,12 +17,12 @@ from sidestep.apply import Applier
 from sidestep.catalogue import DIALECTS
 from sidestep.engine import Engine
 from sidestep.errors import WireError
-from sidestep.folded import MAX_CHILDREN
 from sidestep.plan import compile_layout
-from sidestep.records import decode_record, encode_record, totals_of
 from sidestep.registry import Registry
 from sidestep.render import values
 from sidestep.render.text import render
+from sidestep.saving.folded import MAX_CHILDREN
+from sidestep.saving.records import decode_record, encode_record, totals_of
 from sidestep.session.folding import Folder
 from sidestep.wire.items import (
     Family,

@@ -23,9 +23,8 @@ from sidestep.choice import Choice
 from sidestep.combining import merged_states
 from sidestep.engine import Engine
 from sidestep.engine_metrics import SeriesCount, series_of
-from sidestep.formats import Format
-from sidestep.histogram import Histogram
-from sidestep.native import Native
+from sidestep.histograms.histogram import Histogram
+from sidestep.histograms.native import Native
 from sidestep.plan import compile_layout
 from sidestep.registry import Registry
 from sidestep.render import protobuf, values
@@ -33,7 +32,8 @@ from sidestep.render.merged import Merged
 from sidestep.render.own import AT_ONCE, OwnTexts
 from sidestep.render.text import Texts
 from sidestep.selfmetrics import OwnRegistry
-from sidestep.turns import LONGEST, SLICE, collected
+from sidestep.serving.formats import Format
+from sidestep.serving.turns import LONGEST, SLICE, collected
 from sidestep.wire.items import Family, Sample, Samples, encode_item
 from sidestep.wire.messages import EngineInfo
 from slices import MOST, counted, made, slices
@@ -459,7 +459,7 @@ async def test_the_loop_gets_its_turn_before_work_that_would_hold_it_for_too_lon
     """Where one piece took most of a slice any next one may; small ones fill theirs."""
     now = 0.0
     turns: list[float] = []
-    monkeypatch.setattr("sidestep.turns.time", SimpleNamespace(perf_counter=lambda: now))
+    monkeypatch.setattr("sidestep.serving.turns.time", SimpleNamespace(perf_counter=lambda: now))
 
     def work(durations: Iterable[float]) -> Iterator[float]:
         nonlocal now
@@ -491,7 +491,7 @@ async def test_one_interruption_does_not_make_all_later_slices_short(
     """A page of thousands of small pieces would wait for as many turns of everybody else."""
     now = 0.0
     turns = 0
-    monkeypatch.setattr("sidestep.turns.time", SimpleNamespace(perf_counter=lambda: now))
+    monkeypatch.setattr("sidestep.serving.turns.time", SimpleNamespace(perf_counter=lambda: now))
 
     def work() -> Iterator[None]:
         nonlocal now

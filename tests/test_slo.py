@@ -18,9 +18,9 @@ from conftest import DATA, MAIN_RUN, SPEC_RUN, Start, until
 from pages import Family, get, parse
 from peers import publisher
 from sidestep.app import Exporter
-from sidestep.config import read
 from sidestep.errors import ConfigError
-from sidestep.objectives import Objective, checked
+from sidestep.settings.config import read
+from sidestep.signals.objectives import Objective, checked
 from sidestep.wire.items import VllmStep
 from sidestep.wire.vllm import IterationStats
 from sidestep_adapters.replay import Replay

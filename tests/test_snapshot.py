@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from intakes import CORE_RUNS, Fed, lines, steps
-from sidestep.durable import DAMAGED, HEADER, SNAPSHOT, StateDirectory, verified
 from sidestep.errors import ConfigError, WireError
 from sidestep.lifecycle.kept import CHUNK
-from sidestep.snapshot import restore
+from sidestep.saving.durable import DAMAGED, HEADER, SNAPSHOT, StateDirectory, verified
+from sidestep.saving.snapshot import restore
 from sidestep.wire.items import encode_item
 from sidestep.wire.messages import EngineInfo
 from sidestep.wire.requests import Finished, Iteration, Output, Queued, RequestEvents, Scheduled

@@ -18,9 +18,9 @@ from sidestep.catalogue.triton import CACHE, EXECUTES, FAILURES
 from sidestep.catalogue.triton_fields import LEFT_OUT, READS
 from sidestep.errors import WireError
 from sidestep.feeds import ServerFeed
+from sidestep.items.statistics import NOTHING, BegunAnewError, difference
 from sidestep.render.text import render
 from sidestep.session.folding import Folder
-from sidestep.statistics import NOTHING, BegunAnewError, difference
 from sidestep.wire.items import Samples, VllmSleep, decode_item, encode_item
 from sidestep.wire.limits import MAX_OPEN_VALUES, OTHER
 from sidestep.wire.messages import EngineInfo

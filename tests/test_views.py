@@ -21,13 +21,13 @@ from intakes import Fed, steps
 from pages import Family, get, parse
 from sidestep.app import Exporter
 from sidestep.choice import Choice
-from sidestep.config import read
 from sidestep.errors import ConfigError
-from sidestep.formats import CONTENT_TYPES
-from sidestep.pod_pages import LONGEST, PodPages
 from sidestep.render.merged import Merged
 from sidestep.render.own import OwnTexts
 from sidestep.selfmetrics import OwnRegistry, SelfMetrics
+from sidestep.serving.formats import CONTENT_TYPES
+from sidestep.serving.pod_pages import LONGEST, PodPages
+from sidestep.settings.config import read
 from sidestep_adapters.replay import Replay
 
 RUNS = ("core_dp", "sglang_dp")

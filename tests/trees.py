@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
 from intakes import Fed
-from sidestep.native import Native
-from sidestep.objectives import Objective
-from sidestep.outbox import Due, Outbox
+from sidestep.forwarding.outbox import Due, Outbox
+from sidestep.forwarding.told import Present, Records
+from sidestep.histograms.native import Native
+from sidestep.saving.snapshot import Capture, restore
 from sidestep.session.outgoing import REFRESH
-from sidestep.snapshot import Capture, restore
-from sidestep.told import Present, Records
+from sidestep.signals.objectives import Objective
 from sidestep.wire.forwarded import encode_forward, split
 
 

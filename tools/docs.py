@@ -14,7 +14,6 @@ from typing import get_args, get_origin, get_type_hints
 
 import msgspec
 
-from sidestep.buckets import DEFAULTS, SCHEMA, SCHEMAS
 from sidestep.catalogue import COMMON, DIALECTS, triton, triton_fields
 from sidestep.catalogue import objectives as slo
 from sidestep.catalogue.engine_core import ROWS as TAPPED
@@ -29,7 +28,8 @@ from sidestep.catalogue.model import (
     Sampled,
 )
 from sidestep.catalogue.self_metrics import ROWS as SELF_ROWS
-from sidestep.config import CONFIG_FILE, SETTINGS
+from sidestep.histograms.buckets import DEFAULTS, SCHEMA, SCHEMAS
+from sidestep.settings.config import CONFIG_FILE, SETTINGS
 from sidestep.wire.triton import ModelStats
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -282,7 +282,7 @@ def fields_of(struct: type[msgspec.Struct], before: str = "") -> Iterator[str]:
 def configuration() -> str:
     """Every setting in its three forms."""
     adjustable = " and ".join(f"`{setting.flag}`" for setting in SETTINGS if setting.adjustable)
-    text = NOTE.format(source="exporter/sidestep/config.py") + "# Configuration\n\n"
+    text = NOTE.format(source="exporter/sidestep/settings/config.py") + "# Configuration\n\n"
     text += (
         "A flag wins over its environment variable, which wins over the file. A repeatable\n"
         "setting takes several flags, a comma-separated variable, or a list in the file. In the\n"

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from sidestep.ending import Ending
 from sidestep.errors import ConfigError, RunError
+from sidestep.settings.triton_servers import Server
 from sidestep.sources import PATIENCE, Sources
-from sidestep.triton_servers import Server
 from sidestep.wire.limits import is_printable
 from sidestep.wire.messages import EngineInfo
 from sidestep_adapters.environment import identity, log_as

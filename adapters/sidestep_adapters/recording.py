@@ -21,8 +21,8 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from sidestep.buckets import checked
 from sidestep.errors import ConfigError
+from sidestep.histograms.buckets import checked
 from sidestep.wire.limits import MAX_FRAME_BYTES
 from sidestep.wire.messages import DECODE_ERRORS, EngineInfo
 from sidestep.wire.vllm import FINISH_REASONS

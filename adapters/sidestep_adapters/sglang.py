@@ -14,10 +14,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from sidestep.buckets import DEFAULTS
 from sidestep.catalogue import rows_of
 from sidestep.catalogue.model import Row, Sampled
 from sidestep.catalogue.sglang import DEAD, QUEUES
+from sidestep.histograms.buckets import DEFAULTS
 from sidestep.wire.items import Item, SglangStats
 from sidestep.wire.messages import EngineInfo
 from sidestep.wire.sglang import SchedulerStats

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sidestep.buckets import one_two_five
+from sidestep.histograms.buckets import one_two_five
 from sidestep.wire.messages import KV_SAMPLING, EngineInfo
 from sidestep_adapters.environment import identity, namespace
 from sidestep_adapters.translate import printable

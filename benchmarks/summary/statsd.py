@@ -20,7 +20,7 @@ from pathlib import Path
 
 from benchmarks.process import cpu_seconds, free_port, totals
 from benchmarks.steps import Steps
-from sidestep.buckets import DEFAULTS
+from sidestep.histograms.buckets import DEFAULTS
 from sidestep.plan import compile_layout
 
 NAME = "statsd_exporter"

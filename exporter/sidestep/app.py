@@ -17,29 +17,30 @@ from typing import Any
 
 from prometheus_client.registry import Collector
 
-from sidestep import __version__, logs, loops, packing
+from sidestep import __version__, logs, loops
 from sidestep.catalogue import DIALECTS
 from sidestep.choice import Choice
-from sidestep.config import Config
-from sidestep.durable import StateDirectory
 from sidestep.ending import Ending
 from sidestep.engine import ORIGIN
 from sidestep.errors import ConfigError
-from sidestep.forward import Forwarder
+from sidestep.forwarding.forward import Forwarder
+from sidestep.forwarding.told import Present
+from sidestep.histograms.native import Native
 from sidestep.http import application
 from sidestep.ingest import Ingest
 from sidestep.intake import Intake
 from sidestep.lifecycle.rules import Rules
-from sidestep.native import Native
-from sidestep.objectives import Objectives
 from sidestep.plan import Layout, compile_layout
 from sidestep.registry import Registry, Sampling
-from sidestep.scrapes import Pages
+from sidestep.saving.durable import StateDirectory
+from sidestep.saving.snapshots import Snapshots
 from sidestep.selfmetrics import SelfMetrics, names, own_registry
-from sidestep.snapshots import Snapshots
+from sidestep.serving import packing
+from sidestep.serving.scrapes import Pages
+from sidestep.settings.config import Config
+from sidestep.signals.objectives import Objectives
 from sidestep.sources import Source
 from sidestep.statslog import StatsLog
-from sidestep.told import Present
 from sidestep.transport.access import Access
 from sidestep.transport.guard import Guard
 from sidestep.transport.process import calm_collector, raise_open_files, resident

@@ -7,17 +7,17 @@ from typing import ClassVar, Protocol
 
 from sidestep.engine import Engine
 from sidestep.errors import CatalogueError
-from sidestep.folded import check as check_folded
-from sidestep.folded import judge as judge_folded
-from sidestep.merge import add_record
+from sidestep.items.sglang import SglangItems
+from sidestep.items.streams import StreamItems
+from sidestep.items.triton import TritonItems
+from sidestep.items.vllm import VllmItems
 from sidestep.plan import Layout
 from sidestep.registry import Registry
 from sidestep.residency.follower import Lives
 from sidestep.samples import add_samples
-from sidestep.sglang_items import SglangItems
-from sidestep.stream_items import StreamItems
-from sidestep.triton_items import TritonItems
-from sidestep.vllm_items import VllmItems
+from sidestep.saving.folded import check as check_folded
+from sidestep.saving.folded import judge as judge_folded
+from sidestep.saving.merge import add_record
 from sidestep.wire.items import Item, Samples, VllmStep
 from sidestep.wire.totals import Record
 

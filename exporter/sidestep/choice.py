@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
-from sidestep.buckets import Bounds
 from sidestep.engine import ORIGIN
+from sidestep.histograms.buckets import Bounds
 
 RANKS = ("pp_rank", "tp_rank", "moe_ep_rank", "attn_cp_rank")
 """Labels of SGLang that tell the ranks of one data-parallel replica apart."""

@@ -16,8 +16,8 @@ from typing import Any, NoReturn, TypeVar
 import click
 
 from sidestep import __version__, logs
-from sidestep.config import CONFIG_FILE, SETTINGS, Setting, default_endpoint, read
 from sidestep.errors import ConfigError, SidestepError
+from sidestep.settings.config import CONFIG_FILE, SETTINGS, Setting, default_endpoint, read
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 RECORDING = "vllm-0.32.jsonl.gz"

@@ -8,10 +8,10 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import TypeVar
 
-from sidestep.buckets import Bounds
 from sidestep.catalogue.model import Combine
 from sidestep.engine import Number
-from sidestep.histogram import Histogram, State
+from sidestep.histograms.buckets import Bounds
+from sidestep.histograms.histogram import Histogram, State
 
 Shown = TypeVar("Shown")
 """What is shown of a histogram."""

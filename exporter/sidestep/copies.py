@@ -11,15 +11,15 @@ from itertools import chain
 from operator import itemgetter
 from typing import TypeVar, cast
 
-from sidestep.availability import settle
 from sidestep.catalogue.model import OBSERVED, Constant, Info, Reading
 from sidestep.catalogue.objectives import REQUESTS
 from sidestep.combining import Merge, merged
 from sidestep.engine import Engine, Key, Number, OpenFamily
-from sidestep.histogram import Histogram, State
+from sidestep.histograms.histogram import Histogram, State
 from sidestep.plan import Placed
-from sidestep.readings import reading
 from sidestep.registry import Registry
+from sidestep.signals.availability import settle
+from sidestep.signals.readings import reading
 from sidestep.view import Family, labels_with, present, showing, stored
 
 AT_ONCE = 50

@@ -10,9 +10,9 @@ import threading
 from pathlib import Path
 
 from sidestep.app import Exporter
-from sidestep.config import Config
 from sidestep.errors import SidestepError
-from sidestep.readings import scalar
+from sidestep.settings.config import Config
+from sidestep.signals.readings import scalar
 from sidestep_adapters.replay import Replay
 
 REFRESH = 0.5

@@ -9,10 +9,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 
-from sidestep.buckets import DEFAULTS
 from sidestep.catalogue import is_part
 from sidestep.engine import LINE
 from sidestep.errors import WireError
+from sidestep.histograms.buckets import DEFAULTS
 from sidestep.plan import Layout
 from sidestep.registry import MAX_ENGINES, Registry
 from sidestep.wire.limits import MAX_OPEN_VALUES

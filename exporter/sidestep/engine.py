@@ -7,20 +7,20 @@ import dataclasses
 import itertools
 from collections.abc import Mapping
 
-from sidestep.buckets import DEFAULTS, Bounds
 from sidestep.catalogue.engine_core import FEATURE as ENGINE_CORE
 from sidestep.catalogue.engine_core import UNTRACKED
 from sidestep.catalogue.model import OBSERVED, Kind, Row
 from sidestep.catalogue.objectives import JUDGED, UNJUDGED
-from sidestep.histogram import Histogram
-from sidestep.hit_window import HitWindow
-from sidestep.judged import Judge, judged
+from sidestep.histograms.buckets import DEFAULTS, Bounds
+from sidestep.histograms.histogram import Histogram
+from sidestep.histograms.native import Native
 from sidestep.lifecycle.machine import Lifecycle
-from sidestep.native import Native
-from sidestep.objectives import Objectives
 from sidestep.plan import Layout, Placed
 from sidestep.residency.follower import Residency
-from sidestep.saturation import Saturation
+from sidestep.signals.hit_window import HitWindow
+from sidestep.signals.judged import Judge, judged
+from sidestep.signals.objectives import Objectives
+from sidestep.signals.saturation import Saturation
 from sidestep.wire.limits import MAX_OPEN_VALUES
 from sidestep.wire.messages import CORE_INFO, KV_SAMPLING, EngineInfo
 from sidestep.wire.triton import TritonStats

@@ -10,7 +10,7 @@ from typing import Protocol
 from sidestep.engine import Engine
 from sidestep.errors import WireError
 from sidestep.intake import Intake
-from sidestep.subscriptions import Subscription
+from sidestep.settings.subscriptions import Subscription
 from sidestep.wire.items import Item
 from sidestep.wire.limits import MAX_LABEL_CHARS
 from sidestep.wire.messages import EngineInfo

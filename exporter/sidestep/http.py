@@ -8,14 +8,14 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from sidestep.cardinality import counted
 from sidestep.engine import Engine
-from sidestep.formats import CONTENT_TYPES, chosen
-from sidestep.landing import landing_page
-from sidestep.packing import Body
 from sidestep.render import values
-from sidestep.scrapes import Pages
-from sidestep.turns import collected
+from sidestep.serving.cardinality import counted
+from sidestep.serving.formats import CONTENT_TYPES, chosen
+from sidestep.serving.landing import landing_page
+from sidestep.serving.packing import Body
+from sidestep.serving.scrapes import Pages
+from sidestep.serving.turns import collected
 from sidestep.web.parts import response
 
 POD_PATH = "/pod"

@@ -19,15 +19,15 @@ from sidestep.engine import Engine
 from sidestep.engine_metrics import read_metrics
 from sidestep.errors import WireError
 from sidestep.feeding import Feeding, Work
-from sidestep.forwarded import Forwarded
-from sidestep.hearsay import Hearsay, Replies
-from sidestep.loads import Loads
+from sidestep.forwarding.forwarded import Forwarded
+from sidestep.forwarding.hearsay import Hearsay, Replies
 from sidestep.logs import Limited
-from sidestep.records import decode_record
 from sidestep.registry import Registry
+from sidestep.saving.records import decode_record
 from sidestep.selfmetrics import SelfMetrics
 from sidestep.session.lives import new_life
 from sidestep.session.receiver import Receiver, Stream
+from sidestep.signals.loads import Loads
 from sidestep.transport.guard import Guard
 from sidestep.wire.forwarded import is_forward
 from sidestep.wire.items import Item, decode_item

@@ -8,19 +8,19 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 
-from sidestep.buckets import Bounds
 from sidestep.catalogue import is_part
 from sidestep.catalogue.model import Kind
 from sidestep.engine import ORIGIN, Engine, Key, OpenFamily
 from sidestep.errors import WireError
+from sidestep.histograms.buckets import Bounds
+from sidestep.histograms.native import Native
 from sidestep.lifecycle.machine import Lifecycle
 from sidestep.lifecycle.rules import Rules
 from sidestep.lifecycle.siblings import Questions
-from sidestep.native import Native
-from sidestep.objectives import Objectives
-from sidestep.passed import Passed
+from sidestep.passing.passed import Passed
 from sidestep.plan import Layout, Placed, taken
 from sidestep.residency.follower import Residency
+from sidestep.signals.objectives import Objectives
 from sidestep.wire.limits import MAX_LABEL_CHARS, MAX_OPEN_VALUES, OTHER, is_printable
 from sidestep.wire.messages import EngineInfo
 

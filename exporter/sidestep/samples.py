@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import islice, pairwise
 
-from sidestep.buckets import Bounds
 from sidestep.catalogue.model import OBSERVED, Kind
 from sidestep.engine import ORIGIN, Engine, Key, OpenFamily
 from sidestep.errors import WireError
-from sidestep.exponential import check as check_native
-from sidestep.histogram import Histogram, rebucket
-from sidestep.passed import EXPORTERS
+from sidestep.histograms.buckets import Bounds
+from sidestep.histograms.exponential import check as check_native
+from sidestep.histograms.histogram import Histogram, rebucket
+from sidestep.passing.passed import EXPORTERS
 from sidestep.plan import Fed, taken
 from sidestep.registry import (
     MAX_BYTES,

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from sidestep.engine import Engine
-from sidestep.readings import scalar
 from sidestep.registry import Registry
+from sidestep.signals.readings import scalar
 
 log = logging.getLogger(__name__)
 

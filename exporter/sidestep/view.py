@@ -9,7 +9,6 @@ import dataclasses
 from collections.abc import Collection, Iterator, Mapping
 from itertools import chain
 
-from sidestep.availability import settle
 from sidestep.catalogue.model import (
     ENGINE_LABELS,
     OBSERVED,
@@ -21,6 +20,7 @@ from sidestep.catalogue.objectives import REQUESTS
 from sidestep.engine import Engine, Key
 from sidestep.plan import Placed
 from sidestep.registry import Registry
+from sidestep.signals.availability import settle
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

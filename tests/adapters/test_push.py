@@ -19,7 +19,7 @@ import zmq
 
 from conftest import Start, until
 from sidestep.app import Exporter
-from sidestep.readings import scalar
+from sidestep.signals.readings import scalar
 from sidestep.wire.items import VllmStep
 from sidestep.wire.messages import EngineInfo
 from sidestep.wire.vllm import IterationStats

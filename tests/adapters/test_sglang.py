@@ -32,8 +32,8 @@ from collectors import (
     seen,
 )
 from pages import Family
-from sidestep.buckets import DEFAULTS
 from sidestep.catalogue.sglang import QUEUES
+from sidestep.histograms.buckets import DEFAULTS
 from sidestep.wire.items import Samples, SglangStats
 from sidestep.wire.messages import EngineInfo
 from sidestep.wire.sglang import QueueCount as Queued

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidestep import buckets
 from sidestep.catalogue.model import check
 from sidestep.catalogue.vllm_connectors import FRONT_END, ROWS
+from sidestep.histograms import buckets
 from sidestep.wire.items import Family, Samples, decode_item, encode_item
 from sidestep.wire.limits import MAX_FAMILIES, MAX_OBSERVATIONS
 from sidestep_adapters.vllm_connectors import FEATURES, families

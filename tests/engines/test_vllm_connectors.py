@@ -18,9 +18,9 @@ pytest.importorskip("vllm", reason="no vLLM in this environment")
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
-from sidestep import buckets
 from sidestep.catalogue.model import Row
 from sidestep.catalogue.vllm_connectors import FRONT_END, ROWS
+from sidestep.histograms import buckets
 from sidestep.wire.items import Family
 from sidestep_adapters.vllm_connectors import families
 from sidestep_adapters.vllm_frontend import FrontendTap

@@ -18,10 +18,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from harm import World, check_page
 from intakes import Fed
 from sidestep.engine import ORIGIN
-from sidestep.folded import LARGEST
 from sidestep.lifecycle.inflight import InFlight
 from sidestep.lifecycle.places import Places
-from sidestep.records import encode_record, totals_of
 from sidestep.registry import (
     GONE,
     MAX_ENGINE_BYTES,
@@ -31,7 +29,9 @@ from sidestep.registry import (
     Sampling,
 )
 from sidestep.render.text import render
-from sidestep.scrapes import REUSED, Pages
+from sidestep.saving.folded import LARGEST
+from sidestep.saving.records import encode_record, totals_of
+from sidestep.serving.scrapes import REUSED, Pages
 from sidestep.statslog import StatsLog
 from sidestep.wire.blocks import MAX_HASHES, BlockEvents, CacheChange, CacheEvents
 from sidestep.wire.items import Family, Sample, Samples, VllmStep, encode_item

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import forgery
 from harm import World
-from sidestep.records import encode_record, totals_of
+from sidestep.saving.records import encode_record, totals_of
 from sidestep.wire.blocks import BlockEvents, CacheEvents
 from sidestep.wire.items import Samples, VllmRejection, VllmSleep, VllmStep
 from sidestep.wire.limits import VERSION

@@ -27,8 +27,8 @@ from rulefiles import (
     recordings,
     selectors,
 )
-from sidestep.buckets import DEFAULTS
 from sidestep.catalogue import objectives as slo
+from sidestep.histograms.buckets import DEFAULTS
 
 PROMTOOLS = {
     "2": shutil.which("promtool"),

@@ -8,9 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidestep import exposition
 from sidestep.errors import WireError
-from sidestep.exposition import MAX_LINE_BYTES, comment, head, in_seconds, series_text, value
+from sidestep.passing import exposition
+from sidestep.passing.exposition import (
+    MAX_LINE_BYTES,
+    comment,
+    head,
+    in_seconds,
+    series_text,
+    value,
+)
 
 LINES = [
     (b"a 1", "a", {}, b"1"),

@@ -15,8 +15,8 @@ import pytest
 from conftest import until
 from fronts import Authority
 from polled import Says, head, page, polled, raw, stall
-from sidestep import polls
 from sidestep.errors import ConfigError, PollError
+from sidestep.passing import polls
 from sidestep_adapters.sources import http_client
 from sidestep_adapters.sources.http_client import Answer, Client
 

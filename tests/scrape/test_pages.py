@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from conftest import page_of_engine
 from scraped import Passing, openmetrics_samples, samples, shown
-from sidestep import pages
 from sidestep.errors import PollError
+from sidestep.passing import pages
 from sidestep.render.passed import pieces
 
 TRITON = ("page_triton", "page_triton_custom", "page_triton_responses")

@@ -17,7 +17,7 @@ from metric_families import families, labels_of, parsed
 from pages import Family, parse
 from scraped import Passing, samples
 from sidestep.catalogue.triton import FED
-from sidestep.exposition import Labels
+from sidestep.passing.exposition import Labels
 from sidestep.render.passed import typed
 from sidestep.render.protobuf_samples import passed_pieces
 

@@ -10,7 +10,7 @@ import pytest
 
 from conftest import until
 from sidestep.errors import PollError
-from sidestep.polls import parse
+from sidestep.passing.polls import parse
 from sidestep.selfmetrics import SelfMetrics
 from sidestep_adapters.sources.poller import Poller, Question
 

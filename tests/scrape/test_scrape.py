@@ -20,9 +20,9 @@ from fronts import Authority
 from pages import get
 from polled import Polled, Says, head, page, polled, raw, stall
 from scraped import openmetrics_samples, samples
-from sidestep import poll_state
 from sidestep.app import Exporter
 from sidestep.errors import ConfigError
+from sidestep.passing import poll_state
 from sidestep_adapters.replay import Replay
 from sidestep_adapters.sources import http_client, poller
 

@@ -12,8 +12,8 @@ from intakes import Fed
 from recorded import read
 from sidestep.feeds import MAX_FED, RankFeed
 from sidestep.registry import GONE, SILENT
-from sidestep.snapshot import Capture, restore
-from sidestep.subscriptions import parse
+from sidestep.saving.snapshot import Capture, restore
+from sidestep.settings.subscriptions import parse
 from sidestep.wire.blocks import MAX_CHANGES
 from sidestep.wire.messages import EngineInfo
 from sidestep_adapters.sources.readers import READERS

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidestep.config import read
 from sidestep.errors import ConfigError
-from sidestep.subscriptions import MAX_RANKS, Subscription, parse
+from sidestep.settings.config import read
+from sidestep.settings.subscriptions import MAX_RANKS, Subscription, parse
 
 KV = "kv-events=tcp://host:5557"
 

@@ -17,10 +17,10 @@ from conftest import Start, page_of_engine, until
 from intakes import Fed
 from polled import head, polled
 from sidestep.feeds import ServerFeed
-from sidestep.pages import Plan
-from sidestep.passed import Passed
-from sidestep.readings import scalar
-from sidestep.triton_servers import parse as flag
+from sidestep.passing.pages import Plan
+from sidestep.passing.passed import Passed
+from sidestep.settings.triton_servers import parse as flag
+from sidestep.signals.readings import scalar
 from sidestep_adapters.sources.triton import Triton
 from sidestep_adapters.sources.triton_counters import NATIVE, UNKNOWN, Places, numbers, raised
 from sidestep_adapters.sources.triton_drain import Drain

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from fronts import Authority
 from sidestep.errors import ConfigError, PollError, WireError
-from sidestep.polls import Header, Target
+from sidestep.passing.polls import Header, Target
 from sidestep.wire.triton import ModelStats
 from sidestep_adapters.sources import triton_grpc, triton_proto, triton_statistics
 from sidestep_adapters.sources.triton_config import ModelConfig

@@ -18,7 +18,7 @@ from pages import parse
 from sidestep.errors import PollError
 from sidestep.feeds import ServerFeed
 from sidestep.render.text import render
-from sidestep.triton_servers import parse as flag
+from sidestep.settings.triton_servers import parse as flag
 from sidestep.wire.triton import ModelStats
 from sidestep_adapters.sources import triton_statistics
 from sidestep_adapters.sources.triton import Triton

@@ -13,8 +13,8 @@ import pytest
 
 from conftest import Start, until
 from sidestep.app import Exporter
-from sidestep.readings import scalar
 from sidestep.session import sender
+from sidestep.signals.readings import scalar
 from sidestep.wire.messages import EngineInfo
 from sidestep.wire.triton import InferenceStats, ModelStats, Timed, TritonStats
 from sidestep_adapters import push, stream_outlet

@@ -16,7 +16,7 @@ import pytest
 
 from conftest import Start, until
 from sidestep.app import Exporter
-from sidestep.readings import scalar
+from sidestep.signals.readings import scalar
 from sidestep_adapters.sources.triton_proto import MESSAGES
 from triton_grpc_server import FakeTriton, serving
 

@@ -14,7 +14,7 @@ from aiohttp import web
 from conftest import Start, until
 from fronts import HASH, PAGE, Site, application, front, user
 from pages import get
-from sidestep.scrapes import Pages
+from sidestep.serving.scrapes import Pages
 from sidestep.web.limits import Limits, TokenBucket
 from sidestep.web.webconfig import RateLimit
 

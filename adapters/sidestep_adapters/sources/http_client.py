@@ -18,7 +18,7 @@ from yarl import URL
 
 from sidestep import __version__
 from sidestep.errors import ConfigError, PollError
-from sidestep.polls import HEADER_TEXT, Target
+from sidestep.passing.polls import HEADER_TEXT, Target
 from sidestep.web.files import MAX_PEM_BYTES, Files
 
 CONNECT_SECONDS = 5.0

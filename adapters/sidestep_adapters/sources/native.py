@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import zmq
 
-from sidestep.config import Config
 from sidestep.errors import ConfigError, WireError
 from sidestep.feeds import RankFeed
 from sidestep.intake import Intake
+from sidestep.settings.config import Config
 from sidestep.sources import Source
 from sidestep_adapters.sources import tritons
 from sidestep_adapters.sources.readers import READERS

@@ -12,8 +12,8 @@ from typing import Generic, TypeVar
 
 from sidestep.errors import PollError
 from sidestep.logs import Limited
-from sidestep.poll_state import STATES, PollState
-from sidestep.polls import Target
+from sidestep.passing.poll_state import STATES, PollState
+from sidestep.passing.polls import Target
 from sidestep.selfmetrics import Reading, SelfMetrics
 
 log = logging.getLogger(__name__)

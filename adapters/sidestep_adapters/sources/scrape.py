@@ -9,13 +9,13 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 from sidestep.catalogue.triton import FED
-from sidestep.config import Config
 from sidestep.errors import ConfigError, PollError
 from sidestep.intake import Intake
-from sidestep.pages import Page
-from sidestep.passed import Reader
-from sidestep.polls import Target
+from sidestep.passing.pages import Page
+from sidestep.passing.passed import Reader
+from sidestep.passing.polls import Target
 from sidestep.selfmetrics import SelfMetrics
+from sidestep.settings.config import Config
 from sidestep_adapters.sources.http_client import Answer, Client
 from sidestep_adapters.sources.poller import Poller, Question, states
 

@@ -13,7 +13,7 @@ from typing import Protocol
 from sidestep.errors import PollError, WireError
 from sidestep.feeds import Outlet
 from sidestep.logs import Limited
-from sidestep.triton_servers import Server
+from sidestep.settings.triton_servers import Server
 from sidestep.wire.items import Item
 from sidestep.wire.triton import ModelStats
 from sidestep_adapters.sources.triton_drain import Drain

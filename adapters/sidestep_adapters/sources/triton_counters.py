@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from sidestep import exposition
 from sidestep.catalogue.triton import FAILURES, ROWS
-from sidestep.pages import Plan, Series
+from sidestep.passing import exposition
+from sidestep.passing.pages import Plan, Series
 from sidestep.wire.triton import InferenceStats, ModelStats, Timed
 from sidestep_adapters.sources.triton_statistics import Head
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from sidestep.pages import Plan
-from sidestep.statistics import BegunAnewError, difference
+from sidestep.items.statistics import BegunAnewError, difference
+from sidestep.passing.pages import Plan
 from sidestep.wire.triton import ModelStats
 from sidestep_adapters.sources.triton_counters import (
     UNKNOWN,

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from sidestep.errors import ConfigError, PollError
-from sidestep.polls import Header, Target
+from sidestep.passing.polls import Header, Target
 from sidestep.web.files import MAX_PEM_BYTES, Files
 from sidestep.wire.triton import ModelStats
 from sidestep_adapters.sources.http_client import CONNECT_SECONDS, client_context, line, secret

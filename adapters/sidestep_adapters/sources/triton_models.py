@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from sidestep.catalogue.triton import CACHE, EXECUTES, FAILURES
-from sidestep.statistics import BegunAnewError, difference
+from sidestep.items.statistics import BegunAnewError, difference
 from sidestep.wire.limits import MAX_LABEL_CHARS
 from sidestep.wire.messages import EngineInfo
 from sidestep.wire.triton import ModelStats, TritonStats

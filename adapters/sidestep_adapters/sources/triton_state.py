@@ -9,7 +9,7 @@ from collections.abc import Callable
 from sidestep.errors import PollError
 from sidestep.feeds import Outlet
 from sidestep.logs import Limited
-from sidestep.poll_state import STATES, PollState
+from sidestep.passing.poll_state import STATES, PollState
 from sidestep.wire.items import Family, Item, Sample, Samples
 from sidestep_adapters.sources.triton_server import advice
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from sidestep.config import Config
 from sidestep.errors import ConfigError, WireError
 from sidestep.feeds import Outlet, ServerFeed
 from sidestep.intake import Intake
-from sidestep.triton_servers import Server
+from sidestep.settings.config import Config
+from sidestep.settings.triton_servers import Server
 from sidestep.wire.messages import EngineInfo
 from sidestep_adapters.sources.http_client import Client
 from sidestep_adapters.sources.triton import Triton

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from itertools import accumulate
 
-from sidestep.buckets import Bounds
 from sidestep.choice import Choice
-from sidestep.histogram import State
+from sidestep.histograms.buckets import Bounds
+from sidestep.histograms.histogram import State
 from sidestep.registry import Registry
 from sidestep.render.groups import Labels
 from sidestep.render.merging import Merging, Value

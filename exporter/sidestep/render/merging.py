@@ -15,7 +15,7 @@ from sidestep.choice import Choice
 from sidestep.combining import combined_adapters, combined_info, merged, merged_states
 from sidestep.copies import IN_NUMBERS, Copy, copied, histograms_of, numbers_of, state_of
 from sidestep.engine import Engine, Key, Number
-from sidestep.histogram import State
+from sidestep.histograms.histogram import State
 from sidestep.plan import Placed
 from sidestep.registry import Registry
 from sidestep.render.groups import Group, Groups, Labels, Tellers, hidden_from

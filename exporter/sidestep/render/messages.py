@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from operator import sub
 from struct import Struct
 
-from sidestep.buckets import Bounds
-from sidestep.exponential import ZERO
-from sidestep.native import NativeHistogram
+from sidestep.histograms.buckets import Bounds
+from sidestep.histograms.exponential import ZERO
+from sidestep.histograms.native import NativeHistogram
 
 KINDS: Mapping[str, int] = {
     "counter": 0,

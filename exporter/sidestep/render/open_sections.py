@@ -10,7 +10,7 @@ from sidestep.catalogue.model import Constant, Info, Reading
 from sidestep.combining import merged, merged_states, turning
 from sidestep.copies import Copy, copied, numbers_of, state_of
 from sidestep.engine import Engine, Key, Number
-from sidestep.histogram import State
+from sidestep.histograms.histogram import State
 from sidestep.plan import Placed
 from sidestep.render.kept import Block, changed, renewed
 from sidestep.render.rosters import LabelTexts, Rosters, form_of

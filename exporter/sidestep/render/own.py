@@ -10,10 +10,10 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.utils import floatToGoString
 
 from sidestep.catalogue.self_metrics import SelfRow
-from sidestep.formats import Format
 from sidestep.render import messages, protobuf_samples
 from sidestep.render.words import header, pairs_text, series_text
 from sidestep.selfmetrics import Labels, OwnRegistry, Sample
+from sidestep.serving.formats import Format
 
 AT_ONCE = 100
 """Samples that are written between two turns of the loop: some microseconds each."""

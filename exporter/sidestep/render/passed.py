@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from sidestep.catalogue.model import OBSERVED
-from sidestep.exposition import Labels, plain
-from sidestep.pages import Moment, Part, Series
-from sidestep.passed import Passed, PassedFamily
+from sidestep.passing.exposition import Labels, plain
+from sidestep.passing.pages import Moment, Part, Series
+from sidestep.passing.passed import Passed, PassedFamily
 from sidestep.render.words import header
 
 

@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterable, Iterator
 from sidestep.combining import merged_histograms
 from sidestep.copies import Copy, combined_of, copies
 from sidestep.engine import Engine, Key, Number
-from sidestep.histogram import Histogram
-from sidestep.native import NativeHistogram
+from sidestep.histograms.histogram import Histogram
+from sidestep.histograms.native import NativeHistogram
 from sidestep.registry import Registry
 from sidestep.render import messages
 from sidestep.view import Family, families, is_shared, labels_with

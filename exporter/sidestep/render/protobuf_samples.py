@@ -9,9 +9,9 @@ from typing import NamedTuple
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from sidestep.buckets import Bounds
-from sidestep.exposition import plain
-from sidestep.passed import Passed
+from sidestep.histograms.buckets import Bounds
+from sidestep.passing.exposition import plain
+from sidestep.passing.passed import Passed
 from sidestep.render import messages
 
 GROUPED = frozenset({"histogram", "summary"})

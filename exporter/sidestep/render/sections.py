@@ -12,11 +12,11 @@ from itertools import accumulate
 from operator import is_
 from typing import NamedTuple, Protocol
 
-from sidestep.buckets import Bounds
 from sidestep.catalogue.model import Kind
 from sidestep.copies import numbers_of
 from sidestep.engine import Engine, Key, Number
-from sidestep.histogram import State
+from sidestep.histograms.buckets import Bounds
+from sidestep.histograms.histogram import State
 from sidestep.plan import Placed
 from sidestep.render.kept import Block, changed, renewed
 from sidestep.render.rosters import LabelTexts, Rosters, form_of

@@ -11,7 +11,7 @@ import msgspec
 from sidestep.combining import merged_states
 from sidestep.copies import Copy, combined_of, copies, state_of
 from sidestep.engine import Number
-from sidestep.histogram import State
+from sidestep.histograms.histogram import State
 from sidestep.registry import Registry
 from sidestep.render import passed
 from sidestep.view import Family, families, is_shared, labels_with

@@ -6,10 +6,10 @@ import math
 
 from prometheus_client.utils import floatToGoString
 
-from sidestep.buckets import Bounds
 from sidestep.catalogue.model import Kind
 from sidestep.engine import Number
-from sidestep.exposition import escape
+from sidestep.histograms.buckets import Bounds
+from sidestep.passing.exposition import escape
 
 PLACE = b"\0"
 """Where labels come in a histogram's lines: no name and no bound has such a byte."""

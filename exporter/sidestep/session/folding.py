@@ -14,12 +14,12 @@ from sidestep.apply import Applier
 from sidestep.catalogue import DIALECTS
 from sidestep.catalogue.objectives import REQUESTS
 from sidestep.engine import Engine
+from sidestep.histograms.native import Native
 from sidestep.lifecycle.rules import Rules
-from sidestep.native import Native
-from sidestep.objectives import Objective, Objectives
 from sidestep.plan import compile_layout
-from sidestep.records import encode_record, totals_of
 from sidestep.registry import Registry, Sampling
+from sidestep.saving.records import encode_record, totals_of
+from sidestep.signals.objectives import Objective, Objectives
 from sidestep.wire.items import decode_item
 from sidestep.wire.limits import COUNT_LIMIT, MAX_FRAME_BYTES
 from sidestep.wire.messages import EngineInfo, Settings

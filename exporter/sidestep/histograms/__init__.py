@@ -1,0 +1,1 @@
+"""Histograms: the classic and the native one, their bounds and their arithmetic."""

@@ -1,0 +1,1 @@
+"""Other exporters' pages, passed on."""

@@ -1,0 +1,1 @@
+"""An engine's series as bytes and back, and what outlives the process."""

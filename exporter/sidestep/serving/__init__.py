@@ -1,0 +1,1 @@
+"""Pages: which are made when, of what, and kept."""

@@ -1,0 +1,177 @@
+"""Pages in the making: each state once for all who ask at one time, and kept, also in gzip."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import math
+import time
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
+from itertools import chain
+
+from sidestep.choice import Choice
+from sidestep.registry import Registry
+from sidestep.render import passed, protobuf, protobuf_samples
+from sidestep.render.merged import Merged
+from sidestep.render.own import OwnTexts
+from sidestep.render.text import Texts
+from sidestep.saving.snapshots import Snapshots
+from sidestep.selfmetrics import OwnRegistry, SelfMetrics
+from sidestep.serving.expected import Expected
+from sidestep.serving.formats import Format
+from sidestep.serving.packing import Body
+from sidestep.serving.pod_pages import PodPages
+from sidestep.serving.turns import collected
+
+CHEAP = 0.005
+"""Seconds that a page may take to be made anew for each who asks."""
+REUSED = 0.1
+"""Seconds for which a page may answer more than those who asked for it."""
+AHEAD = 1.5
+"""Times that it takes to make a page, before one is due, is when it is made ahead."""
+JITTER = 0.01
+"""Seconds that a scrape may come early."""
+
+State = tuple[int, int]
+"""Another one when the page is another."""
+
+
+class Pages:
+    """Renders pages, each state of the registry once, for all who ask at one time.
+
+    Args:
+        snapshots: Where given, nobody sees a page before what it shows is safe: a counter
+            that was seen never goes back when this process dies.
+        choice: What of the engines' series pages show.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        own: OwnRegistry,
+        metrics: SelfMetrics,
+        endpoints: list[str],
+        snapshots: Snapshots | None = None,
+        *,
+        choice: Choice | None = None,
+    ) -> None:
+        shown = choice or Choice()
+        self.registry = registry
+        self.metrics = metrics
+        self.endpoints = endpoints
+        self._own = OwnTexts(own)
+        self._snapshots = snapshots
+        self.views = {"engine": Merged(registry, shown), "pod": Merged(registry, shown.of_pod)}
+        # What labels and bounds are left away is text's alone.
+        self.has_protobuf = shown.is_plain and registry.native is not None
+        self._texts = Texts(registry) if shown.is_plain else self.views["engine"]
+        self.pod = PodPages(registry, self.views["pod"], self._own, self.settled)
+        self._cache: dict[Format, tuple[State, Body]] = {}
+        self._answers: dict[Format, tuple[float, asyncio.Task[Body]]] = {}
+        self._expected: defaultdict[Format, Expected] = defaultdict(Expected)
+        self._took: defaultdict[Format, float] = defaultdict(float)
+        self._ahead: dict[Format, asyncio.TimerHandle | asyncio.Task[None]] = {}
+
+    async def page(
+        self, form: Format, names: frozenset[str], *, packed: bool = False
+    ) -> Sequence[bytes]:
+        """The parts of the whole page, or of its gzip where it is to be ``packed``.
+
+        The engines' families come first, then those passed on, then the exporter's own.
+        """
+        body = await self._body(form, names)
+        return (await body.packed()).parts if packed else body.parts
+
+    async def _body(self, form: Format, names: frozenset[str]) -> Body:
+        """The page.
+
+        One page is in the making at a time and answers all who ask meanwhile, and for
+        a little longer where it was dear: however many ask, there is time for engines.
+        """
+        if names:
+            return await self._made(form, names)
+        until, task = self._answers.get(form, (0.0, None))
+        now = time.monotonic()
+        if task is None or now >= until:
+            self._answers = {one: made for one, made in self._answers.items() if now < made[0]}
+            self._expected[form].asked(now)
+            task = asyncio.create_task(self._made(form, names))
+            self._answers[form] = math.inf, task
+            task.add_done_callback(functools.partial(self._expire, form, now))
+        # One who hangs up must not take the others' page along.
+        return await asyncio.shield(task)
+
+    def _expire(self, form: Format, started: float, task: asyncio.Task[Body]) -> None:
+        now = time.monotonic()
+        took = now - started
+        self._took[form] = max(took, self._took[form] / 2)
+        kept = min(9 * took, REUSED) if took > CHEAP else 0.0
+        self._answers[form] = now + kept, task
+        self._anticipate(form)
+
+    def _anticipate(self, form: Format) -> None:
+        """Make the page shortly before it is due: who asks waits only for what has changed since."""
+        before = self._ahead.get(form)
+        if before is not None and not isinstance(before, asyncio.Task):
+            # Whoever it waited for has come already.
+            before.cancel()
+        due, took = self._expected[form].at, self._took[form]
+        if took <= CHEAP or due is None:
+            return
+        delay = due - AHEAD * took - JITTER - time.monotonic()
+        if delay > 0:
+            loop = asyncio.get_running_loop()
+            self._ahead[form] = loop.call_later(delay, self._begin, form)
+
+    def _begin(self, form: Format) -> None:
+        self._ahead[form] = asyncio.get_running_loop().create_task(self._make_ahead(form))
+
+    async def _make_ahead(self, form: Format) -> None:
+        started = time.monotonic()
+        # What is wrong with a page is for who asks for it.
+        with contextlib.suppress(Exception):
+            await self._engines(form)
+            self._took[form] = time.monotonic() - started
+
+    async def _made(self, form: Format, names: frozenset[str]) -> Body:
+        started = time.perf_counter()
+        engines = Body(await self._rendered(form, names)) if names else await self._engines(form)
+        own = await collected(self._own.pieces(form, names))
+        await self.settled()
+        self.metrics.set("sidestep_scrape_duration_seconds", time.perf_counter() - started)
+        return Body([b"".join(own)], engines)
+
+    async def settled(self) -> None:
+        """Return when what was rendered before the call may be seen."""
+        if self._snapshots is not None:
+            await self._snapshots.settled()
+
+    async def _engines(self, form: Format) -> Body:
+        state = self._state
+        # What is past would hold a whole page of texts while the next one is made.
+        self._cache = {one: kept for one, kept in self._cache.items() if kept[0] == state}
+        if form not in self._cache:
+            self._cache[form] = state, Body(await self._rendered(form))
+        return self._cache[form][1]
+
+    @property
+    def _state(self) -> State:
+        return self.registry.version, self.registry.passed.version
+
+    async def _rendered(self, form: Format, names: Collection[str] = ()) -> list[bytes]:
+        """The engines' families and those passed on; the loop gets its turn when it is due.
+
+        Each family is of one moment. What comes meanwhile is in the later ones, and the
+        snapshot that a page waits for is made afterwards.
+        """
+        return [*chain.from_iterable(await collected(self._pieces(form, names)))]
+
+    def _pieces(self, form: Format, names: Collection[str]) -> Iterator[list[bytes]]:
+        if form == "protobuf":
+            others = protobuf_samples.passed_pieces(self.registry.passed, names)
+            return chain(protobuf.pieces(self.registry, names), others)
+        openmetrics = form == "openmetrics"
+        others = passed.pieces(self.registry.passed, openmetrics=openmetrics, names=names)
+        return chain(self._texts.pieces(openmetrics=openmetrics, names=names), others)

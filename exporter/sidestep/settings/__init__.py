@@ -1,0 +1,1 @@
+"""What the exporter is told to do, and how that is written."""
