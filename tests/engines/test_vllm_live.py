@@ -168,7 +168,7 @@ async def test_lora_adapters_are_those_of_now(
             return adapters.keys() <= {labels["adapter"] for labels in states}
 
         async with Client(server.base) as client:
-            asks = [Ask(client.text(40), 300, model=name) for name in list(adapters) * 8]
+            asks = [Ask(client.text(40), 900, model=name) for name in list(adapters) * 8]
             watching = until(saw_both, 60, "both adapters on the page")
             answers, _ = await asyncio.gather(client.ask_all(asks), watching)
         theirs, ours, found = await settled(server, exporter, apart=["vllm:lora_requests_info"])
