@@ -29,10 +29,10 @@ CHEAP = 0.005
 """Seconds that a page may take to be made anew for each who asks."""
 REUSED = 0.1
 """Seconds for which a page may answer more than those who asked for it."""
-AHEAD = 1.5
+AHEAD = 1.2
 """Times that it takes to make a page, before one is due, is when it is made ahead."""
-JITTER = 0.01
-"""Seconds that a scrape may come early."""
+JITTER = 0.05
+"""Seconds that a scrape may come early or late."""
 
 State = tuple[int, int]
 """Another one when the page is another."""
@@ -72,7 +72,8 @@ class Pages:
         self._answers: dict[Format, tuple[float, asyncio.Task[Body]]] = {}
         self._expected: defaultdict[Format, Expected] = defaultdict(Expected)
         self._took: defaultdict[Format, float] = defaultdict(float)
-        self._ahead: dict[Format, asyncio.TimerHandle | asyncio.Task[None]] = {}
+        self._ahead: dict[Format, asyncio.TimerHandle] = {}
+        self._making: set[asyncio.Task[None]] = set()
 
     async def page(
         self, form: Format, names: frozenset[str], *, packed: bool = False
@@ -80,41 +81,41 @@ class Pages:
         """The parts of the whole page, or of its gzip where it is to be ``packed``.
 
         The engines' families come first, then those passed on, then the exporter's own.
-        """
-        body = await self._body(form, names)
-        return (await body.packed()).parts if packed else body.parts
-
-    async def _body(self, form: Format, names: frozenset[str]) -> Body:
-        """The page.
-
         One page is in the making at a time and answers all who ask meanwhile, and for
         a little longer where it was dear: however many ask, there is time for engines.
         """
         if names:
-            return await self._made(form, names)
+            return await _parts(await self._made(form, names), packed=packed)
+        self._expected[form].asked(time.monotonic())
+        self._anticipate(form, packed=packed)
+        return await self._answered(form, packed=packed)
+
+    async def _answered(self, form: Format, *, packed: bool) -> Sequence[bytes]:
         until, task = self._answers.get(form, (0.0, None))
-        now = time.monotonic()
-        if task is None or now >= until:
-            self._answers = {one: made for one, made in self._answers.items() if now < made[0]}
-            self._expected[form].asked(now)
-            task = asyncio.create_task(self._made(form, names))
-            self._answers[form] = math.inf, task
-            task.add_done_callback(functools.partial(self._expire, form, now))
+        started = time.monotonic()
+        if task is not None and started < until:
+            return await _parts(await asyncio.shield(task), packed=packed)
+        self._answers = {one: made for one, made in self._answers.items() if started < made[0]}
+        task = asyncio.create_task(self._made(form))
+        self._answers[form] = math.inf, task
+        task.add_done_callback(functools.partial(self._expire, form, started))
         # One who hangs up must not take the others' page along.
-        return await asyncio.shield(task)
+        parts = await _parts(await asyncio.shield(task), packed=packed)
+        self._took[form] = max(time.monotonic() - started, self._took[form] / 2)
+        return parts
 
     def _expire(self, form: Format, started: float, task: asyncio.Task[Body]) -> None:
         now = time.monotonic()
         took = now - started
-        self._took[form] = max(took, self._took[form] / 2)
         kept = min(9 * took, REUSED) if took > CHEAP else 0.0
+        if task.cancelled() or task.exception() is not None:
+            kept = 0.0
         self._answers[form] = now + kept, task
-        self._anticipate(form)
 
-    def _anticipate(self, form: Format) -> None:
-        """Make the page shortly before it is due: who asks waits only for what has changed since."""
-        before = self._ahead.get(form)
-        if before is not None and not isinstance(before, asyncio.Task):
+    def _anticipate(self, form: Format, *, packed: bool) -> None:
+        """Make the page shortly before it is due: who asks then finds it there."""
+        before = self._ahead.pop(form, None)
+        if before is not None:
             # Whoever it waited for has come already.
             before.cancel()
         due, took = self._expected[form].at, self._took[form]
@@ -123,19 +124,22 @@ class Pages:
         delay = due - AHEAD * took - JITTER - time.monotonic()
         if delay > 0:
             loop = asyncio.get_running_loop()
-            self._ahead[form] = loop.call_later(delay, self._begin, form)
+            begin = functools.partial(self._begin, form, due, packed=packed)
+            self._ahead[form] = loop.call_later(delay, begin)
 
-    def _begin(self, form: Format) -> None:
-        self._ahead[form] = asyncio.get_running_loop().create_task(self._make_ahead(form))
+    def _begin(self, form: Format, due: float, *, packed: bool) -> None:
+        task = asyncio.get_running_loop().create_task(self._make_ahead(form, due, packed=packed))
+        self._making.add(task)
+        task.add_done_callback(self._making.discard)
 
-    async def _make_ahead(self, form: Format) -> None:
-        started = time.monotonic()
+    async def _make_ahead(self, form: Format, due: float, *, packed: bool) -> None:
         # What is wrong with a page is for who asks for it.
         with contextlib.suppress(Exception):
-            await self._engines(form)
-            self._took[form] = time.monotonic() - started
+            await self._answered(form, packed=packed)
+            until, task = self._answers[form]
+            self._answers[form] = max(until, due + JITTER), task
 
-    async def _made(self, form: Format, names: frozenset[str]) -> Body:
+    async def _made(self, form: Format, names: Collection[str] = ()) -> Body:
         started = time.perf_counter()
         engines = Body(await self._rendered(form, names)) if names else await self._engines(form)
         own = await collected(self._own.pieces(form, names))
@@ -175,3 +179,7 @@ class Pages:
         openmetrics = form == "openmetrics"
         others = passed.pieces(self.registry.passed, openmetrics=openmetrics, names=names)
         return chain(self._texts.pieces(openmetrics=openmetrics, names=names), others)
+
+
+async def _parts(body: Body, *, packed: bool) -> Sequence[bytes]:
+    return (await body.packed()).parts if packed else body.parts
