@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
+from typing import NamedTuple
 
 from sidestep.catalogue.model import ENGINE_LABELS, Row
 from sidestep.choice import RANKS, Choice
@@ -97,6 +98,14 @@ class Grouping:
         return [(group.labels, group.speakers) for group in self.groups]
 
 
+class Question(NamedTuple):
+    """Engines that show a family, the labels that it has not, and whether it counts."""
+
+    shown: Sequence[Engine]
+    hidden: Key
+    counts: bool
+
+
 class Groups:
     """Who is together with whom, kept from page to page while engines look the same."""
 
@@ -110,7 +119,7 @@ class Groups:
         """By the labels that a family has not, and whether it counts; the last used one first."""
         self._version = -1
         self._gone: dict[Layout, list[Engine]] = {}
-        self._asked: dict[tuple[int, Key, bool], tuple[Sequence[Engine], Grouping]] = {}
+        self._asked: dict[tuple[int, Key, bool], tuple[Question, Grouping]] = {}
         """Of this version of the registry, by the list, which is kept: no other gets its address."""
         self._looks: Sequence[int] = ()
 
@@ -140,17 +149,12 @@ class Groups:
         """The engines of all dialects."""
         return self._rosters.all(live=live).engines
 
-    def prepare(
-        self, shown: Sequence[Engine], hidden: Key, *, counts: bool, mirrored: bool
-    ) -> Iterator[None]:
+    def prepare(self, question: Question, *, mirrored: bool) -> Iterator[None]:
         """Look at engines that ``of`` would see for the first time; a turn is due at each step."""
-        gone = self._gone_beside(shown, counts=counts)
-        if self._find(shown, gone, hidden, counts=counts) is not None:
-            return
         spent = 0
-        for engine in (*gone, *shown):
-            if (engine.looks, hidden) not in self._outers:
-                self._outer(engine, hidden)
+        for engine in (*self._gone_beside(question), *question.shown):
+            if (engine.looks, question.hidden) not in self._outers:
+                self._outer(engine, question.hidden)
                 spent += 1
             if mirrored and engine.looks not in self._replicas:
                 self._replica(engine)
@@ -159,21 +163,10 @@ class Groups:
                 yield
                 spent = 0
 
-    def of(self, shown: Sequence[Engine], hidden: Key, *, counts: bool) -> Grouping:
-        """``shown`` by what labels they have without ``hidden`` ones."""
-        gone = self._gone_beside(shown, counts=counts)
-        known = self._find(shown, gone, hidden, counts=counts)
-        if known is None:
-            known = self._grouped(shown, gone, hidden)
-            kept = self._known.setdefault((hidden, counts), [])
-            kept.insert(0, known)
-            del kept[MAX_KNOWN:]
-        self._asked[id(shown), hidden, counts] = shown, known
-        return known
-
-    def _find(
-        self, shown: Sequence[Engine], gone: Sequence[Engine], hidden: Key, *, counts: bool
-    ) -> Grouping | None:
+    def known(self, question: Question) -> Grouping | None:
+        """Who is together, if that was asked before."""
+        shown, hidden, counts = question
+        gone = self._gone_beside(question)
         asked = self._asked.get((id(shown), hidden, counts))
         if asked is not None:
             return asked[1]
@@ -184,8 +177,21 @@ class Groups:
             # No two engines look the same, and none goes back to what it looked like.
             if known.looks == looks and known.gone == left:
                 kept.insert(0, kept.pop(place))
+                self._asked[id(shown), hidden, counts] = question, known
                 return known
         return None
+
+    def of(self, question: Question) -> Grouping:
+        """Who is together of those that are shown."""
+        known = self.known(question)
+        if known is None:
+            shown, hidden, counts = question
+            known = self._grouped(shown, self._gone_beside(question), hidden)
+            kept = self._known.setdefault((hidden, counts), [])
+            kept.insert(0, known)
+            del kept[MAX_KNOWN:]
+            self._asked[id(shown), hidden, counts] = question, known
+        return known
 
     def _grouped(self, shown: Sequence[Engine], gone: Sequence[Engine], hidden: Key) -> Grouping:
         by_labels: dict[Labels, list[Engine]] = {}
@@ -203,7 +209,7 @@ class Groups:
         ]
         return Grouping([e.looks for e in shown], [e.looks for e in gone], groups)
 
-    def _gone_beside(self, shown: Sequence[Engine], *, counts: bool) -> Sequence[Engine]:
+    def _gone_beside(self, question: Question) -> Sequence[Engine]:
         """Engines that are not shown any more, whose counts are in sums nevertheless."""
         registry = self._registry
         if self._version != registry.version:
@@ -213,9 +219,9 @@ class Groups:
             absent = [engine for engine in registry.engines.values() if engine.absent]
             for engine in (*registry.kept.values(), *absent):
                 self._gone.setdefault(engine.layout, []).append(engine)
-        if not counts or not self._dropped or not self._gone:
+        if not question.counts or not self._dropped or not self._gone:
             return ()
-        layouts = dict.fromkeys([engine.layout for engine in shown])
+        layouts = dict.fromkeys([engine.layout for engine in question.shown])
         return [engine for layout in layouts for engine in self._gone.get(layout, ())]
 
     def _outer(self, engine: Engine, hidden: Key) -> Labels:

@@ -18,7 +18,7 @@ from sidestep.engine import Engine, Key, Number
 from sidestep.histograms.histogram import State
 from sidestep.plan import Placed
 from sidestep.registry import Registry
-from sidestep.render.groups import Group, Groups, Labels, Tellers, hidden_from
+from sidestep.render.groups import Group, Grouping, Groups, Labels, Question, Tellers, hidden_from
 from sidestep.view import Family, catalogued, described, owns, spoken
 
 Value = Number | State
@@ -41,6 +41,18 @@ class _Found(NamedTuple):
     own: Labels
     values: Sequence[Value]
     whole: bool = False
+
+
+class _Asked(NamedTuple):
+    """Engines of one dialect, or of none, that show a family, and what ``Groups`` is to tell of them."""
+
+    placed: Placed | None
+    question: Question
+
+    @property
+    def is_mirrored(self) -> bool:
+        """Whether ranks tell the same."""
+        return self.placed is not None and self.placed.row.mirrored
 
 
 class Merging:
@@ -69,38 +81,42 @@ class Merging:
 
     def series(self, family: Family) -> Iterator[Series | None]:
         """The series of ``family`` as of one moment, by their labels; None where a turn is due."""
-        yield from self._prepare(family)
-        found = [*self._copied(family)]
+        asked = self._asked(family)
+        if any(self._groups.known(one.question) is None for one in asked):
+            for one in asked:
+                yield from self._groups.prepare(one.question, mirrored=one.is_mirrored)
+            # Meanwhile others may have come.
+            asked = self._asked(family)
+        found = [*self._copied(family, asked)]
         # To copy the state of a thousand engines takes most of a slice.
         yield None
         if found:
             by_length = any(placed.row.unless_empty for placed in family.places.values())
             yield from _series(chain.from_iterable(found), family.combine, by_length=by_length)
 
-    def _prepare(self, family: Family) -> Iterator[None]:
-        """Have it known of all engines that are there which are together."""
+    def _asked(self, family: Family) -> list[_Asked]:
+        """Who shows ``family`` now, by dialect; nobody is left out."""
         if not family.places:
             everyone = self._everyone(family)
-            yield from self._groups.prepare(
-                everyone, (), counts=family.kind != "gauge", mirrored=False
-            )
+            question = Question(everyone, (), family.kind != "gauge")
+            return [_Asked(None, question)] if everyone else []
+        found = []
         for dialect, placed in family.places.items():
-            row = placed.row
             shown = self._groups.showing(dialect, placed)
-            yield from self._groups.prepare(
-                shown, hidden_from(row.labels), counts=row.kind != "gauge", mirrored=row.mirrored
-            )
+            if shown:
+                hidden = hidden_from(placed.row.labels)
+                question = Question(shown, hidden, placed.row.kind != "gauge")
+                found.append(_Asked(placed, question))
+        return found
 
-    def _copied(self, family: Family) -> Iterator[Iterable[_Found | None]]:
+    def _copied(self, family: Family, asked: Iterable[_Asked]) -> Iterator[Iterable[_Found | None]]:
         """What all engines have of ``family`` now, to be read afterwards."""
-        if not family.places:
-            yield self._open(family)
-        for dialect, placed in family.places.items():
-            row = placed.row
-            shown = self._groups.showing(dialect, placed)
-            if not shown:
+        for placed, question in asked:
+            found = self._groups.of(question)
+            if placed is None:
+                yield self._open(family, found)
                 continue
-            found = self._groups.of(shown, hidden_from(row.labels), counts=row.kind != "gauge")
+            row = placed.row
             if row.source == LORA and "engine" in self.choice.dropped:
                 yield self._adapters(placed, found.groups)
                 continue
@@ -166,7 +182,7 @@ class Merging:
         live = [engine for engine in self._groups.everyone(live=True) if engine.layout is layout]
         hidden = hidden_from(placed.row.labels)
         room: dict[Labels, int] = {}
-        for group in self._groups.of(live, hidden, counts=False).groups:
+        for group in self._groups.of(Question(live, hidden, counts=False)).groups:
             told = [engine.info.get("lora", {}).get("max_lora", "") for engine in group.members]
             room[group.labels] = sum(int(one) for one in told if one.isascii() and one.isdigit())
         kept = [
@@ -197,10 +213,9 @@ class Merging:
         everyone = self._groups.everyone(live=family.kind == "gauge")
         return [engine for engine in everyone if family.name in engine.open]
 
-    def _open(self, family: Family) -> Iterable[_Found | None]:
+    def _open(self, family: Family, found: Grouping) -> Iterable[_Found | None]:
         """A family that described itself: its engines bring all their labels."""
         is_gauge = family.kind == "gauge"
-        found = self._groups.of(self._everyone(family), (), counts=not is_gauge)
         told = [(group.labels, group.members) for group in found.groups]
         engines = [engine for _, some in told for engine in some]
         copies = copied(family, None, engines, state_of)
