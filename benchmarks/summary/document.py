@@ -33,7 +33,8 @@ def markdown(table: Table) -> Iterator[str]:
         yield f"\n**{topic(name).title}**\n\n| Row | Peer | Ratio | Target | Met |\n|---|---|---|---|---|\n"
         for row in topic(name).rows:
             what, unit, ours, _, peer, ratio, target, met = cells(row, figures[row.name])
-            # A figure that has a limit of its own is no time, or says itself how far it is off.
-            own = f" ({ours} {unit})" if row.limit is not None and ours else ""
+            # A figure that has a limit of its own says itself how far it is off; a share is no time.
+            shown = row.limit is not None or unit.startswith("%")
+            own = f" ({ours} {unit})" if shown and ours else ""
             yield f"| {what} | {peer} | {ratio}{own} | {target} | {met} |\n"
     yield "\n"

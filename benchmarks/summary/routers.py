@@ -12,6 +12,8 @@ from benchmarks.summary.rows import Figure, Row, Topic
 REPLICAS = 4
 ENGINES = 16
 PEER = "a bare aiohttp, the same bytes each time"
+TARGET = 1.6 / 5
+"""5 % of a core on a machine where the peer takes 1.6 %: others are slower, or quicker."""
 POLLED = f"{REPLICAS} replicas poll the pod's page every 50 ms, {ENGINES} engines"
 
 
@@ -27,4 +29,4 @@ def measure(quick: bool) -> Mapping[str, Figure]:
     return {POLLED: Figure(polled - without, alone)}
 
 
-ROUTERS = Topic("Request routers", (Row(POLLED, "% of a core", PEER, limit=5),), measure)
+ROUTERS = Topic("Request routers", (Row(POLLED, "% of a core", PEER, TARGET),), measure)
