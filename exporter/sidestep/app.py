@@ -10,27 +10,23 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
-from importlib.metadata import entry_points
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any
 
 from prometheus_client.registry import Collector
 
-from sidestep import __version__, logs, loops
+from sidestep import __version__, installed, logs, loops
 from sidestep.catalogue import DIALECTS
-from sidestep.choice import Choice
 from sidestep.ending import Ending
-from sidestep.engine import ORIGIN
 from sidestep.errors import ConfigError
 from sidestep.forwarding.forward import Forwarder
 from sidestep.forwarding.told import Present
-from sidestep.histograms.native import Native
 from sidestep.http import application
 from sidestep.ingest import Ingest
 from sidestep.intake import Intake
 from sidestep.lifecycle.rules import Rules
-from sidestep.plan import Layout, compile_layout
+from sidestep.plan import compile_layout
 from sidestep.registry import Registry, Sampling
 from sidestep.saving.durable import StateDirectory
 from sidestep.saving.snapshots import Snapshots
@@ -38,25 +34,16 @@ from sidestep.selfmetrics import SelfMetrics, names, own_registry
 from sidestep.serving import packing
 from sidestep.serving.scrapes import Pages
 from sidestep.settings.config import Config
+from sidestep.settings.parts import access, check_labels, chosen, engine_settings, native
 from sidestep.signals.objectives import Objectives
-from sidestep.sources import Source
 from sidestep.statslog import StatsLog
-from sidestep.transport.access import Access
 from sidestep.transport.guard import Guard
 from sidestep.transport.process import calm_collector, raise_open_files, resident
 from sidestep.transport.watchdog import MIB, Watchdog
 from sidestep.web.front import Front
-from sidestep.wire.messages import Objective, Settings
+from sidestep.web.sockets import listen
 
 log = logging.getLogger(__name__)
-
-SOURCES_GROUP = "sidestep.sources"
-"""Entry points of what brings items by itself: functions of the configuration and the intake that
-return ``sources.Source`` objects."""
-COLLECTORS_GROUP = "sidestep.collectors"
-"""Entry points of a user's own prometheus_client collectors: classes or functions without
-arguments that return one."""
-
 
 NO_PROMISE = (
     "counters start anew with this process, its own end is a counter reset"
@@ -92,7 +79,7 @@ class Exporter:
             config.buckets,
             rules,
             sampling,
-            _native(config),
+            native(config),
             objectives=Objectives(config.slo),
         )
         self.choice = chosen(config)
@@ -111,12 +98,12 @@ class Exporter:
             guard=Guard(self.metrics, time.monotonic, allowed.keys, lambda: watchdog.full),
             merge=config.forward_merge,
         )
-        _check_labels(config, layouts)
-        self.intake.receiver.settings = _settings(config)
+        check_labels(config, layouts)
+        self.intake.receiver.settings = engine_settings(config)
         self.ingest = Ingest(self.intake, allowed, watchdog)
         self.promise = NO_PROMISE
         self._set_sample_rate()
-        self.collectors = own_registry(self.metrics, [*installed_collectors(), *collectors])
+        self.collectors = own_registry(self.metrics, [*installed.collectors(), *collectors])
         self.registry.reserved = names(self.collectors)
         self.addresses: list[tuple[str, int]] = []
         self.front = Front(config.web_config_file, self.metrics)
@@ -176,7 +163,7 @@ class Exporter:
             stack.push_async_callback(self.ingest.wait_closed)
             # Runs before what was pushed before it: the last snapshot holds what it applies.
             stack.callback(self.ingest.drain)
-            sources = installed_sources(self.config, self.intake)
+            sources = installed.sources(self.config, self.intake)
             self.ingest.open(self.config.ingest_endpoint, sources)
             if sockets:
                 await stack.enter_async_context(self._serving(sockets, snapshots))
@@ -238,126 +225,6 @@ async def _cancelled(task: asyncio.Task[None]) -> None:
     """Cancel ``task``, and return when it has ended."""
     task.cancel()
     await asyncio.wait([task])
-
-
-def _check_labels(config: Config, layouts: Mapping[str, Layout]) -> None:
-    """Whether series can have the labels that forwarding adds.
-
-    Raises:
-        ConfigError: Some have one of that name.
-    """
-    for name, _ in config.forward_label:
-        if name in (ORIGIN, "le", "quantile") or any(
-            name in layout.own_labels | layout.required for layout in layouts.values()
-        ):
-            raise ConfigError(f"--forward.label {name}: engines' series have a label of that name")
-
-
-def _native(config: Config) -> Native | None:
-    if config.histograms == "classic":
-        return None
-    return Native(config.schemas, time.time, both=config.histograms == "both")
-
-
-def _settings(config: Config) -> Settings:
-    return Settings(
-        {family: list(bounds) for family, bounds in config.buckets.items()},
-        config.intervals_scheduled,
-        config.intervals_inter_token,
-        config.requests_max_tracked,
-        config.requests_max_age,
-        config.kv_scale_samples,
-        config.kv_max_tracked,
-        None if config.histograms == "classic" else dict(config.schemas),
-        # How requests end is read off the engine's own counters, which are in what is folded.
-        [Objective(o.name, list(o.families), o.threshold) for o in config.slo if o.families],
-    )
-
-
-def chosen(config: Config) -> Choice:
-    """What of the engines' series ``config`` wants on pages."""
-    return Choice(
-        dropped=frozenset(config.metrics_drop_label),
-        allow=config.metrics_allow,
-        deny=config.metrics_deny,
-        thinning=config.metrics_bucket_thinning,
-        kept=config.shown_buckets,
-    )
-
-
-def access(config: Config) -> Access:
-    """Who may connect by ``config``.
-
-    Raises:
-        ConfigError: A key, directory or group cannot be had, or one key is missing.
-    """
-    return Access.of(
-        config.ingest_curve_key,
-        config.ingest_authorized_keys,
-        config.ingest_ipc_group,
-        plain_tcp=config.ingest_allow_plain_tcp,
-    )
-
-
-def installed_collectors() -> list[Collector]:
-    """What other installed packages register under ``sidestep.collectors``.
-
-    Raises:
-        ConfigError: One of them cannot be made, or there is none to do what is asked for.
-    """
-    found: list[Collector] = []
-    for point in entry_points(group=COLLECTORS_GROUP):
-        try:
-            found.append(point.load()())
-        except Exception as error:
-            raise ConfigError(f"collector {point.name}: {error!r}") from error
-    return found
-
-
-def installed_sources(config: Config, intake: Intake) -> list[Source]:
-    """What installed packages, ours among them, register under ``sidestep.sources``.
-
-    Raises:
-        ConfigError: One of them cannot be made.
-    """
-    found: list[Source] = []
-    # A package that was installed in two ways registers the same twice.
-    points = {point.value: point for point in entry_points(group=SOURCES_GROUP)}
-    for point in points.values():
-        try:
-            found += point.load()(config, intake)
-        except ConfigError:
-            raise
-        except Exception as error:
-            raise ConfigError(f"source {point.name}: {error!r}") from error
-    if (config.subscribe or config.scrape or config.triton) and not found:
-        raise ConfigError(
-            "nothing here can subscribe or poll: install sidestep anew, with its entry points"
-        )
-    return found
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; an empty host is all addresses.
-
-    Raises:
-        ConfigError: The address is taken, not ours, or unknown.
-    """
-    shown = f"{host}:{port}"
-    try:
-        found = socket.getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-        # All addresses of both families through one socket, where the host has IPv6.
-        found.sort(key=lambda entry: entry[0] == socket.AF_INET6, reverse=not host)
-        family, _, _, _, address = found[0]
-        dual = family == socket.AF_INET6 and not host
-        return socket.create_server(
-            address[:2], family=family, backlog=128, dualstack_ipv6=dual and socket.has_ipv6
-        )
-    except (OSError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(f"cannot listen on {shown}: {reason}") from None
 
 
 def on_hangup(exporter: Exporter, reload: Callable[[], Config]) -> None:

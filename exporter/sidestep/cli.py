@@ -115,7 +115,7 @@ def replay(file: Path, connect: str | None, speed: str, namespace: str) -> None:
 @click.option("--connect", metavar="ENDPOINT", default="", help="Exporter to pass everything to.")
 def record(file: Path, listen: str | None, connect: str) -> None:
     """Write what engines send to FILE, and pass it on to an exporter if there is one."""
-    from sidestep.app import access
+    from sidestep.settings.parts import access
     from sidestep_adapters.tee import Tee
 
     logs.set_up("info", "text")

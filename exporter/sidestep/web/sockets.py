@@ -1,0 +1,30 @@
+"""Where the pages are: addresses, as listening sockets."""
+
+from __future__ import annotations
+
+import socket
+
+from sidestep.errors import ConfigError
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; an empty host is all addresses.
+
+    Raises:
+        ConfigError: The address is taken, not ours, or unknown.
+    """
+    shown = f"{host}:{port}"
+    try:
+        found = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        # All addresses of both families through one socket, where the host has IPv6.
+        found.sort(key=lambda entry: entry[0] == socket.AF_INET6, reverse=not host)
+        family, _, _, _, address = found[0]
+        dual = family == socket.AF_INET6 and not host
+        return socket.create_server(
+            address[:2], family=family, backlog=128, dualstack_ipv6=dual and socket.has_ipv6
+        )
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"cannot listen on {shown}: {reason}") from None
