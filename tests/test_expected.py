@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import random
 import time
+from itertools import accumulate
 
 import pytest
 
 from harm import World
-from sidestep.serving.expected import EVEN, LONGEST, MANY, SHORTEST, Expected
-from sidestep.serving.scrapes import CHEAP, JITTER, Pages
+from sidestep.serving.expected import JITTER, LONGEST, MANY, SHORTEST, Expected
+from sidestep.serving.scrapes import CHEAP, REUSED, Pages
 from sidestep.wire.messages import EngineInfo
 from slices import counted
 
 
-def expected(*intervals: float) -> Expected:
-    """Of somebody who asked at 100 s, and then after each of ``intervals``."""
-    found, now = Expected(), 100.0
-    found.asked(now)
-    for interval in intervals:
-        now += interval
-        found.asked(now)
-    return found
+def asked(*times: float) -> list[object]:
+    """When who asked at each of ``times`` is due again, as far as that is known."""
+    found = Expected()
+    dues = [found.asked(now) for now in times]
+    return [due and pytest.approx(due.at, abs=JITTER / 2) for due in dues]
 
 
 @pytest.mark.parametrize(
@@ -31,12 +30,11 @@ def expected(*intervals: float) -> Expected:
         ((), None),
         ((15.0,), 130.0),
         ((15.0, 15.0), 145.0),
-        ((15.0, 15.0 * (1 - EVEN / 2)), 100 + 15 + 2 * 14.25),
-        ((15.0, 15.0 * (1 - 2 * EVEN)), None),
+        ((15.0, 15.0 + 2 * JITTER), None),
         ((15.0, 3.0, 15.0), None),
         ((3.0, 15.0, 15.0), 148.0),
         ((SHORTEST / 2,), None),
-        ((SHORTEST / 2, SHORTEST / 2), None),
+        ((SHORTEST / 3,) * 6, None),
         ((2 * LONGEST, 2 * LONGEST), None),
     ],
 )
@@ -44,21 +42,40 @@ def test_two_even_intervals_promise_a_third(
     intervals: tuple[float, ...], due: float | None
 ) -> None:
     """And the first one a second: neither routers' nor those of somebody who looks now and then."""
-    assert expected(*intervals).at == (None if due is None else pytest.approx(due))
+    assert asked(*accumulate(intervals, initial=100.0))[-1] == due
 
 
 @pytest.mark.parametrize(
-    ("offsets", "many"), [((0.0, 4.0), 2), ((0.0, 0.05), 2), ((0.0, 2.0, 9.0), MANY)]
+    "offsets", [(0.0,), (0.0, 4.0), (0.0, JITTER / 2), (0.0, 2.0, 9.0), (0.0, 2.0, 5.0, 9.0)]
 )
-def test_who_ask_by_turns_are_told_apart(offsets: tuple[float, ...], many: int) -> None:
-    """A pair of Prometheus servers asks at the same intervals, each in its own time."""
-    found = Expected()
-    asks = [15.0 * turn + offset for turn in range(4) for offset in offsets]
-    for now in asks[:-many]:
-        found.asked(now)
-    for now, after in zip(asks[-many:], [*asks[1 - many :], asks[-many] + 15.0], strict=True):
-        found.asked(now)
-        assert found.at == pytest.approx(after)
+def test_who_ask_by_turns_are_told_apart(offsets: tuple[float, ...]) -> None:
+    """A pair of Prometheus servers asks at the same intervals, each in its own time; few are enough."""
+    times = [15.0 * turn + offset for turn in range(6) for offset in offsets]
+    known = [now for now, due in zip(times, asked(*times), strict=True) if due == now + 15.0]
+
+    late = [now for now in times if now >= 45.0]
+    assert len([now for now in known if now in late]) == 3 * min(len(offsets), MANY)
+
+
+def test_who_looks_in_between_disturbs_nobody() -> None:
+    """Nor does somebody who was expected and has not come; and chance is not often believed."""
+    times = [0.0, 15.0, 30.0, 37.0, 45.0, 60.0, 63.0, 75.0, 120.0, 135.0, 150.0]
+    dues = dict(zip(times, asked(*times), strict=True))
+    assert [now for now, due in dues.items() if due == now + 15.0] == [
+        15.0, 30.0, 45.0, 60.0, 75.0, 150.0
+    ]  # fmt: skip
+    assert {dues[now] for now in (37.0, 63.0, 120.0)} == {None}
+
+    draw = random.Random(1)
+    chance = asked(*accumulate(draw.expovariate(0.1) for _ in range(1000)))
+    assert sum(due is not None for due in chance) < 60
+
+
+def test_intervals_that_drift_are_followed() -> None:
+    """A hundredth of a second more each time."""
+    times = [*accumulate((15.0 + 0.01 * turn for turn in range(50)), initial=0.0)]
+
+    assert None not in asked(*times)[1:]
 
 
 class Ahead:
@@ -90,62 +107,97 @@ class Ahead:
         """Whether each histogram has so many observations."""
         return f'n_count{{engine="199",model_name="m"}} {count}\n'.encode() in page
 
+    async def due(self, seconds: float, *, packed: bool = False) -> None:
+        """Somebody will ask in so many seconds; return when the page for that is begun."""
+        due = time.monotonic() + seconds
+        self.pages._took["text", packed] = max(self.pages._took["text", packed], 2 * CHEAP)
+        self.pages._anticipate("text", due, packed=packed)
+        async with asyncio.timeout(60):
+            while not self.pages._making:
+                await asyncio.sleep(0.005)
 
-def regular(intervals: float) -> Expected:
-    """Who has asked every second, the last time before ``intervals`` of them."""
-    found = Expected()
-    for ago in (2, 1, 0):
-        found.asked(time.monotonic() - ago - intervals)
-    return found
+    async def ready(self) -> None:
+        """Return when no page is made ahead any more."""
+        async with asyncio.timeout(60):
+            while self.pages._making:
+                await asyncio.sleep(0.005)
 
 
 @pytest.mark.parametrize("packed", [False, True])
 async def test_a_page_that_is_due_is_made_before_it_is_asked_for(
-    packed: bool, monkeypatch: pytest.MonkeyPatch
+    packed: bool,
 ) -> None:
     """Also in gzip. Who asks then finds it, and who asks much later what is new."""
-    monkeypatch.setattr("sidestep.serving.scrapes.REUSED", 0.0)
     made = Ahead()
     made.observe()
     _, spent = await made.ask(packed=packed)
+    await asyncio.sleep(REUSED)
     made.observe()
-    made.pages._expected["text"] = regular(0.7)
-    made.pages._took["text"] = 2 * CHEAP
-    made.pages._anticipate("text", packed=packed)
-    async with asyncio.timeout(60):
-        while not made.pages._making:
-            await asyncio.sleep(0.005)
-        # Half done: who asks now waits for the same one.
-        early, _ = await made.ask(packed=packed)
-        while made.pages._making:
-            await asyncio.sleep(0.005)
+    await made.due(1.0, packed=packed)
+    # Half done: who asks now waits for the same one.
+    early, _ = await made.ask(packed=packed)
+    await made.ready()
     made.observe()
 
     due, found = await made.ask(packed=packed)
 
     assert due == early
-    text = gzip.decompress(due) if packed else due
-    assert made.shows(text, 2)
+    assert made.shows(gzip.decompress(due) if packed else due, 2)
     assert found < spent / 10
-    await asyncio.sleep(0.3 + 2 * JITTER)
+    await asyncio.sleep(REUSED + JITTER)
     late, _ = await made.ask()
     assert made.shows(late, 3)
 
 
-async def test_who_asks_early_is_not_waited_for_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else each page that is asked for out of turn would have another one made for nobody."""
-    monkeypatch.setattr("sidestep.serving.scrapes.CHEAP", -1.0)
-    monkeypatch.setattr("sidestep.serving.scrapes.REUSED", 0.0)
-    monkeypatch.setattr(Expected, "at", property(lambda _: time.monotonic() + 60.0))
-    world = World()
-    pages = Pages(world.intake.registry, world.own, world.intake.metrics, [])
-    waiting = []
-    for _ in range(3):
-        await pages.page("text", frozenset())
-        waiting.append(pages._ahead["text"])
+async def test_a_page_made_ahead_is_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However new the last one is: else one page could be kept for ever."""
+    monkeypatch.setattr("sidestep.serving.scrapes.REUSED", 60.0)
+    made = Ahead()
+    await made.ask()
+    for count in range(1, 4):
+        made.observe()
+        await made.due(1.0)
+        await made.ready()
+        assert made.shows((await made.ask())[0], count)
 
-    assert [one.cancelled() for one in waiting] == [True, True, False]
-    waiting[-1].cancel()
+
+async def test_a_page_is_not_kept_longer_for_who_does_not_come() -> None:
+    """The one after a page that took long is begun early, and may be there long before it is due."""
+    made = Ahead()
+    made.observe()
+    await made.ask()
+    made.observe()
+    made.pages._took["text", False] = 0.6
+    await made.due(1.0)
+    await made.ready()
+    made.observe()
+    await asyncio.sleep(REUSED)
+
+    assert made.shows((await made.ask())[0], 3)
+
+
+async def test_who_asks_for_gzip_by_turns_gets_it_made_ahead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And the other's page is not packed."""
+    monkeypatch.setattr("sidestep.serving.scrapes.CHEAP", -1.0)
+    made = Ahead()
+    ahead: list[tuple[float, bool]] = []
+    monkeypatch.setattr(
+        made.pages, "_anticipate", lambda _, due, *, packed: ahead.append((due, packed))
+    )
+    begun = time.monotonic()
+    for turn in range(8):
+        await asyncio.sleep(max(begun + 0.25 * turn - time.monotonic(), 0.0))
+        await made.ask(packed=turn % 2 == 1)
+
+    assert {
+        packed: len([one for one in ahead if one[1] == packed]) for packed in (False, True)
+    } == {
+        False: 3,
+        True: 3,
+    }
+    assert [round((due - begun) / 0.25) % 2 == 1 for due, _ in ahead] == [one for _, one in ahead]
 
 
 async def test_a_page_that_could_not_be_made_is_made_again(

@@ -1,45 +1,64 @@
-"""When somebody who asks at regular intervals will ask again, as Prometheus does."""
+"""When those who ask at regular intervals will ask again, as Prometheus does."""
 
 from __future__ import annotations
 
 from collections import deque
+from typing import NamedTuple
 
 SHORTEST = 0.2
 """Seconds; who asks more often is a router, and content with a page that is kept."""
 LONGEST = 300.0
 """Seconds between two scrapes: Prometheus gives up a series after that."""
-EVEN = 0.1
-"""Two intervals may differ by so much of the longer one."""
+JITTER = 0.05
+"""Seconds that somebody regular may come early or late."""
 MANY = 3
-"""Who ask by turns at most, each at the same intervals: Prometheus often runs twice."""
+"""Who are expected at most, each at intervals of its own: Prometheus often runs twice."""
+
+
+class Due(NamedTuple):
+    """Somebody will ask: when, in seconds, and how long that is after the last time."""
+
+    at: float
+    interval: float
 
 
 class Expected:
-    """The next request, from the last ones: two intervals of about the same length promise a third.
+    """The next requests, from the last ones: two intervals of the same length promise a third.
 
-    Of the first interval nobody can say that it is chance: it is believed.
+    Of the very first interval nobody can say that it is chance: it is believed.
     """
 
     def __init__(self) -> None:
-        self._times: deque[float] = deque(maxlen=2 * MANY + 1)
+        self._due: list[Due] = []
+        self._others: deque[float] = deque(maxlen=4 * MANY)
+        """When somebody asked who was not expected."""
+        self._is_new = True
 
-    def asked(self, now: float) -> None:
-        """Somebody asks, at ``now`` in seconds."""
-        self._times.append(now)
+    def asked(self, now: float) -> Due | None:
+        """Somebody asks, at ``now`` in seconds; when the same will ask again, if that is known."""
+        self._due = [due for due in self._due if due.at >= now - JITTER]
+        came = next((due for due in self._due if due.at <= now + JITTER), None)
+        if came is not None:
+            self._due.remove(came)
+            # Both are a little off, in one way or the other.
+            interval = (came.interval + now - (came.at - came.interval)) / 2
+        else:
+            interval = self._learnt(now)
+            self._others.append(now)
+        if not SHORTEST <= interval <= LONGEST or len(self._due) >= MANY:
+            return None
+        due = Due(now + interval, interval)
+        self._due.append(due)
+        return due
 
-    @property
-    def at(self) -> float | None:
-        """When the next one is due; None where nobody can know."""
-        times = self._times
-        match [*times]:
-            case [first, second]:
-                return _due(second, second - first)
-        for many in range(1, (len(times) - 1) // 2 + 1):
-            before, interval = times[-1 - many] - times[-1 - 2 * many], times[-1] - times[-1 - many]
-            if abs(before - interval) <= EVEN * max(before, interval):
-                return _due(times[-many], interval)
-        return None
-
-
-def _due(last: float, interval: float) -> float | None:
-    return last + interval if SHORTEST <= interval <= LONGEST else None
+    def _learnt(self, now: float) -> float:
+        """The shortest interval at which somebody has come twice before; 0 where nobody has."""
+        times = [*self._others]
+        if self._is_new and times:
+            self._is_new = False
+            return now - times[0]
+        for place in range(len(times) - 1, 0, -1):
+            interval = now - times[place]
+            if any(abs(times[place] - before - interval) <= JITTER for before in times[:place]):
+                return interval
+        return 0.0

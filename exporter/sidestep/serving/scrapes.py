@@ -8,8 +8,9 @@ import functools
 import math
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Coroutine, Iterator, Sequence
 from itertools import chain
+from typing import Any
 
 from sidestep.choice import Choice
 from sidestep.registry import Registry
@@ -19,7 +20,7 @@ from sidestep.render.own import OwnTexts
 from sidestep.render.text import Texts
 from sidestep.saving.snapshots import Snapshots
 from sidestep.selfmetrics import OwnRegistry, SelfMetrics
-from sidestep.serving.expected import Expected
+from sidestep.serving.expected import JITTER, Expected
 from sidestep.serving.formats import Format
 from sidestep.serving.packing import Body
 from sidestep.serving.pod_pages import PodPages
@@ -31,11 +32,39 @@ REUSED = 0.1
 """Seconds for which a page may answer more than those who asked for it."""
 AHEAD = 1.2
 """Times that it takes to make a page, before one is due, is when it is made ahead."""
-JITTER = 0.05
-"""Seconds that a scrape may come early or late."""
 
 State = tuple[int, int]
 """Another one when the page is another."""
+
+
+class Answer:
+    """A page in the making, or made, for all who ask until it is too old.
+
+    Attributes:
+        begun: When its making began, monotonic seconds.
+        until: When it is too old.
+    """
+
+    def __init__(self, made: Coroutine[Any, Any, Body]) -> None:
+        self.begun = time.monotonic()
+        self.until = math.inf
+        self._task = asyncio.create_task(made)
+        self._task.add_done_callback(self._keep)
+
+    @property
+    def is_made(self) -> bool:
+        """Or has failed."""
+        return self._task.done()
+
+    def _keep(self, task: asyncio.Task[Body]) -> None:
+        now = time.monotonic()
+        took = now - self.begun
+        failed = task.cancelled() or task.exception() is not None
+        self.until = now if failed or took <= CHEAP else now + min(9 * took, REUSED)
+
+    async def parts(self, *, packed: bool) -> Sequence[bytes]:
+        """The page, or the page in gzip; one who hangs up does not take it from others."""
+        return await _parts(await asyncio.shield(self._task), packed=packed)
 
 
 class Pages:
@@ -69,10 +98,10 @@ class Pages:
         self._texts = Texts(registry) if shown.is_plain else self.views["engine"]
         self.pod = PodPages(registry, self.views["pod"], self._own, self.settled)
         self._cache: dict[Format, tuple[State, Body]] = {}
-        self._answers: dict[Format, tuple[float, asyncio.Task[Body]]] = {}
-        self._expected: defaultdict[Format, Expected] = defaultdict(Expected)
-        self._took: defaultdict[Format, float] = defaultdict(float)
-        self._ahead: dict[Format, asyncio.TimerHandle] = {}
+        self._answers: dict[Format, Answer] = {}
+        self._expected: defaultdict[tuple[Format, bool], Expected] = defaultdict(Expected)
+        self._took: defaultdict[tuple[Format, bool], float] = defaultdict(float)
+        """Seconds from the beginning of the last new page until it was there, in gzip or not."""
         self._making: set[asyncio.Task[None]] = set()
 
     async def page(
@@ -86,58 +115,51 @@ class Pages:
         """
         if names:
             return await _parts(await self._made(form, names), packed=packed)
-        self._expected[form].asked(time.monotonic())
-        self._anticipate(form, packed=packed)
-        return await self._answered(form, packed=packed)
+        now = time.monotonic()
+        due = self._expected[form, packed].asked(now)
+        if due is not None:
+            self._anticipate(form, due.at, packed=packed)
+        answer = self._answers.get(form)
+        if answer is not None and now < answer.until:
+            return await answer.parts(packed=packed)
+        return await self._timed(form, self._new(form), packed=packed)
 
-    async def _answered(self, form: Format, *, packed: bool) -> Sequence[bytes]:
-        until, task = self._answers.get(form, (0.0, None))
-        started = time.monotonic()
-        if task is not None and started < until:
-            return await _parts(await asyncio.shield(task), packed=packed)
-        self._answers = {one: made for one, made in self._answers.items() if started < made[0]}
-        task = asyncio.create_task(self._made(form))
-        self._answers[form] = math.inf, task
-        task.add_done_callback(functools.partial(self._expire, form, started))
-        # One who hangs up must not take the others' page along.
-        parts = await _parts(await asyncio.shield(task), packed=packed)
-        self._took[form] = max(time.monotonic() - started, self._took[form] / 2)
+    def _new(self, form: Format) -> Answer:
+        now = time.monotonic()
+        self._answers = {one: kept for one, kept in self._answers.items() if now < kept.until}
+        answer = self._answers[form] = Answer(self._made(form))
+        return answer
+
+    async def _timed(self, form: Format, answer: Answer, *, packed: bool) -> Sequence[bytes]:
+        parts = await answer.parts(packed=packed)
+        self._took[form, packed] = time.monotonic() - answer.begun
         return parts
 
-    def _expire(self, form: Format, started: float, task: asyncio.Task[Body]) -> None:
-        now = time.monotonic()
-        took = now - started
-        kept = min(9 * took, REUSED) if took > CHEAP else 0.0
-        if task.cancelled() or task.exception() is not None:
-            kept = 0.0
-        self._answers[form] = now + kept, task
-
-    def _anticipate(self, form: Format, *, packed: bool) -> None:
+    def _anticipate(self, form: Format, due: float, *, packed: bool) -> None:
         """Make the page shortly before it is due: who asks then finds it there."""
-        before = self._ahead.pop(form, None)
-        if before is not None:
-            # Whoever it waited for has come already.
-            before.cancel()
-        due, took = self._expected[form].at, self._took[form]
-        if took <= CHEAP or due is None:
-            return
+        took = self._took[form, packed]
         delay = due - AHEAD * took - JITTER - time.monotonic()
-        if delay > 0:
-            loop = asyncio.get_running_loop()
+        if took > CHEAP and delay > 0:
             begin = functools.partial(self._begin, form, due, packed=packed)
-            self._ahead[form] = loop.call_later(delay, begin)
+            asyncio.get_running_loop().call_later(delay, begin)
 
     def _begin(self, form: Format, due: float, *, packed: bool) -> None:
-        task = asyncio.get_running_loop().create_task(self._make_ahead(form, due, packed=packed))
-        self._making.add(task)
-        task.add_done_callback(self._making.discard)
+        present = self._answers.get(form)
+        # Who is due finds the one that is in the making already.
+        if present is None or present.is_made:
+            ahead = self._make_ahead(form, due, packed=packed)
+            task = asyncio.get_running_loop().create_task(ahead)
+            self._making.add(task)
+            task.add_done_callback(self._making.discard)
 
     async def _make_ahead(self, form: Format, due: float, *, packed: bool) -> None:
         # What is wrong with a page is for who asks for it.
         with contextlib.suppress(Exception):
-            await self._answered(form, packed=packed)
-            until, task = self._answers[form]
-            self._answers[form] = max(until, due + JITTER), task
+            answer = self._new(form)
+            await self._timed(form, answer, packed=packed)
+            # What took longer may have been begun the earlier in vain.
+            kept = max(REUSED, self._took[form, packed] / 2)
+            answer.until = max(answer.until, min(due + JITTER, time.monotonic() + kept))
 
     async def _made(self, form: Format, names: Collection[str] = ()) -> Body:
         started = time.perf_counter()
