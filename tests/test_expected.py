@@ -7,11 +7,13 @@ import gzip
 import random
 import time
 from itertools import accumulate
+from typing import Any
 
 import pytest
 
 from harm import World
 from sidestep.serving.expected import JITTER, LONGEST, MANY, SHORTEST, Expected
+from sidestep.serving.packing import Packed, pack
 from sidestep.serving.scrapes import CHEAP, REUSED, Pages
 from sidestep.wire.messages import EngineInfo
 from slices import counted
@@ -69,6 +71,23 @@ def test_who_looks_in_between_disturbs_nobody() -> None:
     draw = random.Random(1)
     chance = asked(*accumulate(draw.expovariate(0.1) for _ in range(1000)))
     assert sum(due is not None for due in chance) < 60
+
+
+@pytest.mark.parametrize(("interval", "before"), [(15.0, 60.0), (LONGEST, LONGEST)])
+def test_scrapes_that_are_lost_are_not_for_ever(interval: float, before: float) -> None:
+    """One in fifty, after an hour of another interval, all of them to 5 ms."""
+    draw = random.Random(2)
+    times = [before * turn for turn in range(60)]
+    times += [times[-1] + interval * turn for turn in range(1, 2000) if draw.random() > 0.02]
+    found = Expected()
+    dues = [found.asked(now + draw.uniform(-0.005, 0.005)) for now in times]
+
+    hits = [
+        due is not None and abs(due.at - now) <= JITTER
+        for due, now in zip(dues, times[1:], strict=False)
+    ]
+    assert sum(hits[60:]) > 0.85 * len(hits[60:])
+    assert len(found._due) <= MANY
 
 
 def test_intervals_that_drift_are_followed() -> None:
@@ -198,6 +217,36 @@ async def test_who_asks_for_gzip_by_turns_gets_it_made_ahead(
         True: 3,
     }
     assert [round((due - begun) / 0.25) % 2 == 1 for due, _ in ahead] == [one for _, one in ahead]
+
+
+async def test_one_page_is_in_the_making_for_all_who_are_due(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two at one time, and who asks while it is packed, however long that takes."""
+    monkeypatch.setattr("sidestep.serving.scrapes.REUSED", 0.0)
+    packing = asyncio.Event()
+    go_on = asyncio.Event()
+
+    async def slowly(*given: Any, **named: Any) -> Packed:
+        packing.set()
+        await go_on.wait()
+        return await pack(*given, **named)
+
+    monkeypatch.setattr("sidestep.serving.packing.pack", slowly)
+    made = Ahead()
+    made.observe()
+    due = time.monotonic() + 1.0
+    made.pages._begin("text", due, packed=True)
+    made.pages._begin("text", due, packed=False)
+    assert len(made.pages._making) == 1
+    await packing.wait()
+    made.observe()
+    page, _ = await made.ask()
+    go_on.set()
+    await made.ready()
+
+    assert made.shows(page, 1)
+    assert gzip.decompress((await made.ask(packed=True))[0]) == page
 
 
 async def test_a_page_that_could_not_be_made_is_made_again(

@@ -37,7 +37,10 @@ class Expected:
     def asked(self, now: float) -> Due | None:
         """Somebody asks, at ``now`` in seconds; when the same will ask again, if that is known."""
         self._due = [due for due in self._due if due.at >= now - JITTER]
-        came = next((due for due in self._due if due.at <= now + JITTER), None)
+        # One that lost some requests may be expected at twice its interval, too.
+        came = min(
+            (due for due in self._due if due.at <= now + JITTER), key=_interval, default=None
+        )
         if came is not None:
             self._due.remove(came)
             # Both are a little off, in one way or the other.
@@ -45,8 +48,13 @@ class Expected:
         else:
             interval = self._learnt(now)
             self._others.append(now)
-        if not SHORTEST <= interval <= LONGEST or len(self._due) >= MANY:
+        if not SHORTEST <= interval <= LONGEST + JITTER:
             return None
+        if len(self._due) >= MANY:
+            longest = max(self._due, key=_interval)
+            if longest.interval <= interval + JITTER:
+                return None
+            self._due.remove(longest)
         due = Due(now + interval, interval)
         self._due.append(due)
         return due
@@ -62,3 +70,7 @@ class Expected:
             if any(abs(times[place] - before - interval) <= JITTER for before in times[:place]):
                 return interval
         return 0.0
+
+
+def _interval(due: Due) -> float:
+    return due.interval

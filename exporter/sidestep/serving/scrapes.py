@@ -29,7 +29,8 @@ from sidestep.serving.turns import collected
 CHEAP = 0.005
 """Seconds that a page may take to be made anew for each who asks."""
 REUSED = 0.1
-"""Seconds for which a page may answer more than those who asked for it."""
+"""Seconds for which a page may answer more than those who asked for it, or half of what it took
+where it was made ahead."""
 AHEAD = 1.2
 """Times that it takes to make a page, before one is due, is when it is made ahead."""
 
@@ -42,7 +43,7 @@ class Answer:
 
     Attributes:
         begun: When its making began, monotonic seconds.
-        until: When it is too old.
+        until: When it is too old; infinite while it is in the making.
     """
 
     def __init__(self, made: Coroutine[Any, Any, Body]) -> None:
@@ -50,11 +51,6 @@ class Answer:
         self.until = math.inf
         self._task = asyncio.create_task(made)
         self._task.add_done_callback(self._keep)
-
-    @property
-    def is_made(self) -> bool:
-        """Or has failed."""
-        return self._task.done()
 
     def _keep(self, task: asyncio.Task[Body]) -> None:
         now = time.monotonic()
@@ -146,20 +142,25 @@ class Pages:
     def _begin(self, form: Format, due: float, *, packed: bool) -> None:
         present = self._answers.get(form)
         # Who is due finds the one that is in the making already.
-        if present is None or present.is_made:
-            ahead = self._make_ahead(form, due, packed=packed)
+        if present is None or present.until < math.inf:
+            ahead = self._make_ahead(form, self._new(form), due, packed=packed)
             task = asyncio.get_running_loop().create_task(ahead)
             self._making.add(task)
             task.add_done_callback(self._making.discard)
 
-    async def _make_ahead(self, form: Format, due: float, *, packed: bool) -> None:
+    async def _make_ahead(self, form: Format, answer: Answer, due: float, *, packed: bool) -> None:
         # What is wrong with a page is for who asks for it.
         with contextlib.suppress(Exception):
-            answer = self._new(form)
-            await self._timed(form, answer, packed=packed)
+            await answer.parts(packed=False)
+            # Who comes while it is packed is to wait for that, and not for another one.
+            until, answer.until = answer.until, math.inf
+            try:
+                await self._timed(form, answer, packed=packed)
+            finally:
+                answer.until = until
             # What took longer may have been begun the earlier in vain.
             kept = max(REUSED, self._took[form, packed] / 2)
-            answer.until = max(answer.until, min(due + JITTER, time.monotonic() + kept))
+            answer.until = max(until, min(due + JITTER, time.monotonic() + kept))
 
     async def _made(self, form: Format, names: Collection[str] = ()) -> Body:
         started = time.perf_counter()
