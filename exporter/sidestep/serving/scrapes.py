@@ -118,7 +118,9 @@ class Pages:
         answer = self._answers.get(form)
         if answer is not None and now < answer.until:
             return await answer.parts(packed=packed)
-        return await self._timed(form, self._new(form), packed=packed)
+        # Under the same name: the one before is not to be held while this one is made.
+        answer = self._new(form)
+        return await self._timed(form, answer, packed=packed)
 
     def _new(self, form: Format) -> Answer:
         now = time.monotonic()
