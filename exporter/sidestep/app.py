@@ -260,8 +260,8 @@ async def serve(config: Config, reload: Callable[[], Config] | None = None) -> N
         log.info(
             "sidestep %s on %s and %s: metrics on %s, engines connect to %s; %s",
             __version__,
-            loops.LIBRARY,
-            packing.LIBRARY,
+            loops.NAME,
+            packing.NAME,
             exporter.url,
             ", ".join(exporter.endpoints),
             exporter.promise,

@@ -9,14 +9,14 @@ from typing import Any
 try:
     import uvloop
 except ImportError:
-    LIBRARY = "asyncio"
+    NAME = "asyncio"
 else:
-    LIBRARY = "uvloop"
+    NAME = "uvloop"
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
     """Run ``main`` until it ends."""
-    if LIBRARY == "uvloop":
+    if NAME == "uvloop":
         uvloop.run(main)
     else:
         asyncio.run(main)

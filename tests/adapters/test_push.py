@@ -254,7 +254,9 @@ sys.path.insert(0, sys.argv[2])
 from test_push import publisher, step
 one = publisher(sys.argv[1])
 one.push(step(1))
+deadline = time.monotonic() + 30
 while not one.drained:
+    assert time.monotonic() < deadline
     time.sleep(0.01)
 child = os.fork()
 if child == 0:

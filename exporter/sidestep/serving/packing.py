@@ -12,10 +12,10 @@ try:
     from isal import isal_zlib
 except ImportError:
     _library: Any = zlib
-    LIBRARY = "zlib"
+    NAME = "zlib"
 else:
     _library = isal_zlib
-    LIBRARY = "isal"
+    NAME = "isal"
 
 LEVEL = 1
 """Read at once and thrown away: who compresses more waits longer for less."""
