@@ -180,6 +180,20 @@ async def test_a_page_made_ahead_is_a_new_one(monkeypatch: pytest.MonkeyPatch) -
         assert made.shows((await made.ask())[0], count)
 
 
+@pytest.mark.parametrize("packed", [False, True])
+async def test_a_page_that_was_made_at_once_is_not_kept_for_ever(packed: bool) -> None:
+    """Where nothing has changed there is nothing to wait for."""
+    made = Ahead()
+    made.observe()
+    await made.ask(packed=packed)
+    made.pages._begin("text", time.monotonic(), packed=packed)
+    await made.ready()
+    made.observe()
+    await asyncio.sleep(REUSED + JITTER)
+
+    assert made.shows((await made.ask())[0], 2)
+
+
 async def test_a_page_is_not_kept_longer_for_who_does_not_come() -> None:
     """The one after a page that took long is begun early, and may be there long before it is due."""
     made = Ahead()

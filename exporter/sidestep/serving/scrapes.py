@@ -49,14 +49,20 @@ class Answer:
     def __init__(self, made: Coroutine[Any, Any, Body]) -> None:
         self.begun = time.monotonic()
         self.until = math.inf
-        self._task = asyncio.create_task(made)
-        self._task.add_done_callback(self._keep)
+        self._task = asyncio.create_task(self._kept(made))
+        # Somebody may have asked for it, and gone.
+        self._task.add_done_callback(lambda task: task.cancelled() or task.exception())
 
-    def _keep(self, task: asyncio.Task[Body]) -> None:
-        now = time.monotonic()
-        took = now - self.begun
-        failed = task.cancelled() or task.exception() is not None
-        self.until = now if failed or took <= CHEAP else now + min(9 * took, REUSED)
+    async def _kept(self, made: Coroutine[Any, Any, Body]) -> Body:
+        """The page; who has it knows until when it is kept, and who does not that it is not."""
+        kept = 0.0
+        try:
+            body = await made
+            took = time.monotonic() - self.begun
+            kept = min(9 * took, REUSED) if took > CHEAP else 0.0
+        finally:
+            self.until = time.monotonic() + kept
+        return body
 
     async def parts(self, *, packed: bool) -> Sequence[bytes]:
         """The page, or the page in gzip; one who hangs up does not take it from others."""
