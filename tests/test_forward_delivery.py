@@ -312,3 +312,19 @@ TestTree.settings = settings(
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
+
+
+def test_a_sum_of_which_one_word_counts_is_under_the_last_ones_labels() -> None:
+    """Also after a restart: the one that counts had other labels. Found by the model once."""
+    tree = Tree()
+    tree.begin()
+    tree.push(engine="0", leaf="blank", running=0, tokens=1)
+    tree.kill_blank()
+    tree.relabel(host="old", leaf="blank")
+    tree.relabel(host="", leaf="blank")
+    for _ in range(3):
+        tree.kill_blank()
+    tree.kill_root()
+
+    tree.never_back()
+    tree.teardown()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Generator, Mapping, Sequence
 
+from msgspec.structs import replace
+
 from sidestep.descriptions import check_described, excess
 from sidestep.errors import WireError
 from sidestep.forwarding.shown import (
@@ -104,11 +106,13 @@ def total_of(
     registry: Registry, shown: Shown, words: Sequence[Word], said: Mapping[Key, Said]
 ) -> Generator[None, None, bytes]:
     """The record of all that ``words`` counted, as one of the engine."""
+    labels = said[words[-1].key].info.labels
     words = counted(words, is_told_whole=shown.is_told_whole)
-    if len(words) == 1:
+    # A record may have other labels in it: it is to be read under those of the last again.
+    if len(words) == 1 and said[words[0].key].info.labels == labels:
         return words[0].record
     info = info_of(shown, {word.key: said[word.key] for word in words})
-    return (yield from _added(registry, info, words))
+    return (yield from _added(registry, replace(info, labels=dict(labels)), words))
 
 
 def _rest(
