@@ -36,7 +36,10 @@ def main() -> None:
     """Ask until told to end."""
     url, interval = sys.argv[1], float(sys.argv[2])
     spent = []
-    while not select.select([sys.stdin], [], [], interval)[0]:
+    # As Prometheus does it: what a scrape takes does not delay the next one.
+    due = time.monotonic() + interval
+    while not select.select([sys.stdin], [], [], max(due - time.monotonic(), 0.0))[0]:
+        due += interval
         started = time.perf_counter()
         with urllib.request.urlopen(url, timeout=60.0) as response:
             response.read()
