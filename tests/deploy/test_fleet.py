@@ -114,7 +114,7 @@ async def away(version: str, binary: str, tmp_path: Path, start: Start) -> None:
             await asyncio.to_thread(player.run)
         before = await scraped(agents)
         async with asyncio.timeout(60):
-            while await scraped(agents) < before + 1000:
+            while await scraped(agents) < before + 2000:
                 await asyncio.sleep(0.1)
         await asyncio.to_thread(store.start)
 
@@ -125,7 +125,7 @@ async def away(version: str, binary: str, tmp_path: Path, start: Start) -> None:
         await asyncio.to_thread(
             store.until,
             READS,
-            lambda found: all(found.get(name, 0) > seen.get(name, 0) + 4 for name in everyone),
+            lambda found: all(found.get(name, 0) > seen.get(name, 0) + 8 for name in everyone),
         )
         stored = await asyncio.to_thread(store.samples, READS)
         tokens = {float(one["value"][1]) for one in await asyncio.to_thread(store.ask, TOKENS)}
