@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import random
+import threading
 import time
 from itertools import accumulate
 from typing import Any
@@ -12,9 +13,10 @@ from typing import Any
 import pytest
 
 from harm import World
-from sidestep.serving.expected import JITTER, LONGEST, MANY, SHORTEST, Expected
-from sidestep.serving.packing import Packed, pack
-from sidestep.serving.scrapes import CHEAP, REUSED, Pages
+from sidestep.serving.expected import FEW, JITTER, LONGEST, MANY, SHORTEST, USUAL, Due, Expected
+from sidestep.serving.formats import Format
+from sidestep.serving.packing import SHORT, Packed, pack
+from sidestep.serving.scrapes import CHEAP, REUSED, Answer, Pages
 from sidestep.wire.messages import EngineInfo
 from slices import counted
 
@@ -22,8 +24,13 @@ from slices import counted
 def asked(*times: float) -> list[object]:
     """When who asked at each of ``times`` is due again, as far as that is known."""
     found = Expected()
-    dues = [found.asked(now) for now in times]
+    dues = [known(found.asked(now)) for now in times]
     return [due and pytest.approx(due.at, abs=JITTER / 2) for due in dues]
+
+
+def known(dues: list[Due]) -> Due | None:
+    """The one that is not guessed; guesses are all of the usual intervals."""
+    return dues[0] if len(dues) % len(USUAL) else None
 
 
 @pytest.mark.parametrize(
@@ -33,7 +40,8 @@ def asked(*times: float) -> list[object]:
         ((15.0,), 130.0),
         ((15.0, 15.0), 145.0),
         ((15.0, 15.0 + 2 * JITTER), None),
-        ((15.0, 3.0, 15.0), None),
+        ((15.0, 3.0, 15.0), 148.0),
+        ((15.0, 3.0, 16.0), None),
         ((3.0, 15.0, 15.0), 148.0),
         ((SHORTEST / 2,), None),
         ((SHORTEST / 3,) * 6, None),
@@ -80,7 +88,7 @@ def test_scrapes_that_are_lost_are_not_for_ever(interval: float, before: float) 
     times = [before * turn for turn in range(60)]
     times += [times[-1] + interval * turn for turn in range(1, 2000) if draw.random() > 0.02]
     found = Expected()
-    dues = [found.asked(now + draw.uniform(-0.005, 0.005)) for now in times]
+    dues = [known(found.asked(now + draw.uniform(-0.005, 0.005))) for now in times]
 
     hits = [
         due is not None and abs(due.at - now) <= JITTER
@@ -95,6 +103,46 @@ def test_intervals_that_drift_are_followed() -> None:
     times = [*accumulate((15.0 + 0.01 * turn for turn in range(50)), initial=0.0)]
 
     assert None not in asked(*times)[1:]
+
+
+@pytest.mark.parametrize("interval", USUAL)
+@pytest.mark.parametrize("before", [(), (0.3,), (0.3, 2.7)])
+def test_usual_intervals_are_guessed(interval: float, before: tuple[float, ...]) -> None:
+    """So that the second scrape finds its page, whoever looked before; then it is known."""
+    found = Expected()
+    for now in before:
+        assert len(found.asked(now)) >= len(USUAL)
+    first = 4.0
+    guesses = found.asked(first)[-len(USUAL) :]
+    assert first + interval in [due.at for due in guesses]
+    for due in guesses:
+        assert found.expects(due)
+
+    second = found.asked(first + interval + JITTER / 2)
+
+    assert [due.at for due in second] == [pytest.approx(first + 2 * interval, abs=JITTER)]
+    assert found.expects(second[0])
+    assert not any(found.expects(due) for due in guesses)
+
+
+def test_guesses_are_few() -> None:
+    """Who comes now and then does not have pages made in vain for ever."""
+    draw = random.Random(3)
+    often = Expected()
+    times = accumulate(draw.expovariate(0.01) for _ in range(1000))
+    guesses = [dues for dues in map(often.asked, times) if len(dues) >= len(USUAL)]
+    assert len(guesses) == FEW
+
+
+def test_a_pair_is_guessed() -> None:
+    """Two at the same interval: each finds its second page, whoever comes first."""
+    found = Expected()
+    times = [15.0 * turn + offset for turn in range(4) for offset in (0.0, 7.0)]
+    for place, now in enumerate(times):
+        if place > 1:
+            expected = [due.at for due in (*found._due, *found._guessed)]
+            assert any(abs(at - now) <= JITTER for at in expected)
+        found.asked(now)
 
 
 class Ahead:
@@ -126,9 +174,15 @@ class Ahead:
         """Whether each histogram has so many observations."""
         return f'n_count{{engine="199",model_name="m"}} {count}\n'.encode() in page
 
+    def expected(self, seconds: float, *, packed: bool = False) -> Due:
+        """Somebody who is expected to ask in so many seconds."""
+        due = Due(time.monotonic(), seconds)
+        self.pages._expected["text", packed]._due.append(due)
+        return due
+
     async def due(self, seconds: float, *, packed: bool = False) -> None:
         """Somebody will ask in so many seconds; return when the page for that is begun."""
-        due = time.monotonic() + seconds
+        due = self.expected(seconds, packed=packed)
         self.pages._took["text", packed] = max(self.pages._took["text", packed], 2 * CHEAP)
         self.pages._anticipate("text", due, packed=packed)
         async with asyncio.timeout(60):
@@ -168,6 +222,37 @@ async def test_a_page_that_is_due_is_made_before_it_is_asked_for(
     assert made.shows(late, 3)
 
 
+async def test_the_second_page_is_made_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At each of the usual intervals, until one of them has proved right."""
+    monkeypatch.setattr("sidestep.serving.expected.USUAL", (0.5, 1.0, 1.7))
+    # However well it is known how long they take.
+    monkeypatch.setattr("sidestep.serving.scrapes.REUSED", 0.6)
+    monkeypatch.setattr("sidestep.serving.scrapes.CHEAP", -1.0)
+    made = Ahead()
+    new: list[float] = []
+    begun = time.monotonic()
+
+    def counting(form: Format) -> Answer:
+        new.append(time.monotonic() - begun)
+        return one(form)
+
+    one = made.pages._new
+    monkeypatch.setattr(made.pages, "_new", counting)
+    # Not counted: that would take a multiple of the time.
+    await made.pages.page("text", frozenset())
+    made.observe()
+    await asyncio.sleep(begun + 1.0 - time.monotonic())
+    page, _ = await made.ask()
+
+    assert made.shows(page, 1)
+    # That page, and one at half a second, which nobody has taken.
+    assert len(new) == 3
+    assert new[-1] < 0.999
+    await asyncio.sleep(begun + 1.9 - time.monotonic())
+    # The next one is due after two seconds, and nobody is expected after 1.7.
+    assert [at for at in new if 1.05 < at < 1.75] == []
+
+
 async def test_a_page_made_ahead_is_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """However new the last one is: else one page could be kept for ever."""
     monkeypatch.setattr("sidestep.serving.scrapes.REUSED", 60.0)
@@ -186,7 +271,7 @@ async def test_a_page_that_was_made_at_once_is_not_kept_for_ever(packed: bool) -
     made = Ahead()
     made.observe()
     await made.ask(packed=packed)
-    made.pages._begin("text", time.monotonic(), packed=packed)
+    made.pages._begin("text", made.expected(0.0, packed=packed), packed=packed)
     await made.ready()
     made.observe()
     await asyncio.sleep(REUSED + JITTER)
@@ -215,7 +300,7 @@ async def test_who_asks_for_gzip_by_turns_gets_it_made_ahead(
     """And the other's page is not packed."""
     monkeypatch.setattr("sidestep.serving.scrapes.CHEAP", -1.0)
     made = Ahead()
-    ahead: list[tuple[float, bool]] = []
+    ahead: list[tuple[Due, bool]] = []
     monkeypatch.setattr(
         made.pages, "_anticipate", lambda _, due, *, packed: ahead.append((due, packed))
     )
@@ -224,13 +309,9 @@ async def test_who_asks_for_gzip_by_turns_gets_it_made_ahead(
         await asyncio.sleep(max(begun + 0.25 * turn - time.monotonic(), 0.0))
         await made.ask(packed=turn % 2 == 1)
 
-    assert {
-        packed: len([one for one in ahead if one[1] == packed]) for packed in (False, True)
-    } == {
-        False: 3,
-        True: 3,
-    }
-    assert [round((due - begun) / 0.25) % 2 == 1 for due, _ in ahead] == [one for _, one in ahead]
+    known = [(due.at, packed) for due, packed in ahead if due.interval < min(USUAL)]
+    assert [packed for _, packed in known].count(True) == len(known) / 2 == 3
+    assert [round((due - begun) / 0.25) % 2 == 1 for due, _ in known] == [one for _, one in known]
 
 
 async def test_one_page_is_in_the_making_for_all_who_are_due(
@@ -249,9 +330,8 @@ async def test_one_page_is_in_the_making_for_all_who_are_due(
     monkeypatch.setattr("sidestep.serving.packing.pack", slowly)
     made = Ahead()
     made.observe()
-    due = time.monotonic() + 1.0
-    made.pages._begin("text", due, packed=True)
-    made.pages._begin("text", due, packed=False)
+    for packed in (True, False):
+        made.pages._begin("text", made.expected(1.0, packed=packed), packed=packed)
     assert len(made.pages._making) == 1
     await packing.wait()
     made.observe()
@@ -275,3 +355,12 @@ async def test_a_page_that_could_not_be_made_is_made_again(
         with pytest.raises(AttributeError):
             await made.ask()
     assert made.shows((await made.ask())[0], 1)
+
+
+async def test_what_is_short_is_packed_without_a_thread() -> None:
+    """To wake one up takes longer."""
+    before = threading.active_count()
+    await pack([b"x" * SHORT])
+    assert threading.active_count() == before
+    await pack([b"x" * SHORT, b"x"])
+    assert threading.active_count() == before + 1

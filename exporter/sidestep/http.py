@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from sidestep.serving.packing import Body
 from sidestep.serving.scrapes import Pages
 from sidestep.serving.turns import collected
 from sidestep.web.parts import response
+from sidestep.web.repeated import Holds, never
 
 POD_PATH = "/pod"
 """Behind the metrics page's path: the page on which all engines are one."""
@@ -79,13 +81,18 @@ def application(
     return app
 
 
-def _answer(parts: Sequence[bytes], kind: str, *, packed: bool) -> web.StreamResponse:
-    """An answer with this body, which is in gzip where it is ``packed``."""
+def _answer(
+    parts: Sequence[bytes], kind: str, *, packed: bool, holds: Holds = never
+) -> web.StreamResponse:
+    """An answer with this body, which is in gzip where it is ``packed``.
+
+    Who asks for the same while ``holds`` says so may get it again.
+    """
     # What lies between may keep it, and must not hand one form to who asked for another.
     headers = {"Content-Type": kind, "Vary": "Accept, Accept-Encoding"}
     if packed:
         headers["Content-Encoding"] = "gzip"
-    return response(parts, headers)
+    return response(parts, headers, holds)
 
 
 def _takes_gzip(request: web.Request) -> bool:
@@ -114,8 +121,10 @@ def _of_pod(pages: Pages) -> Handler:
         openmetrics = form == "openmetrics"
         names = frozenset(request.query.getall("name[]", []))
         packed = _takes_gzip(request)
-        parts = await pages.pod.page(openmetrics=openmetrics, names=names, packed=packed)
-        return _answer(parts, CONTENT_TYPES[form], packed=packed)
+        page = pages.pod.page(openmetrics=openmetrics, names=names)
+        parts = await page.parts(packed=packed)
+        holds = functools.partial(pages.pod.holds, page, openmetrics=openmetrics)
+        return _answer(parts, CONTENT_TYPES[form], packed=packed, holds=holds)
 
     return pod
 

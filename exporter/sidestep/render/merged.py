@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from itertools import accumulate
 
+from sidestep.catalogue.model import OBSERVED
 from sidestep.choice import Choice
 from sidestep.histograms.buckets import Bounds
 from sidestep.histograms.histogram import State
@@ -28,11 +29,20 @@ class Merged(Merging):
         self._places: dict[tuple[str, Bounds], tuple[int, ...] | None] = {}
 
     def pieces(
-        self, *, openmetrics: bool = False, names: Collection[str] = ()
+        self,
+        *,
+        openmetrics: bool = False,
+        names: Collection[str] = (),
+        observed: bool | None = None,
     ) -> Iterator[list[bytes]]:
         """The page, piece by piece; the registry may change between two of them.
 
         A family is of one moment; a piece may be empty, where the next one takes a while.
+
+        Args:
+            openmetrics: Whether it is to be OpenMetrics.
+            names: Of samples whose families are wanted; none for all.
+            observed: Whether histograms and summaries are wanted, or all others; None for both.
         """
         kept = (self._heads, self._pairs, self._frames, self._places)
         if sum(len(one) for one in kept) > MAX_TEXTS:
@@ -40,6 +50,8 @@ class Merged(Merging):
                 one.clear()
         self.refresh()
         for family in self.families(names):
+            if observed is not None and observed is not (family.kind in OBSERVED):
+                continue
             texts: list[bytes] = []
             is_first = True
             for found in self.series(family):

@@ -13,9 +13,12 @@ try:
 except ImportError:
     _library: Any = zlib
     NAME = "zlib"
+    SHORT = 8 << 10
+    """Bytes."""
 else:
     _library = isal_zlib
     NAME = "isal"
+    SHORT = 128 << 10
 
 LEVEL = 1
 """Read at once and thrown away: who compresses more waits longer for less."""
@@ -66,7 +69,9 @@ def deflated(texts: Sequence[bytes], before: Packed = NOTHING, *, last: bool = F
 
 
 async def pack(texts: Sequence[bytes], before: Packed = NOTHING, *, last: bool = False) -> Packed:
-    """Likewise, off the event loop."""
+    """Likewise, off the event loop; but what is ``SHORT`` takes less there than a thread to wake up."""
+    if sum(map(len, texts)) <= SHORT:
+        return deflated(texts, before, last=last)
     loop = asyncio.get_running_loop()
     return await loop.run_in_executor(None, lambda: deflated(texts, before, last=last))
 

@@ -1,7 +1,8 @@
 """The pod's page: made once for all the routers that poll it, and kept in their compression.
 
 Request routers ask every 50 ms, each of their replicas for itself. However many ask, making
-the page takes a bounded share of one core.
+the page takes a bounded share of one core. They look at gauges: those are always of the page's
+moment, while histograms, which are most of it, are made less often.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from itertools import chain
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from sidestep.registry import Registry
 from sidestep.render import passed
@@ -20,22 +21,40 @@ from sidestep.render.own import OwnTexts
 from sidestep.serving.formats import Format
 from sidestep.serving.packing import Body
 from sidestep.serving.turns import collected
+from sidestep.view import forms
 
 SHARE = 100
 """A page is kept for so many times as long as it took to make: 1 % of a core, but for LONGEST."""
 LONGEST = 0.1
 """Seconds that a page is kept at most while it changes."""
+OBSERVED = 0.5
+"""Seconds for which histograms and summaries may be kept."""
 OWN = 1.0
 """Seconds for which the exporter's own part of it may be kept."""
 State = tuple[int, int]
 Item = TypeVar("Item")
 
 
+class Part(NamedTuple):
+    """Families that are made less often than others.
+
+    Attributes:
+        state: Of the registry, which they show.
+        until: When they are too old, monotonic.
+        forms: What there was of families then.
+    """
+
+    state: State
+    until: float
+    text: bytes
+    forms: object
+
+
 class Page:
     """One page in the making, or made.
 
     Attributes:
-        state: What of the registry is on it.
+        state: What of the registry is on it, at least.
         until: When it is too old, monotonic.
     """
 
@@ -90,20 +109,23 @@ class PodPages:
         self._own = own
         self._settled = settled
         self._pages: dict[bool, Page] = {}
-        self._own_texts: dict[bool, tuple[float, bytes]] = {}
+        self._observed: dict[bool, Part] = {}
+        self._own_parts: dict[bool, Part] = {}
 
-    async def page(
-        self, *, openmetrics: bool, names: frozenset[str], packed: bool
-    ) -> Sequence[bytes]:
-        """The parts of the whole page, or that of some ``names``; in gzip where it is to be ``packed``."""
+    def page(self, *, openmetrics: bool, names: frozenset[str]) -> Page:
+        """The whole page, or that of some ``names``: another one where the last is too old."""
         if names:
-            chosen = Page(self._state, self._made(openmetrics=openmetrics, names=names))
-            return await chosen.parts(packed=packed)
+            return Page(self._state, self._some(openmetrics=openmetrics, names=names))
         page = self._pages.get(openmetrics)
         if page is None or page.failed or self._is_old(page, openmetrics=openmetrics):
-            page = Page(self._state, self._timed(openmetrics=openmetrics))
+            page = Page(self._state, self._whole(openmetrics=openmetrics))
             self._pages[openmetrics] = page
-        return await page.parts(packed=packed)
+        return page
+
+    def holds(self, page: Page, *, openmetrics: bool) -> bool:
+        """Whether ``page`` is what anybody gets who asks now for the whole."""
+        kept = self._pages.get(openmetrics)
+        return page is kept and not self._is_old(page, openmetrics=openmetrics)
 
     @property
     def _state(self) -> State:
@@ -113,41 +135,63 @@ class PodPages:
         now = time.monotonic()
         if now < page.until:
             return False
-        kept_until, _ = self._own_texts.get(openmetrics, (0.0, b""))
-        return page.state != self._state or now >= kept_until
+        own = self._own_parts.get(openmetrics)
+        return page.state != self._state or own is None or now >= own.until
 
-    async def _timed(self, *, openmetrics: bool) -> Body:
+    async def _whole(self, *, openmetrics: bool) -> Body:
+        """All families: those that routers look at, and of the others what is kept."""
         spent = [0.0]
-        body = await self._made(openmetrics=openmetrics, names=frozenset(), spent=spent)
-        self._pages[openmetrics].spend(spent[0])
-        return body
+        state = self._state
+        engines = self._merged.pieces(openmetrics=openmetrics, observed=False)
+        others = passed.pieces(self._registry.passed, openmetrics=openmetrics)
+        now = await _texts(chain(engines, others), spent)
+        observed = await self._observed_part(openmetrics=openmetrics, spent=spent)
+        own = await self._own_part(openmetrics=openmetrics)
+        await self._settled()
+        page = self._pages[openmetrics]
+        # Of the older state, so that it is made anew although nothing comes any more.
+        page.state = min(state, observed.state)
+        page.spend(spent[0])
+        return Body([b"".join([now, observed.text, own.text])])
 
-    async def _made(
-        self, *, openmetrics: bool, names: frozenset[str], spent: list[float] | None = None
-    ) -> Body:
+    async def _some(self, *, openmetrics: bool, names: frozenset[str]) -> Body:
         engines = self._merged.pieces(openmetrics=openmetrics, names=names)
         others = passed.pieces(self._registry.passed, openmetrics=openmetrics, names=names)
-        clocked = _clocked(chain(engines, others), [0.0] if spent is None else spent)
-        families = await collected(clocked)
-        if names:
-            own = b"".join(await collected(self._own.pieces(_form(openmetrics), names)))
-        else:
-            own = await self._own_text(openmetrics=openmetrics)
+        own = self._own.pieces(_form(openmetrics), names)
+        text = await _texts(chain(engines, others), [0.0])
+        found = [text, *await collected(own)]
         await self._settled()
-        return Body([b"".join([*chain.from_iterable(families), own])])
+        return Body([b"".join(found)])
 
-    async def _own_text(self, *, openmetrics: bool) -> bytes:
-        """The exporter's own part: dear to make, and no router's business."""
+    async def _observed_part(self, *, openmetrics: bool, spent: list[float]) -> Part:
+        kept = self._observed.get(openmetrics)
+        state, now = self._state, time.monotonic()
+        # With other engines one of the same name may be another exporter's, or a gauge.
+        present = forms(self._registry)
+        is_old = kept is not None and now >= kept.until and kept.state != state
+        if kept is None or is_old or kept.forms != present:
+            engines = self._merged.pieces(openmetrics=openmetrics, observed=True)
+            kept = Part(state, now + OBSERVED, await _texts(engines, spent), present)
+            self._observed[openmetrics] = kept
+        return kept
+
+    async def _own_part(self, *, openmetrics: bool) -> Part:
+        """The exporter's own families: dear to make, and no router's business."""
+        kept = self._own_parts.get(openmetrics)
         now = time.monotonic()
-        until, text = self._own_texts.get(openmetrics, (0.0, b""))
-        if now >= until:
+        if kept is None or now >= kept.until:
             text = b"".join(await collected(self._own.pieces(_form(openmetrics))))
-            self._own_texts[openmetrics] = now + OWN, text
-        return text
+            kept = self._own_parts[openmetrics] = Part(self._state, now + OWN, text, None)
+        return kept
 
 
 def _form(openmetrics: bool) -> Format:
     return "openmetrics" if openmetrics else "text"
+
+
+async def _texts(pieces: Iterable[list[bytes]], spent: list[float]) -> bytes:
+    """``pieces`` as one; the time that making them takes is added to ``spent``."""
+    return b"".join(chain.from_iterable(await collected(_clocked(pieces, spent))))
 
 
 def _clocked(items: Iterable[Item], spent: list[float]) -> Iterator[Item]:

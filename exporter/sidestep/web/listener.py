@@ -15,6 +15,7 @@ from sidestep.selfmetrics import SelfMetrics
 from sidestep.web.connection import Connection
 from sidestep.web.current import Current
 from sidestep.web.limits import Limits
+from sidestep.web.repeated import Repeated
 from sidestep.web.tls import subject_names
 
 log = logging.getLogger(__name__)
@@ -29,6 +30,7 @@ class Listener:
     Args:
         make: A protocol for a new connection.
         current: The configuration, of which each handshake sees the newest.
+        repeated: What any of them may answer by itself.
     """
 
     def __init__(
@@ -37,8 +39,10 @@ class Listener:
         current: Current,
         metrics: SelfMetrics,
         limits: Limits,
+        repeated: Repeated,
     ) -> None:
         self._make = make
+        self._repeated = repeated
         self._current = current
         self._metrics = metrics
         self._limits = limits
@@ -121,7 +125,9 @@ class Listener:
 
     def _welcome(self, accepted: socket.socket, address: Any) -> None:
         peer = str(address[0])
-        connection = Connection(self._make, lambda tls: self._admit(tls, peer), self._limits, peer)
+        connection = Connection(
+            self._make, lambda tls: self._admit(tls, peer), self._limits, self._repeated, peer
+        )
         task = asyncio.get_running_loop().create_task(self._serve(accepted, connection))
         self._open[connection] = task
         task.add_done_callback(lambda task: self._gone(connection, task))

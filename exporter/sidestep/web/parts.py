@@ -9,6 +9,8 @@ from typing import Any
 
 from aiohttp import web
 
+from sidestep.web.repeated import Holds, LastingResponse
+
 PIECE = 64 * 1024
 """Bytes: in one piece the transport would copy what a client has not taken, for each client."""
 SLICE = 0.0015
@@ -39,10 +41,12 @@ class PartsResponse(web.StreamResponse):
         await super().write_eof(data)
 
 
-def response(parts: Sequence[bytes], headers: Mapping[str, str]) -> web.StreamResponse:
-    """An answer with this body: as one where it is short."""
+def response(
+    parts: Sequence[bytes], headers: Mapping[str, str], holds: Holds
+) -> web.StreamResponse:
+    """An answer with this body: as one where it is short, which then lasts while it ``holds``."""
     if sum(map(len, parts)) <= PIECE:
-        return web.Response(body=b"".join(parts), headers=headers)
+        return LastingResponse(parts, headers, holds)
     return PartsResponse(parts, headers)
 
 
