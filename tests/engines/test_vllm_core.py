@@ -23,7 +23,7 @@ from engines.comparison import (
     total,
     value,
 )
-from engines.load import MAIN_ENVIRON, MAIN_FLAGS, Ask, Client, generated, reasons
+from engines.load import MAIN_ENVIRON, MAIN_FLAGS, Answer, Ask, Client, generated, reasons
 from engines.processes import (
     ExporterProcess,
     Process,
@@ -226,32 +226,47 @@ async def test_two_engines_with_two_api_servers(
     assert_nothing_refused(ours)
 
 
+async def taken_over(
+    server: VllmServer, endpoint: str, log: Path
+) -> tuple[list[Ask], list[Answer], Page] | None:
+    """What an exporter shows of requests under which the one before was killed; None if they ended before."""
+    async with ExporterProcess(endpoint, log) as first, Client(server.base) as client:
+        await first.started()
+        asks = [Ask(client.text(20), LONG) for _ in range(24)]
+        asking = asyncio.create_task(client.ask_all(asks))
+        begun = "vllm:time_to_first_token_seconds"
+        await settled_alone(first, lambda page: count(page, begun) == len(asks))
+        # Until nothing of how they began is on its way any more.
+        await asyncio.sleep(1.0)
+        first.kill()
+        async with ExporterProcess(endpoint, log) as second:
+            await second.started()
+            is_late = asking.done()
+            answers = await asking
+            if is_late:
+                return None
+
+            def all_ended(page: Page) -> bool:
+                return value(page, "vllm:request_success") == len(asks)
+
+            return asks, answers, await settled_alone(second, all_ended)
+
+
 async def test_an_exporter_that_comes_in_the_middle(
     vllm_python: Path, tiny: Path, home: Path, endpoint: str
 ) -> None:
     """It hears who is there: no request fails, tokens count, and what is unknown is left out."""
     server = VllmServer(vllm_python, tiny, home, TAP, {"SIDESTEP_ENDPOINT": endpoint})
-    log = home / "exporter.log"
-    async with ExporterProcess(endpoint, log) as first, server:
-        await first.started()
+    async with server:
         await server.started()
-        async with Client(server.base) as client:
-            asks = [Ask(client.text(20), LONG) for _ in range(24)]
-            asking = asyncio.create_task(client.ask_all(asks))
-            begun = "vllm:time_to_first_token_seconds"
-            await settled_alone(first, lambda page: count(page, begun) == len(asks))
-            # Until nothing of how they began is on its way any more.
-            await asyncio.sleep(1.0)
-            first.kill()
-            async with ExporterProcess(endpoint, log) as second:
-                await second.started()
-                answers = await asking
+        # On a machine of two cores requests may be over before the second exporter has its turn.
+        for _ in range(5):
+            found = await taken_over(server, endpoint, home / "exporter.log")
+            if found is not None:
+                break
 
-                def all_ended(page: Page) -> bool:
-                    return value(page, "vllm:request_success") == len(asks)
-
-                ours = await settled_alone(second, all_ended)
-
+    assert found is not None
+    asks, answers, ours = found
     assert_complete(answers)
     assert len(asks) == value(ours, "vllm:request_success", finished_reason="length")
     assert len(asks) == value(ours, "sidestep_untracked_requests", reason="unknown")
