@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import math
 import random
 import threading
 import time
@@ -299,19 +300,30 @@ async def test_who_asks_for_gzip_by_turns_gets_it_made_ahead(
 ) -> None:
     """And the other's page is not packed."""
     monkeypatch.setattr("sidestep.serving.scrapes.CHEAP", -1.0)
-    made = Ahead()
-    ahead: list[tuple[Due, bool]] = []
-    monkeypatch.setattr(
-        made.pages, "_anticipate", lambda _, due, *, packed: ahead.append((due, packed))
-    )
-    begun = time.monotonic()
-    for turn in range(8):
-        await asyncio.sleep(max(begun + 0.25 * turn - time.monotonic(), 0.0))
-        await made.ask(packed=turn % 2 == 1)
+    late = math.inf
+    # On a busy machine nobody is as regular as that.
+    for _ in range(20):
+        if late < JITTER / 4:
+            break
+        made = Ahead()
+        ahead: list[tuple[Due, bool]] = []
+        monkeypatch.setattr(
+            made.pages,
+            "_anticipate",
+            lambda _, due, *, packed, to=ahead: to.append((due, packed)),
+        )
+        begun = time.monotonic()
+        late = 0.0
+        for turn in range(8):
+            at = begun + 0.25 * turn
+            await asyncio.sleep(max(at - time.monotonic(), 0.0))
+            late = max(late, time.monotonic() - at)
+            await made.ask(packed=turn % 2 == 1)
 
+    assert late < JITTER / 4
     known = [(due.at, packed) for due, packed in ahead if due.interval < min(USUAL)]
     assert [packed for _, packed in known].count(True) == len(known) / 2 == 3
-    assert [round((due - begun) / 0.25) % 2 == 1 for due, _ in known] == [one for _, one in known]
+    assert [round((at - begun) / 0.25) % 2 == 1 for at, _ in known] == [one for _, one in known]
 
 
 async def test_one_page_is_in_the_making_for_all_who_are_due(
