@@ -11,6 +11,8 @@ Holds = Callable[[], bool]
 
 MANY = 32
 """Kinds of requests whose answers are kept at once; routers of one kind ask alike."""
+END = b"\r\n\r\n"
+"""Of a request's head."""
 LONGEST = 4096
 """Bytes of a request that is remembered; others are not repeated."""
 
@@ -84,7 +86,7 @@ def is_plain(asked: bytes, request: web.Request) -> bool:
         and not request.body_exists
         and not {"Upgrade", "Expect"} & request.headers.keys()
         # Two requests in one piece are two.
-        and asked.find(b"\r\n\r\n") == len(asked) - 4
+        and asked.partition(END)[1:] == (END, b"")
     )
 
 
