@@ -10,11 +10,13 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from sidestep.registry import SILENT
+from sidestep.session.lives import PATIENCE
 from sidestep.session.outgoing import REFRESH
 from sidestep.wire.items import VllmStep, encode_item
 from sidestep.wire.messages import EngineInfo, Heartbeat
@@ -26,7 +28,10 @@ KEPT = {"kept/a": True, "kept/b": True, "blank": False}
 UPPER = {"kept/a": "between", "kept/b": "root", "blank": "between", "between": "root"}
 ENGINES = ("0", "1")
 HOSTS = ("", "old", "new")
+EPOCH = 1e6
 FEW_LIVES = 2
+CLOCKS = (-1000.0, -5.0, 0.0, 1000.0)
+"""Seconds by which somebody moves a root's clock while it is down."""
 
 Series = tuple[str, str]
 """Leaf and engine."""
@@ -35,10 +40,12 @@ Series = tuple[str, str]
 class Tree(RuleBasedStateMachine):
     """What leaves counted is what the root shows, whatever happens in between."""
 
+    patience = PATIENCE
+
     @initialize()
     def begin(self) -> None:
         """All processes, which never ran before."""
-        self.now = 0.0
+        self.now = self.ahead = 0.0
         self.boots = 0
         self.disks: dict[str, list[bytes]] = {}
         self.hosts = dict.fromkeys(UPPER, "")
@@ -261,10 +268,11 @@ class Tree(RuleBasedStateMachine):
             disk=self.disks.get(name, ()),
             labels=labels,
             now=self.now,
-            wall=1.0 + self.now,
+            wall=EPOCH + self.now + (self.ahead if name == "root" else 0.0),
         )
         if name not in KEPT:
-            node.intake.forwarded.lives.most = FEW_LIVES
+            lives = node.intake.forwarded.lives
+            lives.most, lives.patience = FEW_LIVES, self.patience
             return
         again = self.unsaved[name] if hasattr(self, "unsaved") else []
         if not hasattr(self, "unsaved"):
@@ -315,6 +323,21 @@ TestTree.settings = settings(
 )
 
 
+class Clocks(Tree):
+    """Somebody moves the root's clock while it is down; no leaf starts too often in a minute."""
+
+    patience = 1000
+
+    @rule(ahead=st.sampled_from(CLOCKS))
+    def set_clock(self, ahead: float) -> None:
+        """It is found out when the root starts."""
+        self.ahead = ahead
+
+
+TestClocks = Clocks.TestCase
+TestClocks.settings = TestTree.settings
+
+
 def test_a_sum_of_which_one_word_counts_is_under_the_last_ones_labels() -> None:
     """Also after a restart: the one that counts had other labels. Found by the model once."""
     tree = Tree()
@@ -331,18 +354,41 @@ def test_a_sum_of_which_one_word_counts_is_under_the_last_ones_labels() -> None:
     tree.teardown()
 
 
-def test_a_process_that_one_in_between_forgot_is_not_in_a_sum() -> None:
+@pytest.mark.parametrize("ahead", CLOCKS)
+def test_a_process_that_one_in_between_forgot_is_not_in_a_sum(ahead: float) -> None:
     """Who has begun anew more often than lives are told apart, while both above it were killed.
 
     The model found it where it set the clock back whenever a process began.
     """
-    tree = Tree()
+    tree = Clocks()
     tree.begin()
     tree.kill_blank()
     tree.kill_blank()
     tree._tell("blank")
     tree._arrive("blank", 1)
     tree.wait(0.5)
+    tree.set_clock(ahead)
     tree.kill_root()
     tree.kill_between()
+    tree.teardown()
+
+
+@pytest.mark.parametrize("ahead", CLOCKS)
+def test_a_process_that_was_cut_off_is_not_in_a_sum(ahead: float) -> None:
+    """The root hears late of the present one, whom the one in between has not heard for long."""
+    tree = Clocks()
+    tree.begin()
+    tree.kill_blank()
+    tree.kill_blank()
+    tree.wait(2 * SILENT)
+    tree._tell("blank")
+    tree._arrive("blank", 2)
+    tree.wait(0.5)
+    tree._save("kept/b")
+    tree._settle_wire("kept/b")
+    tree._scrape()
+    tree.set_clock(ahead)
+    tree.kill_root()
+    tree.wait(SILENT + 1)
+    tree._settle_wire("between")
     tree.teardown()

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidestep.errors import WireError
+from sidestep.registry import SILENT
 from sidestep.saving import records
 from sidestep.saving.records import decode_in_parts, decode_record
 from sidestep.session import lives
@@ -103,13 +104,25 @@ def test_a_word_of_few_that_are_one_engine_is_shown_at_once() -> None:
 def test_a_process_that_keeps_nothing_begins_anew_in_small_turns() -> None:
     """Though all lives before it are to be added up, and the oldest become one."""
     root = Node("root")
+    boots = lives.PATIENCE * lives.MAX_LIVES + 5
     found: list[int] = []
-    for boot in range(1, lives.MAX_LIVES + 6):
-        wait(1, root)
+    for boot in range(1, boots + 1):
+        wait(0.5, root)
         for frame in leaf("leaf", boot, step(3)).frames():
             found += turns(root, frame)
 
-    assert value(root, TOKENS) == 3 * (lives.MAX_LIVES + 5)
+    assert len(root.intake.forwarded.lives) == lives.PATIENCE * lives.MAX_LIVES + 1
+    assert value(root, TOKENS) == 3 * boots
+    assert max(found) < MOST
+
+    for _ in range(int(SILENT)):
+        root.now += 1.0
+        root.intake.pass_time(root.now)
+        while root.intake.busy:
+            found.append(calls(root.intake.work))
+
+    assert len(root.intake.forwarded.lives) == lives.MAX_LIVES + 1
+    assert value(root, TOKENS) == 3 * boots
     assert max(found) < MOST
 
 

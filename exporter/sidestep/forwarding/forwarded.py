@@ -100,7 +100,7 @@ class Forwarded:
             check_described(self._registry, replace(said.info, id=shown.engine.id))
         yield from check_in_parts(shown.engine, record)
         refused = yield from self._let_stand(shown, word, said, record, now)
-        yield from self._fold(self.lives.excess(word.source, word.engine), now)
+        yield from self._fold(self.lives.excess(word.source, word.engine, now - SILENT), now)
         if refused is not None:
             raise refused
 
@@ -177,6 +177,8 @@ class Forwarded:
             shown = self._board.shown[next(iter(self._board.stale))]
             room -= len(shown.words)
             yield from self._board.add_up(shown)
+        for pair in self.lives.crowded():
+            yield from self._fold(self.lives.excess(*pair, now - SILENT), now)
         for shown in [s for s in self._board.shown.values() if len(s.words) > MAX_GONE]:
             yield from self._fold_gone(shown, now)
 

@@ -17,6 +17,8 @@ from sidestep.wire.forwarded import Forward, Standing, check_size
 
 MAX_LIVES = 16
 """Of one source and engine that are told apart; what older ones said becomes one sum."""
+PATIENCE = 2
+"""Times as many are told apart while they are heard still."""
 MAX_SUMMED = 1024
 """Lives that are known one by one to be in a sum, the latest of them."""
 MAX_WORDS = 4096
@@ -112,11 +114,13 @@ class Lives:
 
     Attributes:
         most: Lives of one source and engine that are told apart.
+        patience: Times as many are so while they are heard still.
         bytes: Of all records.
     """
 
     def __init__(self) -> None:
         self.most = MAX_LIVES
+        self.patience = PATIENCE
         self._words: dict[tuple[str, str], dict[int, Word]] = {}
         self._sums: dict[str, dict[str, Word]] = {}
         """Those of several sources, by engine and name."""
@@ -218,12 +222,26 @@ class Lives:
         # A clock that was set back makes lives of one source look earlier than they are.
         return next(found, next((word for word in several if life <= word.until), None))
 
-    def excess(self, source: str, engine: str) -> list[Word]:
-        """Words that should become one: the sum and the oldest lives, where they are too many."""
+    def crowded(self) -> list[tuple[str, str]]:
+        """Sources and engines of which there may be too many lives."""
+        return [pair for pair, words in self._words.items() if len(words) > self.most]
+
+    def excess(self, source: str, engine: str, silence: float) -> list[Word]:
+        """Words that should become one: the sum and the oldest lives, where they are too many.
+
+        One that was heard since the monotonic moment ``silence`` may go on: it has more to say,
+        however old a clock that was set back lets it look.
+        """
         # By when they were heard: a clock that was set back makes a life's number lower.
         words = sorted(self.of(source, engine), key=lambda word: (not word.is_sum, word.heard))
-        lives = sum(not word.is_sum for word in words)
-        return words[: len(words) - self.most] if lives > self.most else []
+        lives = [word for word in words if not word.is_sum]
+        forced = len(lives) - self.patience * self.most
+        over = [
+            word
+            for place, word in enumerate(lives[: max(len(lives) - self.most, 0)])
+            if word.since <= silence or place < forced
+        ]
+        return [*words[: len(words) - len(lives)], *over] if over else []
 
     def replace(self, words: Sequence[Word], total: Word) -> None:
         """Let ``total`` stand in place of ``words``, which it is the sum of.
