@@ -35,7 +35,8 @@ from sidestep.plan import compile_layout
 from sidestep.registry import Registry
 from sidestep.session.sender import RING_BYTES
 from sidestep.wire.messages import EngineInfo
-from sidestep_adapters.push import QUEUE_ITEMS, Publisher
+from sidestep_adapters.pending import QUEUE_ITEMS
+from sidestep_adapters.push import Publisher
 from sidestep_adapters.vllm import VllmTap
 from sidestep_adapters.vllm_description import describe
 

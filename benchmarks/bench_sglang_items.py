@@ -21,7 +21,8 @@ from sidestep.registry import Registry
 from sidestep.wire.items import Item, VllmStep, decode_item, encode_item
 from sidestep.wire.messages import EngineInfo
 from sidestep.wire.sglang import SchedulerStats
-from sidestep_adapters.notes import Meter, Notes
+from sidestep_adapters.meters import Meter
+from sidestep_adapters.notes import Notes
 from sidestep_adapters.sglang import StatsSource
 from sidestep_adapters.translate import to_wire
 

@@ -1,4 +1,4 @@
-"""The engine's end of a stream: a deque, and one daemon thread that does the rest.
+"""The engine's end of a stream: a queue, and one daemon thread that does the rest.
 
 ``push`` appends to a deque and returns: no encoding, no lock, no system call and
 no exception on the thread that serves requests. The publisher thread encodes,
@@ -17,32 +17,21 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from random import Random
-from typing import Protocol
 
 import zmq
 
 from sidestep.errors import ConfigError
 from sidestep.session.folding import Folder
 from sidestep.session.sender import Sender, State
-from sidestep.transport.connection import connect
-from sidestep.wire.items import Item, encode_item
-from sidestep.wire.limits import MAX_ITEM_BYTES
+from sidestep.transport.connection import Socket, connect, receive
+from sidestep.wire.items import Item
 from sidestep.wire.messages import EngineInfo
 from sidestep_adapters import processes
+from sidestep_adapters.pending import Later, Notes, Pending
 
 log = logging.getLogger(__name__)
 
-QUEUE_ITEMS = 4096
 FLUSH = 0.05
-SLICE = 1e-4
-"""Seconds of encoding after which the publisher lets the engine have the interpreter."""
-REST = 5e-4
-FOLDING_REST = 1e-3
-"""Likewise while items are folded, which takes tens of microseconds each."""
-BACKLOG = 64
-"""Queued items for which a slice grows by its length."""
-URGENT = 1024
-"""From which on it only lets the engine have the interpreter, and goes on."""
 DRAIN = 2.0
 """Seconds that closing may take while the exporter still answers."""
 GREETING = 0.5
@@ -52,29 +41,6 @@ RETRY = 1.0
 """Seconds between two looks at key files that cannot be used."""
 PATIENCE = 30.0
 """Seconds without any answer after which a new socket may have more luck."""
-
-Socket = zmq.Socket[bytes]
-Later = Callable[[], Iterable[Item]]
-"""Makes items in the publisher thread, from values of its own."""
-
-
-class Notes(Protocol):
-    """What the engine's threads noted down, to become items in the publisher's."""
-
-    @property
-    def lost(self) -> int:
-        """How many found no place, so far."""
-
-    def __len__(self) -> int: ...
-
-    def items(self) -> Iterable[Item]:
-        """The items of a slice of them, which are forgotten."""
-
-    def clear(self) -> None:
-        """Forget all."""
-
-    def close(self) -> None:
-        """Forget all, and take no more."""
 
 
 class Publisher:
@@ -109,16 +75,10 @@ class Publisher:
         self._engines = list(engines)
         self._extra = extra
         self._again = again
-        self._notes = notes
         self._flush = flush
-        self._queue: deque[Item | Later] = deque()
+        self._pending = Pending(notes, self.fail)
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
         """By the number of items that are to be safe first."""
-        self._overflowed = 0
-        self._lost = 0
-        """Of the notes lost, those that are counted."""
-        self._encoding = False
-        self._room = QUEUE_ITEMS
         self._extra_at = 0.0
         self._told: tuple[int | None, int] = (None, 0)
         self._thread: threading.Thread | None = None
@@ -132,10 +92,11 @@ class Publisher:
         """Queue ``item``, which must own its values; where the queue is full, count it."""
         if self._thread is None:
             self._revive()
-        if len(self._queue) < self._room:
-            self._queue.append(item)
+        pending = self._pending
+        if len(pending.queue) < pending.room:
+            pending.queue.append(item)
         else:
-            self._overflowed += 1
+            pending.overflowed += 1
 
     def fail(self, what: str) -> None:
         """Count a record that could not be sent as it was; say so, and why, once a minute."""
@@ -149,12 +110,12 @@ class Publisher:
 
     def after(self, then: Callable[[], None]) -> None:
         """Call ``then``, in the publisher's thread, once all that was said before is safe."""
-        self._queue.append(partial(self._wait, then))
+        self._pending.queue.append(partial(self._wait, then))
 
     @property
     def queued(self) -> int:
         """Items that are not encoded yet."""
-        return len(self._queue)
+        return len(self._pending.queue)
 
     @property
     def held(self) -> int:
@@ -165,7 +126,8 @@ class Publisher:
     def drained(self) -> bool:
         """Whether all that was pushed before the last flush has arrived, and is safe there."""
         # In this order: what has left the queue is being encoded, or is the sender's.
-        return self._is_empty() and not self._encoding and self._sender.drained
+        pending = self._pending
+        return not pending and not pending.encoding and self._sender.drained
 
     @property
     def connected(self) -> bool:
@@ -188,7 +150,7 @@ class Publisher:
     @property
     def dropped(self) -> int:
         """Items given up so far."""
-        return self._sender.dropped + self._overflowed
+        return self._sender.dropped + self._pending.overflowed
 
     @property
     def folded(self) -> int:
@@ -208,10 +170,8 @@ class Publisher:
         """In a forked child: the thread is the parent's, and so is all that is queued."""
         processes.leave_alone(self._sender, self._thread, self._stop, self._described)
         self._thread = None
-        self._queue = deque()
+        self._pending.clear()
         self._waiting = deque()
-        if self._notes is not None:
-            self._notes.clear()
 
     def _start(self) -> None:
         incarnation = secrets.randbits(63)
@@ -229,8 +189,8 @@ class Publisher:
     def _revive(self) -> None:
         """A forked child pushes for the first time: it is a stream of its own."""
         self._stream = f"{self._stream}/{os.getpid()}"
-        self._overflowed = self.errors = 0
-        self._room = QUEUE_ITEMS
+        self.errors = 0
+        self._pending.renew()
         self._told = (None, 0)
         self._closed = False
         self._start()
@@ -281,7 +241,7 @@ class Publisher:
             return
         if self._extra is not None and time.monotonic() >= self._extra_at:
             self._extra_at = time.monotonic() + 1.0
-            self._queue.append(self._extra)
+            self._pending.queue.append(self._extra)
         if not self._is_idle():
             self._encode()
             self._pump(socket)
@@ -301,87 +261,30 @@ class Publisher:
     def _give_up(self) -> None:
         """Another process has the stream's name: say so once, and take nothing any more."""
         log.warning("sidestep: nothing is sent any more: %s", self._sender.complaint)
-        self._room = 0
-        self._overflowed += len(self._queue)
-        self._queue.clear()
-        if self._notes is not None:
-            self._notes.close()
+        self._pending.close()
 
     def _is_idle(self) -> bool:
         """Whether this flush can be left out; a publisher without work costs next to nothing."""
         return (
-            self._is_empty()
+            not self._pending
             and not self._described.is_set()
             and self._sender.errors == self.errors
-            and not self._overflowed
+            and not self._pending.overflowed
             and self._sender.idle(time.monotonic())
         )
 
-    def _is_empty(self) -> bool:
-        """Whether nothing waits to be encoded."""
-        return not self._queue and not self._notes
-
     def _connect(self, context: zmq.Context[Socket]) -> Socket:
         self._opened_at = time.monotonic()
-        # Without IMMEDIATE, frames would queue for, and die with, a connection never made.
-        return connect(
-            context,
-            self._endpoint,
-            (zmq.IMMEDIATE, 1),
-            (zmq.SNDHWM, 64),
-            (zmq.RECONNECT_IVL, 50),
-            (zmq.RECONNECT_IVL_MAX, 1000),
-            (zmq.HEARTBEAT_IVL, 5000),
-            (zmq.HEARTBEAT_TIMEOUT, 15000),
-        )
+        return connect(context, self._endpoint)
 
     def _encode(self) -> None:
-        """Encode what is queued, in slices: the interpreter belongs to the engine."""
-        self._encoding = True
-        sender = self._sender
-        started = time.perf_counter()
-        for _ in range(len(self._queue)):
-            self._add(self._queue.popleft())
-            started = self._rest(started)
-        for _ in range(len(self._notes or ())):
-            if not self._notes:
-                break
-            self._add(self._notes.items)
-            started = self._rest(started)
-        lost = 0 if self._notes is None else self._notes.lost
-        sender.dropped += self._overflowed + lost - self._lost
-        self._overflowed, self._lost = 0, lost
-        sender.errors = self.errors
-        self._encoding = False
-
-    def _add(self, entry: Item | Later) -> None:
-        encoded: list[bytes] = []
-        try:
-            items = entry() if callable(entry) else (entry,)
-            encoded += map(encode_item, items)
-        except Exception:  # noqa: BLE001 - an odd value costs its own record
-            self.fail("an item could not be encoded")
-        # Before its items: they may be of an engine that is new.
-        self._tell_engines()
-        fitting = [item for item in encoded if len(item) <= MAX_ITEM_BYTES]
-        self._sender.dropped += len(encoded) - len(fitting)
-        self._sender.add(fitting)
+        self._pending.encode(self._sender, self._tell_engines)
+        self._sender.errors = self.errors
 
     def _tell_engines(self) -> None:
         if self._described.is_set():
             self._described.clear()
             self._sender.describe(self._engines)
-
-    def _rest(self, started: float) -> float:
-        """Let the engine have the interpreter if it is time to; when this slice has begun."""
-        behind = len(self._queue)
-        # Behind a thread that never rests each rest costs it 5 ms: a backlog takes longer slices.
-        if time.perf_counter() - started <= SLICE * (1 + behind // BACKLOG):
-            return started
-        # On a machine that has no core to spare a rest lasts as long as others like.
-        rest = FOLDING_REST if self._sender.folding else REST
-        time.sleep(rest if behind < URGENT else 0)
-        return time.perf_counter()
 
     def _pump(self, socket: Socket) -> None:
         """Send what may be sent, read what came, until neither goes on."""
@@ -396,7 +299,7 @@ class Publisher:
                 except zmq.Again:
                     break
                 self._sender.sent(now)
-            while (answer := _receive(socket)) is not None:
+            while (answer := receive(socket)) is not None:
                 self._sender.receive(answer, now)
                 answered = True
         self._tell_again()
@@ -412,7 +315,7 @@ class Publisher:
         told = self._sender.boot, self._sender.seals
         if told != self._told:
             if self._told[0] is not None and self._again is not None:
-                self._queue.append(self._again)
+                self._pending.queue.append(self._again)
             self._told = told
 
     def _finish(self, socket: Socket) -> None:
@@ -421,7 +324,7 @@ class Publisher:
             self._give_up()
             return
         if self._extra is not None:
-            self._queue.append(self._extra)
+            self._pending.queue.append(self._extra)
         self._encode()
         absent = time.monotonic() + GREETING
         while time.monotonic() < (self._deadline if self.connected else absent):
@@ -439,13 +342,3 @@ class Publisher:
         if now - self._complained_at >= COMPLAIN:
             self._complained_at = now
             log.warning(f"sidestep: {text}", *args, exc_info=exc_info)  # noqa: G004
-
-
-def _receive(socket: Socket) -> bytes | None:
-    # Asked first: there is rarely an answer, and an exception costs more than the question.
-    if not int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-        return None
-    try:
-        return socket.recv(zmq.NOBLOCK)
-    except zmq.Again:
-        return None

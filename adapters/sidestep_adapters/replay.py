@@ -14,7 +14,8 @@ from sidestep.wire.blocks import BlockEvents, CacheEvents
 from sidestep.wire.items import Item, SglangStats, VllmStep, decode_item
 from sidestep.wire.limits import COUNT_LIMIT
 from sidestep.wire.requests import RequestEvents
-from sidestep_adapters.push import QUEUE_ITEMS, Publisher
+from sidestep_adapters.pending import QUEUE_ITEMS
+from sidestep_adapters.push import Publisher
 from sidestep_adapters.recording import Call, Greeting, Items, described, engines_of, objects, read
 from sidestep_adapters.translate import printable
 from sidestep_adapters.vllm import VllmTap

@@ -22,7 +22,8 @@ from sidestep.wire.items import Item, SglangStats
 from sidestep.wire.messages import EngineInfo
 from sidestep.wire.sglang import SchedulerStats
 from sidestep_adapters.environment import identity
-from sidestep_adapters.notes import Meter, Notes, Source
+from sidestep_adapters.meters import Meter
+from sidestep_adapters.notes import Notes, Source
 from sidestep_adapters.push import Publisher
 from sidestep_adapters.translate import printable, to_wire
 

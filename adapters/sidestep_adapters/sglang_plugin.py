@@ -22,7 +22,8 @@ from types import ModuleType
 from typing import Any
 
 from sidestep_adapters.environment import endpoint, log_as, mode, namespace, usable_endpoint
-from sidestep_adapters.notes import Child, Meter, Notes
+from sidestep_adapters.meters import Child, Meter
+from sidestep_adapters.notes import Notes
 from sidestep_adapters.sglang import Process, StatsSource, wrap
 from sidestep_adapters.sglang_readers import OwnFamilies, Queues
 

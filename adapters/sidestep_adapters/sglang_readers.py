@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sidestep.catalogue import sglang_process
-from sidestep_adapters.notes import SET, Meter
+from sidestep_adapters.meters import SET, Meter
 from sidestep_adapters.sglang import (
     Process,
     Reader,

@@ -19,7 +19,8 @@ from sidestep.wire.limits import (
     VALUE_LIMIT,
 )
 from sidestep_adapters import notes as module
-from sidestep_adapters.notes import SLICE, Both, Meter, Notes, Source
+from sidestep_adapters.meters import Both, Meter
+from sidestep_adapters.notes import SLICE, Notes, Source
 
 NAMES = ("model", "rank", "mode")
 

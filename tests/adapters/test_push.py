@@ -24,7 +24,8 @@ from sidestep.wire.items import VllmStep
 from sidestep.wire.messages import EngineInfo
 from sidestep.wire.vllm import IterationStats
 from sidestep_adapters import push
-from sidestep_adapters.push import QUEUE_ITEMS, Publisher
+from sidestep_adapters.pending import QUEUE_ITEMS
+from sidestep_adapters.push import Publisher
 from sidestep_adapters.vllm import VllmTap
 
 ENGINE = EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"})

@@ -40,7 +40,8 @@ from sidestep.wire.sglang import QueueCount as Queued
 from sidestep.wire.sglang import SchedulerStats as Told
 from sidestep_adapters import notes as notes_module
 from sidestep_adapters import sglang_plugin
-from sidestep_adapters.notes import Meter, Notes
+from sidestep_adapters.meters import Meter
+from sidestep_adapters.notes import Notes
 from sidestep_adapters.sglang import Process, StatsSource, wrap
 from sidestep_adapters.sglang_readers import OwnFamilies, Queues
 

@@ -17,7 +17,7 @@ from sidestep.forwarding.told import Records
 from sidestep.intake import Intake
 from sidestep.logs import Limited
 from sidestep.serving.turns import collected
-from sidestep.transport.connection import Socket, connect
+from sidestep.transport.connection import Socket, connect, receive
 from sidestep.wire.forwarded import Forward, encode_forward, split
 from sidestep.wire.messages import Nack, decode_from_exporter
 
@@ -71,17 +71,7 @@ class Forwarder:
         self._said = Limited(log, clock=clock)
         self._context: zmq.Context[Socket] = zmq.Context()
         try:
-            self._socket = connect(
-                self._context,
-                endpoint,
-                # Without it frames would wait for a connection, and be old when they arrive.
-                (zmq.IMMEDIATE, 1),
-                (zmq.SNDHWM, 64),
-                (zmq.RECONNECT_IVL, 50),
-                (zmq.RECONNECT_IVL_MAX, 1000),
-                (zmq.HEARTBEAT_IVL, 5000),
-                (zmq.HEARTBEAT_TIMEOUT, 15000),
-            )
+            self._socket = connect(self._context, endpoint)
         except zmq.ZMQError as error:
             self._context.term()
             raise ConfigError(f"--forward {endpoint}: {error.strerror}") from None
@@ -177,10 +167,11 @@ class Forwarder:
             elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                 self._refused("unauthorised", "it does not know this exporter's key")
         for _ in range(MAX_ANSWERS):
-            try:
-                answer = decode_from_exporter(self._socket.recv(zmq.NOBLOCK))
-            except zmq.Again:
+            frame = receive(self._socket)
+            if frame is None:
                 return
+            try:
+                answer = decode_from_exporter(frame)
             except WireError:
                 continue
             if isinstance(answer, Nack):

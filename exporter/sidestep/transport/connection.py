@@ -16,6 +16,16 @@ SERVER_KEY, CLIENT_KEY = "SIDESTEP_SERVER_KEY", "SIDESTEP_CLIENT_KEY"
 
 Socket = zmq.Socket[bytes]
 
+OPTIONS = (
+    # Without it frames would queue for, and die with, a connection never made; or be old there.
+    (zmq.IMMEDIATE, 1),
+    (zmq.SNDHWM, 64),
+    (zmq.RECONNECT_IVL, 50),
+    (zmq.RECONNECT_IVL_MAX, 1000),
+    (zmq.HEARTBEAT_IVL, 5000),
+    (zmq.HEARTBEAT_TIMEOUT, 15000),
+)
+
 
 class Keys(NamedTuple):
     """The exporter's public key, and a pair of one's own."""
@@ -45,7 +55,7 @@ def keys_for(endpoint: str, environ: Mapping[str, str] = os.environ) -> Keys | N
     return Keys(_server_key(server), public_of(secret), secret)
 
 
-def connect(context: zmq.Context[Socket], endpoint: str, *options: tuple[int, int]) -> Socket:
+def connect(context: zmq.Context[Socket], endpoint: str) -> Socket:
     """A DEALER to ``endpoint``, with the keys that the environment names.
 
     Raises:
@@ -55,7 +65,7 @@ def connect(context: zmq.Context[Socket], endpoint: str, *options: tuple[int, in
     socket = context.socket(zmq.DEALER)
     socket.linger = 0
     try:
-        for option, value in options:
+        for option, value in OPTIONS:
             socket.setsockopt(option, value)
         if keys is not None:
             socket.curve_serverkey = keys.server
@@ -66,6 +76,17 @@ def connect(context: zmq.Context[Socket], endpoint: str, *options: tuple[int, in
         socket.close()
         raise
     return socket
+
+
+def receive(socket: Socket) -> bytes | None:
+    """The next frame, if there is one."""
+    # Asked first: there is rarely one, and an exception costs more than the question.
+    if not int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+        return None
+    try:
+        return socket.recv(zmq.NOBLOCK)
+    except zmq.Again:
+        return None
 
 
 def _of(variable: str, file: str) -> bytes:
