@@ -31,7 +31,7 @@ from benchmarks.bench_engine_cost import GAP, clock_overhead, figures, ratio, us
 from benchmarks.process import ExporterProcess
 from benchmarks.table import show
 from benchmarks.worker import Result, Worker, cases, own_output
-from sidestep_adapters import sglang_plugin
+from sidestep_adapters import sglang_plugin, sglang_taps
 from sidestep_adapters.notes import LIMIT
 
 ROLES = ("native", "instead", "beside")
@@ -306,7 +306,7 @@ def work(role: str) -> None:
     overheads = clock_overhead(), int(statistics.median(loop(_nothing_at_all, 200, GAP)[0]))
     for asked, answer in cases(answers):
         answer(measure(calls, Case(**asked["case"]), asked["calls"], overheads))
-    own = sglang_plugin.process()
+    own = sglang_taps.process()
     if own is not None and own.publisher is not None:
         own.publisher.close()
     # At an orderly end SGLang's libraries print pages about what they leak.
@@ -323,12 +323,12 @@ def collectors(*, native: bool) -> tuple[Any, Any, Callable[[Any], Any]]:
     arguments = ServerArgs(model_path="none")
     get_context().set_server_args(arguments)
     classes = {
-        role: getattr(metrics_collector, sglang_plugin.CLASSES[role])
+        role: getattr(metrics_collector, sglang_taps.CLASSES[role])
         for role in ("scheduler", "tokenizer")
     }
     iterated: Callable[[Any], Any] = _nothing
     if not native:
-        classes = {role: sglang_plugin.tapped(cls, role) for role, cls in classes.items()}
+        classes = {role: sglang_taps.tapped(cls, role) for role, cls in classes.items()}
         iterated = _wrap_fn(_nothing, sglang_plugin._iterated, HookType.AFTER)
     labels = {name: RANK[name] for name in ("model_name", "engine_type")}
     scheduler = classes["scheduler"](labels=dict(RANK), server_args=arguments)
@@ -380,7 +380,7 @@ def loop(call: Call, count: int, gap: float) -> tuple[list[int], int]:
 
 def settle() -> None:
     """Wait until all that was noted has arrived."""
-    own = sglang_plugin.process()
+    own = sglang_taps.process()
     if own is None or own.publisher is None:
         return
     deadline = time.monotonic() + 30.0

@@ -39,7 +39,7 @@ from sidestep.wire.messages import EngineInfo
 from sidestep.wire.sglang import QueueCount as Queued
 from sidestep.wire.sglang import SchedulerStats as Told
 from sidestep_adapters import notes as notes_module
-from sidestep_adapters import sglang_plugin
+from sidestep_adapters import sglang_plugin, sglang_taps
 from sidestep_adapters.meters import Meter
 from sidestep_adapters.notes import Notes
 from sidestep_adapters.sglang import Process, StatsSource, wrap
@@ -58,8 +58,8 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
         process = Process(f"ipc://{tmp_path}/nobody.ipc", "pod", beside=beside)
         # The notes are the tests' own to take.
         monkeypatch.setattr(process, "start", lambda *_: None)
-        monkeypatch.setattr(sglang_plugin, "_process", process)
-        monkeypatch.setattr(sglang_plugin, "usable_endpoint", lambda: True)
+        monkeypatch.setattr(sglang_taps, "_process", process)
+        monkeypatch.setattr(sglang_taps, "usable_endpoint", lambda: True)
         found.append(process)
         return process
 
@@ -69,7 +69,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
 
 def tapped(cls: type, role: str, *args: Any, **kwargs: Any) -> Any:
     """A collector as the plugin has SGLang make it."""
-    return sglang_plugin.tapped(cls, role)(*args, **kwargs)
+    return sglang_taps.tapped(cls, role)(*args, **kwargs)
 
 
 def same(theirs: dict[str, Family], ours: dict[str, Family]) -> None:
@@ -159,7 +159,7 @@ def test_whatever_is_counted_the_pages_are_equal(
     for collector, role in zip(ours, ("scheduler", "tokenizer"), strict=True):
         made = wrap(process, collector, role)
         if role == "tokenizer":
-            observe = sglang_plugin.latencies(made["histogram_inter_token_latency"], process.notes)
+            observe = sglang_taps.latencies(made["histogram_inter_token_latency"], process.notes)
             if not beside:
                 vars(collector)["observe_inter_token_latency"] = observe
     shown = Shown(process)
@@ -390,10 +390,10 @@ def test_options_are_features(made: Make) -> None:
 
 def test_a_class_is_tapped_once() -> None:
     """However often SGLang asks, and found again by its name where it sends the class."""
-    once = sglang_plugin.tapped(SchedulerMetricsCollector, "scheduler")
+    once = sglang_taps.tapped(SchedulerMetricsCollector, "scheduler")
 
-    assert sglang_plugin.tapped(SchedulerMetricsCollector, "scheduler") is once
-    assert sglang_plugin.tapped(once, "scheduler") is once
+    assert sglang_taps.tapped(SchedulerMetricsCollector, "scheduler") is once
+    assert sglang_taps.tapped(once, "scheduler") is once
     assert once.__name__ == "SidestepSchedulerMetricsCollector"
     assert issubclass(once, SchedulerMetricsCollector)
 
@@ -401,7 +401,7 @@ def test_a_class_is_tapped_once() -> None:
 def test_sglangs_choice_is_tapped_however_it_is_asked() -> None:
     """0.5.15 passes its arguments first; what we do not tap stays as it was chosen."""
     chosen = SchedulerMetricsCollector
-    once = sglang_plugin.tapped(chosen, "scheduler")
+    once = sglang_taps.tapped(chosen, "scheduler")
 
     assert sglang_plugin._resolved(chosen, "scheduler", object) is once
     assert sglang_plugin._resolved(chosen, SimpleNamespace(), "scheduler", object) is once
@@ -420,8 +420,8 @@ def test_classes_are_replaced_where_sglang_asks_for_none(monkeypatch: pytest.Mon
         sglang_plugin.replace_in(module)
 
     assert vars(module) == {
-        "SchedulerMetricsCollector": sglang_plugin.tapped(SchedulerMetricsCollector, "scheduler"),
-        "TokenizerMetricsCollector": sglang_plugin.tapped(TokenizerMetricsCollector, "tokenizer"),
+        "SchedulerMetricsCollector": sglang_taps.tapped(SchedulerMetricsCollector, "scheduler"),
+        "TokenizerMetricsCollector": sglang_taps.tapped(TokenizerMetricsCollector, "tokenizer"),
     }
 
 
@@ -544,8 +544,8 @@ def test_a_tap_that_cannot_be_made_leaves_the_collector_as_it_is(
 
 def test_without_an_endpoint_nothing_is_tapped(monkeypatch: pytest.MonkeyPatch) -> None:
     """A class that was derived all the same is SGLang's own in all it does."""
-    monkeypatch.setattr(sglang_plugin, "_process", None)
-    monkeypatch.setattr(sglang_plugin, "usable_endpoint", lambda: False)
+    monkeypatch.setattr(sglang_taps, "_process", None)
+    monkeypatch.setattr(sglang_taps, "usable_endpoint", lambda: False)
     plain, found = SchedulerMetricsCollector(), tapped(SchedulerMetricsCollector, "scheduler")
     for collector in (plain, found):
         collector.log_stats(SchedulerStats(gen_throughput=3.5))
@@ -895,7 +895,9 @@ def test_multiprocess_values_are_read_alike(tmp_path: Path) -> None:
     assert list(tmp_path.glob("*.db"))
 
 
-@pytest.mark.parametrize("module", ["sglang_plugin", "sglang", "sglang_readers", "notes"])
+@pytest.mark.parametrize(
+    "module", ["sglang_plugin", "sglang_taps", "sglang", "sglang_readers", "meters", "notes"]
+)
 def test_sglang_imports_prometheus_client_first(module: str) -> None:
     """It chooses its multiprocess directory before; nor is SGLang itself imported."""
     program = f"""

@@ -135,13 +135,13 @@ def test_a_bug_of_ours_leaves_the_module_as_it_is(tree: Path) -> None:
 
 COUNTING = """
     import types
-    from sidestep_adapters import sglang_import, sglang_plugin
+    from sidestep_adapters import sglang_import, sglang_taps
     from sidestep_adapters.sglang import Process
 
     sglang_import.install()
     sglang_import.install()
     from sglang.srt.managers.scheduler import SchedulerMetricsCollector
-    process = sglang_plugin._process = Process("ipc:///x", "pod", beside=False)
+    process = sglang_taps._process = Process("ipc:///x", "pod", beside=False)
     process.start = lambda *_: None
     labels = {"model_name": "m", "engine_type": "unified", "tp_rank": 0, "pp_rank": 0}
     collector = SchedulerMetricsCollector(labels=labels)
@@ -151,7 +151,7 @@ COUNTING = """
         print(type(item).__name__)
     import sys
     print(sum(type(finder).__name__ == "Finder" for finder in sys.meta_path))
-    print(sglang_plugin.tapped(SchedulerMetricsCollector, "scheduler") is SchedulerMetricsCollector)
+    print(sglang_taps.tapped(SchedulerMetricsCollector, "scheduler") is SchedulerMetricsCollector)
 """
 
 
