@@ -9,20 +9,22 @@ vLLM exposes ``ec_connector_stats``.
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Final, TypeVar
+from typing import Final
 
-from sidestep.catalogue.model import Kind, Row, Sampled
-from sidestep.catalogue.vllm_connectors import ROWS, TRANSFER_TYPES
-from sidestep.wire.items import Family, Sample
-from sidestep.wire.limits import (
-    MAX_FAMILIES,
-    MAX_LABEL_CHARS,
-    MAX_OBSERVATIONS,
-    VALUE_LIMIT,
-    is_printable,
+from sidestep.catalogue.model import Kind, Row
+from sidestep.catalogue.vllm_connectors import TRANSFER_TYPES
+from sidestep.wire.items import Family
+from sidestep.wire.limits import MAX_FAMILIES
+from sidestep_adapters.connector_families import (
+    KNOWN,
+    Children,
+    Payload,
+    families_of,
+    label_values,
+    numbers_of,
+    records_of,
+    stranger,
 )
 
 FEATURES: Final[Mapping[str, str]] = {
@@ -36,22 +38,13 @@ FEATURES: Final[Mapping[str, str]] = {
 }
 """The catalogue's ``feature`` by connector, for the hello: series that exist before any data."""
 
-Payload = Mapping[object, object]
 Form = Callable[[Payload], Iterator[Family]]
-Children = dict[tuple[str, ...], list[float]]
-"""What was reported, by own label values in the order of the row's ``own_labels``."""
 
-_ROWS: Final = {row.name: row for row in ROWS}
-_NUMBER: Final = (int, float)
-_LIST: Final = (list, tuple)
-"""Made once: this runs on the engine's serving loop."""
 _KINDS: Final[Mapping[str, Kind]] = {
     "counter": "counter",
     "gauge": "gauge",
     "histogram": "histogram",
 }
-_NAME: Final = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]{0,127}\Z")
-
 _STORE_FIELDS: Final[Mapping[str, str]] = {
     "vllm:mooncake_store_operation_time_seconds": "duration_seconds",
     "vllm:mooncake_store_operation_total": "",
@@ -82,14 +75,6 @@ _SENT_ORDER: Final[Mapping[str, tuple[str, ...]]] = {
     "vllm:kv_offload_tiering_promotion_latency_seconds": ("tier", "result"),
 }
 """The payload has label values only, in the engine's order; elsewhere that is the sorted one."""
-_STRANGE_LABELS: Final = tuple(f"label_{number}" for number in range(1, 10))
-_STRANGE_SECONDS: Final = (
-    0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
-)  # fmt: skip
-"""What the engine shows where a family names no bounds: those of prometheus_client."""
-_STRANGE_SIZES: Final = tuple(float(10**power) for power in range(11))
-
-T = TypeVar("T")
 
 
 def families(payload: object, connector: str) -> list[Family]:
@@ -136,7 +121,7 @@ def _recognised(payload: Payload) -> Form | None:
     for part in payload.values():
         if isinstance(part, Mapping) and "submitted" in part:
             return _umbp
-        if any("duration_seconds" in record for record in _records(part)):
+        if any("duration_seconds" in record for record in records_of(part)):
             return _store
     return None
 
@@ -151,9 +136,9 @@ def _listed(table: Mapping[str, tuple[str, ...]]) -> Form:
 
     def form(payload: Payload) -> Iterator[Family]:
         for name, keys in table.items():
-            values = [value for key in keys for value in _numbers(payload.get(key))]
+            values = [value for key in keys for value in numbers_of(payload.get(key))]
             if values:
-                yield from _family(_ROWS[name], {(): values})
+                yield from families_of(KNOWN[name], {(): values})
 
     return form
 
@@ -162,16 +147,16 @@ def _store(payload: Payload) -> Iterator[Family]:
     """Mooncake's store: {operation: [record of one call, ...]}."""
     found: dict[str, Children] = {name: {} for name in _STORE_FIELDS}
     for operation, records in payload.items():
-        for record in _records(records):
-            labels = _label_values((operation, record.get("status")))
+        for record in records_of(records):
+            labels = label_values((operation, record.get("status")))
             if labels is None:
                 continue
             for name, field in _STORE_FIELDS.items():
                 # The engine shows all five series from the first call on, zeros too.
                 values = found[name].setdefault(labels, [])
-                values.extend(_numbers(record.get(field)) if field else (1.0,))
+                values.extend(numbers_of(record.get(field)) if field else (1.0,))
     for name, children in found.items():
-        yield from _family(_ROWS[name], children)
+        yield from families_of(KNOWN[name], children)
 
 
 def _umbp(payload: Payload) -> Iterator[Family]:
@@ -179,10 +164,10 @@ def _umbp(payload: Payload) -> Iterator[Family]:
     for name, field in _UMBP_FIELDS.items():
         children: Children = {}
         for operation, outcomes in payload.items():
-            labels = _label_values((operation,))
+            labels = label_values((operation,))
             if labels is not None and isinstance(outcomes, Mapping):
-                children[labels] = _numbers(outcomes.get(field))
-        yield from _family(_ROWS[name], children)
+                children[labels] = numbers_of(outcomes.get(field))
+        yield from families_of(KNOWN[name], children)
 
 
 def _several(payload: Payload) -> Iterator[Family]:
@@ -200,25 +185,25 @@ def _self_described(payload: Payload) -> Iterator[Family]:
             if isinstance(name, str) and isinstance(values, Mapping):
                 yield from _described(name, types.get(name), values)
         for old, parts in _OLD_OFFLOAD.items():
-            row = _ROWS[old]
+            row = KNOWN[old]
             of_kind = [data.get(part) if types.get(part) == row.kind else None for part in parts]
-            yield from _family(row, _by_direction(of_kind))
-    info = _ROWS["vllm:kv_offload_config_info"]
-    yield from _family(info, _label_sets(info, payload.get("info")))
+            yield from families_of(row, _by_direction(of_kind))
+    info = KNOWN["vllm:kv_offload_config_info"]
+    yield from families_of(info, _label_sets(info, payload.get("info")))
 
 
 def _described(name: str, said: object, values: Payload) -> Iterator[Family]:
     """One family of the self-described form, which names everything but the labels."""
     kind = _KINDS.get(said) if isinstance(said, str) else None
     children = {
-        labels: _numbers(value)
+        labels: numbers_of(value)
         for key, value in values.items()
-        if isinstance(key, tuple) and (labels := _label_values(key)) is not None
+        if isinstance(key, tuple) and (labels := label_values(key)) is not None
     }
     if kind is None or not children:
         return
     exposed = name if kind != "counter" or name.endswith("_total") else f"{name}_total"
-    row = _ROWS.get(exposed) or _stranger(exposed, kind, len(next(iter(children))))
+    row = KNOWN.get(exposed) or stranger(exposed, kind, len(next(iter(children))))
     if row is None or row.kind != kind:
         return
     own = row.own_labels
@@ -227,23 +212,7 @@ def _described(name: str, said: object, values: Payload) -> Iterator[Family]:
     if sent is not None:
         places = [sent.index(label) for label in own]
         fitting = {tuple(labels[at] for at in places): found for labels, found in fitting.items()}
-    yield from _family(row, fitting)
-
-
-def _stranger(name: str, kind: Kind, labels: int) -> Row | None:
-    """A row for a family that the catalogue does not know, from a tier or a spec of the user's."""
-    countable = (kind == "counter") == name.endswith("_total")
-    if not countable or not _NAME.match(name) or labels > len(_STRANGE_LABELS):
-        return None
-    bounds = _STRANGE_SECONDS if "seconds" in name else _STRANGE_SIZES
-    return Row(
-        name=name,
-        kind=kind,
-        source=Sampled(),
-        help="Reported by the KV connector of the engine.",
-        labels=_STRANGE_LABELS[:labels],
-        bounds=bounds if kind == "histogram" else (),
-    )
+    yield from families_of(row, fitting)
 
 
 def _by_direction(parts: Iterable[object]) -> Children:
@@ -251,73 +220,14 @@ def _by_direction(parts: Iterable[object]) -> Children:
     children: Children = {}
     for direction, values in zip(TRANSFER_TYPES, parts, strict=True):
         if isinstance(values, Mapping) and () in values:
-            children[(direction,)] = _numbers(values[()])
+            children[(direction,)] = numbers_of(values[()])
     return children
 
 
 def _label_sets(row: Row, info: object) -> Children:
     """The children of an info metric; a label that nobody filled is empty."""
-    sets = ([facts.get(name, "") for name in row.own_labels] for facts in _records(info))
-    return {labels: [1.0] for each in sets if (labels := _label_values(each)) is not None}
-
-
-def _family(row: Row, children: Children) -> Iterator[Family]:
-    samples: list[Sample] = []
-    for labels, values in children.items():
-        if row.kind == "histogram":
-            samples += [Sample(list(labels), observations=part) for part in _parts(values)]
-        elif row.kind == "counter":
-            total = math.fsum(value for value in values if value > 0)
-            if total <= VALUE_LIMIT:
-                samples.append(Sample(list(labels), total))
-        elif values:
-            samples.append(Sample(list(labels), values[-1]))
-    if not samples:
-        return
-    own = list(row.own_labels)
-    for part in _parts(samples):
-        if row.name in _ROWS:
-            yield Family(row.name, row.kind, own, part)
-        else:
-            yield Family(row.name, row.kind, own, part, row.help, list(row.bounds))
-
-
-def _parts(values: list[T]) -> Iterator[list[T]]:
-    """``values`` in lists of what the wire takes; of nothing, one empty list."""
-    for start in range(0, max(len(values), 1), MAX_OBSERVATIONS):
-        yield values[start : start + MAX_OBSERVATIONS]
-
-
-def _numbers(value: object) -> list[float]:
-    """Those of ``value``, one or a list, that are numbers the wire takes."""
-    values = value if isinstance(value, _LIST) else (value,)
-    return [
-        float(each)
-        for each in values
-        if isinstance(each, _NUMBER) and -VALUE_LIMIT <= each <= VALUE_LIMIT
-    ]
-
-
-def _records(value: object) -> Iterator[Payload]:
-    for each in value if isinstance(value, _LIST) else (value,):
-        if isinstance(each, Mapping):
-            yield each
-
-
-def _label_values(values: Iterable[object]) -> tuple[str, ...] | None:
-    """``values`` as the engine would show them, unless one of them cannot travel."""
-    texts = []
-    for value in values:
-        if isinstance(value, str):
-            text = value
-        elif isinstance(value, _NUMBER) and -VALUE_LIMIT <= value <= VALUE_LIMIT:
-            text = str(value)
-        else:
-            return None
-        if len(text) > MAX_LABEL_CHARS or not is_printable(text):
-            return None
-        texts.append(text)
-    return tuple(texts)
+    sets = ([facts.get(name, "") for name in row.own_labels] for facts in records_of(info))
+    return {labels: [1.0] for each in sets if (labels := label_values(each)) is not None}
 
 
 _NIXL: Final = _listed(
