@@ -167,18 +167,23 @@ class Counting(Merged):
         return super().pieces(**asked)
 
 
-async def test_a_page_is_made_as_rarely_as_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once for all who ask together, not while nothing changes, and never for each change."""
-    fed = Fed()
-    found = list(steps("core_dp"))
-    fed.feed(found[:1000])
+def counted(fed: Fed) -> tuple[Counting, PodPages]:
+    """Pages of what ``fed`` knows, and what makes them."""
     registry = fed.intake.registry
     merged = Counting(registry, Choice().of_pod)
 
     async def settled() -> None:
         await asyncio.sleep(0)
 
-    pages = PodPages(registry, merged, OWN, settled)
+    return merged, PodPages(registry, merged, OWN, settled)
+
+
+async def test_a_page_is_made_as_rarely_as_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for all who ask together, not while nothing changes, and never for each change."""
+    fed = Fed()
+    found = list(steps("core_dp"))
+    fed.feed(found[:1000])
+    merged, pages = counted(fed)
     # Histograms may be a page older, as the next test has it.
     monkeypatch.setattr("sidestep.serving.pod_pages.OBSERVED", 0.0)
 
@@ -211,13 +216,7 @@ async def test_histograms_of_a_page_are_made_less_often(monkeypatch: pytest.Monk
     fed = Fed()
     found = list(steps("core_dp"))
     fed.feed(found[:1000])
-    registry = fed.intake.registry
-    merged = Counting(registry, Choice().of_pod)
-
-    async def settled() -> None:
-        await asyncio.sleep(0)
-
-    pages = PodPages(registry, merged, OWN, settled)
+    merged, pages = counted(fed)
 
     async def ask() -> dict[str, Family]:
         parts = await pages.page(openmetrics=False, names=frozenset()).parts(packed=False)
@@ -229,7 +228,7 @@ async def test_histograms_of_a_page_are_made_less_often(monkeypatch: pytest.Monk
         return observed, {name: one for name, one in engines.items() if name not in observed}
 
     def now() -> tuple[dict[str, Family], dict[str, Family]]:
-        pieces = Merged(registry, Choice().of_pod).pieces()
+        pieces = Merged(fed.intake.registry, Choice().of_pod).pieces()
         return of(parse(b"".join(chain.from_iterable(pieces)).decode()))
 
     # How long they are kept is not left to the machine here.
