@@ -31,7 +31,7 @@ from benchmarks.process import ExporterProcess
 from benchmarks.steps import MODEL, TOKENS_A_REQUEST, Steps, engine_info, has_vllm
 from benchmarks.table import percentile, show
 from benchmarks.worker import Result, Worker, cases, own_output
-from sidestep.plan import compile_layout
+from sidestep.compiler import compile_layout
 from sidestep.registry import Registry
 from sidestep.session.sender import RING_BYTES
 from sidestep.wire.messages import EngineInfo

@@ -38,7 +38,7 @@ from benchmarks.steps import Steps, engine_info
 from benchmarks.table import percentile, show
 from sidestep.app import Exporter
 from sidestep.apply import Applier
-from sidestep.plan import compile_layout
+from sidestep.compiler import compile_layout
 from sidestep.registry import Registry
 from sidestep.serving.scrapes import REUSED
 from sidestep.session.folding import Folder

@@ -30,10 +30,10 @@ from benchmarks.steps import Steps, engine_info
 from benchmarks.table import percentile, show
 from sidestep.apply import Applier
 from sidestep.combining import merged_histograms
+from sidestep.compiler import compile_layout
 from sidestep.copies import combined_of, copies
 from sidestep.engine import Engine
 from sidestep.histograms.histogram import Histogram
-from sidestep.plan import compile_layout
 from sidestep.registry import Registry
 from sidestep.render.text import Texts, render
 from sidestep.view import Family, families, is_shared, labels_with

@@ -15,8 +15,8 @@ from benchmarks.steps import Steps, engine_info
 from benchmarks.table import show
 from sidestep.apply import Applier
 from sidestep.catalogue import DIALECTS
+from sidestep.compiler import compile_layout
 from sidestep.engine import Engine
-from sidestep.plan import compile_layout
 from sidestep.registry import Registry
 from sidestep.wire.items import Item, VllmStep, decode_item, encode_item
 from sidestep.wire.messages import EngineInfo

@@ -23,8 +23,8 @@ from benchmarks.bench_scrape import add_engine
 from benchmarks.steps import Steps
 from benchmarks.table import show
 from sidestep.catalogue import DIALECTS
+from sidestep.compiler import compile_layout
 from sidestep.intake import Intake
-from sidestep.plan import compile_layout
 from sidestep.registry import Registry
 from sidestep.saving.durable import StateDirectory
 from sidestep.saving.snapshot import Capture, restore

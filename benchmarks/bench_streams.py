@@ -31,9 +31,9 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from benchmarks.process import SERVE, ExporterProcess
 from benchmarks.table import show
 from sidestep.catalogue import DIALECTS
+from sidestep.compiler import compile_layout
 from sidestep.feeds import RankFeed
 from sidestep.intake import Intake
-from sidestep.plan import compile_layout
 from sidestep.registry import Registry, Sampling
 from sidestep.selfmetrics import SelfMetrics
 from sidestep.settings.subscriptions import parse

@@ -35,9 +35,9 @@ from prometheus_client import CollectorRegistry, Gauge
 from benchmarks.process import SERVE, ExporterProcess
 from benchmarks.table import percentile, show
 from sidestep.catalogue import DIALECTS
+from sidestep.compiler import compile_layout
 from sidestep.feeds import ServerFeed
 from sidestep.intake import Intake
-from sidestep.plan import compile_layout
 from sidestep.registry import Registry
 from sidestep.selfmetrics import SelfMetrics
 from sidestep.settings.triton_servers import parse

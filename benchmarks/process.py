@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import final
 
-from sidestep.plan import compile_layout
+from sidestep.compiler import compile_layout
 from sidestep.serving.scrapes import REUSED
 
 START = 30.0

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sidestep.catalogue import DIALECTS
+from sidestep.compiler import compile_layout
 from sidestep.intake import Intake
-from sidestep.plan import compile_layout
 from sidestep.registry import Registry, Sampling
 from sidestep.selfmetrics import SelfMetrics
 

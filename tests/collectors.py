@@ -12,8 +12,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summ
 from pages import Family, Labels, parse
 from sidestep.apply import Applier
 from sidestep.catalogue import rows_of
+from sidestep.compiler import compile_layout
 from sidestep.histograms.buckets import DEFAULTS
-from sidestep.plan import compile_layout
 from sidestep.registry import Registry
 from sidestep.render.text import render
 from sidestep.wire.items import Item, decode_item, encode_item

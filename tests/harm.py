@@ -21,11 +21,11 @@ from prometheus_client.openmetrics.parser import (
 from prometheus_client.parser import text_string_to_metric_families
 
 from sidestep.catalogue import DIALECTS
+from sidestep.compiler import compile_layout
 from sidestep.engine import Engine
 from sidestep.histograms.histogram import Histogram
 from sidestep.intake import Intake
 from sidestep.lifecycle.rules import Rules
-from sidestep.plan import compile_layout
 from sidestep.registry import (
     MAX_BYTES,
     MAX_ENGINES,

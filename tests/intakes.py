@@ -9,10 +9,10 @@ import msgspec
 
 from conftest import DATA
 from sidestep.catalogue import DIALECTS
+from sidestep.compiler import compile_layout
 from sidestep.histograms.native import Native
 from sidestep.intake import Intake
 from sidestep.lifecycle.rules import Rules
-from sidestep.plan import compile_layout
 from sidestep.registry import Registry, Sampling
 from sidestep.render.text import render
 from sidestep.saving.snapshot import Capture, restore

@@ -9,11 +9,11 @@ import pytest
 from sidestep.apply import Applier
 from sidestep.catalogue import DIALECTS
 from sidestep.combining import merged_histograms
+from sidestep.compiler import compile_layout
 from sidestep.copies import combined_of, copies
 from sidestep.engine import Engine
 from sidestep.errors import WireError
 from sidestep.histograms.histogram import Histogram
-from sidestep.plan import compile_layout
 from sidestep.registry import MAX_ENGINE_SERIES, Registry
 from sidestep.render.text import render
 from sidestep.view import families, is_shared, labels_with

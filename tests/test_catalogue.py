@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from sidestep import catalogue, plan
+from sidestep import catalogue
 from sidestep.catalogue import vllm
 from sidestep.catalogue.model import Hook, Row, Same, check
+from sidestep.compiler import STEPS, compile_layout
 from sidestep.errors import CatalogueError
 from sidestep.histograms.buckets import DEFAULTS, one_two_five
-from sidestep.plan import compile_layout
 
 REFERENCE = Path(__file__).parents[2] / "shared" / "reference" / "vllm" / "metrics.json"
 ROWS = {row.name: row for row in catalogue.rows_of("vllm", legacy=True)}
@@ -202,4 +202,4 @@ def test_the_engines_order_is_kept() -> None:
 
 def test_step_items_are_known_for_every_dialect() -> None:
     """Each dialect of the catalogue has an item that its paths begin at."""
-    assert set(plan.STEPS) == set(catalogue.DIALECTS)
+    assert set(STEPS) == set(catalogue.DIALECTS)

@@ -12,9 +12,9 @@ from conftest import MAIN_RUN, Start
 from pages import parse
 from sidestep.apply import Applier
 from sidestep.catalogue import COMMON
+from sidestep.compiler import compile_layout
 from sidestep.errors import WireError
 from sidestep.histograms.histogram import Histogram
-from sidestep.plan import compile_layout
 from sidestep.registry import Registry
 from sidestep.render.text import render
 from sidestep.saving.records import decode_record

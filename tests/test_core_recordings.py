@@ -14,9 +14,9 @@ from conftest import DATA, Start, page_of_engine
 from pages import Family, differences, get, parse
 from sidestep.apply import Applier
 from sidestep.catalogue import DIALECTS
+from sidestep.compiler import compile_layout
 from sidestep.copies import copies, state_of
 from sidestep.engine import Engine
-from sidestep.plan import compile_layout
 from sidestep.registry import Registry
 from sidestep.render.text import render
 from sidestep.view import families

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from sidestep.compiler import compile_layout
 from sidestep.intake import Intake
-from sidestep.plan import compile_layout
 from sidestep.registry import Registry
 from sidestep.saving.snapshot import Capture, restore
 from sidestep.selfmetrics import SelfMetrics

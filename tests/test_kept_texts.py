@@ -24,11 +24,11 @@ from sidestep.apply import Applier
 from sidestep.catalogue import DIALECTS
 from sidestep.catalogue.engine_core import FEATURE
 from sidestep.choice import Choice
+from sidestep.compiler import compile_layout
 from sidestep.engine import Engine
 from sidestep.forwarding.summing import Sum
 from sidestep.histograms.histogram import Histogram
 from sidestep.histograms.native import Native
-from sidestep.plan import compile_layout
 from sidestep.registry import GONE, Registry
 from sidestep.render import protobuf, protobuf_samples, values
 from sidestep.render.kept import Block, changed, renewed

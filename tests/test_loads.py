@@ -14,7 +14,7 @@ from peers import count, publisher
 from ramped import AHEAD, SMALL, overload, play
 from ramps import Simulation
 from sidestep.catalogue import DIALECTS
-from sidestep.plan import compile_layout
+from sidestep.compiler import compile_layout
 from sidestep.registry import SILENT, Registry
 from sidestep.signals.loads import AT_ONCE, INTERVAL, Loads
 from sidestep.wire.items import Sample

@@ -15,9 +15,9 @@ from sidestep.apply import Applier
 from sidestep.catalogue import DIALECTS
 from sidestep.choice import POD, Choice
 from sidestep.combining import combined_info, combined_numbers, merged_histograms
+from sidestep.compiler import compile_layout
 from sidestep.engine import Engine
 from sidestep.histograms.histogram import Histogram
-from sidestep.plan import compile_layout
 from sidestep.registry import GONE, Registry
 from sidestep.render.merged import Merged
 from sidestep.render.text import render

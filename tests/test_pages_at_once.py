@@ -15,9 +15,9 @@ import pytest
 
 import metric_families
 from sidestep.choice import Choice
+from sidestep.compiler import compile_layout
 from sidestep.engine import Engine
 from sidestep.histograms.native import Native
-from sidestep.plan import compile_layout
 from sidestep.registry import GONE, Registry
 from sidestep.render import protobuf, values
 from sidestep.render.merged import Merged

@@ -14,9 +14,10 @@ import pytest
 from sidestep import catalogue
 from sidestep.catalogue import objectives, sglang, sglang_legacy, vllm_own
 from sidestep.catalogue.model import Hook, Row, Same, Sampled
+from sidestep.compiler import compile_layout
 from sidestep.errors import WireError
 from sidestep.histograms.buckets import DEFAULTS, SGLANG, checked
-from sidestep.plan import compile_layout, taken
+from sidestep.plan import taken
 from sidestep.wire.items import SglangStats, decode_item, encode_item
 from sidestep.wire.sglang import QueueCount, SchedulerStats
 

@@ -15,9 +15,9 @@ from intakes import Fed
 from pages import parse
 from sidestep.apply import Applier
 from sidestep.catalogue import DIALECTS
+from sidestep.compiler import compile_layout
 from sidestep.engine import Engine
 from sidestep.errors import WireError
-from sidestep.plan import compile_layout
 from sidestep.registry import Registry
 from sidestep.render import values
 from sidestep.render.text import render

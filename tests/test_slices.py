@@ -21,11 +21,11 @@ from sidestep.apply import Applier
 from sidestep.catalogue.model import Kind
 from sidestep.choice import Choice
 from sidestep.combining import merged_states
+from sidestep.compiler import compile_layout
 from sidestep.engine import Engine
 from sidestep.engine_metrics import SeriesCount, series_of
 from sidestep.histograms.histogram import Histogram
 from sidestep.histograms.native import Native
-from sidestep.plan import compile_layout
 from sidestep.registry import Registry
 from sidestep.render import protobuf, values
 from sidestep.render.merged import Merged

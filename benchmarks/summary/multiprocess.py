@@ -29,7 +29,7 @@ from benchmarks.process import SERVE
 from benchmarks.steps import Steps, engine_info
 from benchmarks.summary.pages import costs, fleet, milliseconds
 from benchmarks.summary.rows import LEFT_OUT, Figure, Row, Topic
-from sidestep.plan import compile_layout
+from sidestep.compiler import compile_layout
 from sidestep.registry import Registry
 
 PROCESSES = (8, 64, 256)

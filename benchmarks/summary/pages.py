@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from benchmarks.bench_scrape import add_engine, dirty
 from benchmarks.steps import Steps
 from sidestep.apply import Applier
-from sidestep.plan import compile_layout
+from sidestep.compiler import compile_layout
 from sidestep.registry import Registry
 from sidestep.render.text import Texts
 

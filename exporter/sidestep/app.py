@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 
 from sidestep import __version__, installed, logs, loops
 from sidestep.catalogue import DIALECTS
+from sidestep.compiler import compile_layout
 from sidestep.ending import Ending
 from sidestep.errors import ConfigError
 from sidestep.forwarding.forward import Forwarder
@@ -26,7 +27,6 @@ from sidestep.http import application
 from sidestep.ingest import Ingest
 from sidestep.intake import Intake
 from sidestep.lifecycle.rules import Rules
-from sidestep.plan import compile_layout
 from sidestep.registry import Registry, Sampling
 from sidestep.saving.durable import StateDirectory
 from sidestep.saving.snapshots import Snapshots

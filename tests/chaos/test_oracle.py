@@ -13,7 +13,7 @@ from chaos.verdict import MARKERS, Comparison, broken_promises, compare
 from chaos.watch import parse
 
 from sidestep.apply import Applier
-from sidestep.plan import compile_layout
+from sidestep.compiler import compile_layout
 from sidestep.registry import Registry
 from sidestep.render.text import render
 from sidestep.wire.items import decode_item, encode_item

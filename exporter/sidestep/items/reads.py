@@ -36,7 +36,7 @@ FEW = 12
 
 
 def compile_reads(layout: Layout, registry: Registry, struct: type[msgspec.Struct]) -> Read:
-    """The function that reads ``struct``, one of the dialect's ``STEPS``."""
+    """The function that reads ``struct``, one of ``compiler.STEPS``."""
     return cast("Read", _compile(layout, registry, struct, gathers=False))
 
 

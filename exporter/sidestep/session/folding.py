@@ -13,10 +13,10 @@ from typing import NamedTuple
 from sidestep.apply import Applier
 from sidestep.catalogue import DIALECTS
 from sidestep.catalogue.objectives import REQUESTS
+from sidestep.compiler import compile_layout
 from sidestep.engine import Engine
 from sidestep.histograms.native import Native
 from sidestep.lifecycle.rules import Rules
-from sidestep.plan import compile_layout
 from sidestep.registry import Registry, Sampling
 from sidestep.saving.records import encode_record, totals_of
 from sidestep.signals.objectives import Objective, Objectives
