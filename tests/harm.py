@@ -26,15 +26,9 @@ from sidestep.engine import Engine
 from sidestep.histograms.histogram import Histogram
 from sidestep.intake import Intake
 from sidestep.lifecycle.rules import Rules
-from sidestep.registry import (
-    MAX_BYTES,
-    MAX_ENGINES,
-    MAX_OPEN_FAMILIES,
-    MAX_SERIES,
-    Registry,
-    Sampling,
-)
+from sidestep.registry import MAX_ENGINES, Registry, Sampling
 from sidestep.render.text import render
+from sidestep.room import MAX_BYTES, MAX_OPEN_FAMILIES, MAX_SERIES
 from sidestep.saving.snapshot import Capture, restore
 from sidestep.selfmetrics import OwnRegistry, SelfMetrics
 from sidestep.session.receiver import MAX_RETIRED, MAX_STREAMS
@@ -142,13 +136,13 @@ class World:
         assert len(receiver.streams) <= MAX_STREAMS
         assert len(receiver._by_incarnation) <= (MAX_RETIRED + 1) * len(receiver.streams)
         assert len(self.intake.feeding.engines) <= len(receiver.streams)
-        assert registry.open_series == sum(engine.series for engine in everyone)
-        assert registry.open_bytes == sum(engine.open_bytes for engine in everyone)
-        assert registry.open_series <= MAX_SERIES
-        assert registry.open_bytes <= MAX_BYTES
-        assert len(registry.open_families) <= MAX_OPEN_FAMILIES
+        assert registry.room.series == sum(engine.series for engine in everyone)
+        assert registry.room.bytes == sum(engine.open_bytes for engine in everyone)
+        assert registry.room.series <= MAX_SERIES
+        assert registry.room.bytes <= MAX_BYTES
+        assert len(registry.room.families) <= MAX_OPEN_FAMILIES
         held = {name for e in everyone for name in e.open if name not in e.layout.sampled}
-        assert held == registry.open_families.keys()
+        assert held == registry.room.families.keys()
         for engine in everyone:
             _check_engine(engine)
         lives = [engine.requests for engine in everyone if engine.requests is not None]

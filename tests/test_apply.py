@@ -14,8 +14,9 @@ from sidestep.copies import combined_of, copies
 from sidestep.engine import Engine
 from sidestep.errors import WireError
 from sidestep.histograms.histogram import Histogram
-from sidestep.registry import MAX_ENGINE_SERIES, Registry
+from sidestep.registry import Registry
 from sidestep.render.text import render
+from sidestep.room import MAX_ENGINE_SERIES
 from sidestep.view import families, is_shared, labels_with
 from sidestep.wire.items import Family, Item, Sample, Samples, VllmRejection, VllmSleep, VllmStep
 from sidestep.wire.limits import MAX_OPEN_VALUES, OTHER
@@ -489,7 +490,7 @@ def test_self_described_series_are_bounded(bench: Bench) -> None:
             break
 
     assert refused == "over_limit"
-    assert bench.registry.open_series <= MAX_ENGINE_SERIES
+    assert bench.registry.room.series <= MAX_ENGINE_SERIES
 
 
 def test_adapters_over_the_cap_keep_their_state() -> None:

@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 
 from sidestep.catalogue import is_part
-from sidestep.catalogue.model import Kind
-from sidestep.engine import ORIGIN, Engine, Key, OpenFamily
+from sidestep.engine import ORIGIN, Engine, Key
 from sidestep.errors import WireError
 from sidestep.histograms.buckets import Bounds
 from sidestep.histograms.native import Native
@@ -18,8 +17,9 @@ from sidestep.lifecycle.machine import Lifecycle
 from sidestep.lifecycle.rules import Rules
 from sidestep.lifecycle.siblings import Questions
 from sidestep.passing.passed import Passed
-from sidestep.plan import Layout, Placed, taken
+from sidestep.plan import Layout, Placed
 from sidestep.residency.follower import Residency
+from sidestep.room import Room
 from sidestep.signals.objectives import Objectives
 from sidestep.wire.limits import MAX_LABEL_CHARS, MAX_OPEN_VALUES, OTHER, is_printable
 from sidestep.wire.messages import EngineInfo
@@ -34,13 +34,6 @@ GONE = 300.0
 """After which an engine is not shown any more."""
 KEPT = 86_400.0
 """After which its totals are forgotten: should it come back, they begin at 0."""
-MAX_OPEN_FAMILIES = 512
-MAX_ENGINE_SERIES = 2000
-MAX_SERIES = 50_000
-"""Children of self-described families, of one engine and of all."""
-MAX_ENGINE_BYTES = 12 << 20
-MAX_BYTES = 16 << 20
-"""What these take on a page, about: a line repeats all labels, a histogram has many lines."""
 FULL_SHARES = 10
 """Engines that may follow as many KV blocks as one may; more of them share."""
 LIMITS = (
@@ -85,10 +78,7 @@ class Registry:
         version: Changes with every applied item, so that a page can be reused.
         limited: What went to ``__other__`` or was refused since there were too many, by limit.
         parts: How many engines are but parts of others.
-        open_series: Children of self-described families, of all engines.
-        open_bytes: What they take on a page, about.
-        open_families: Kind and own labels of those that no catalogue has: one form a name.
-        open_names: All names that those take on a page.
+        room: What families take that describe themselves.
         reserved: Those that the exporter's own collectors take.
         passed: Other exporters' families.
         shows: Whether a family is to be on pages.
@@ -116,14 +106,11 @@ class Registry:
         self.partial = False
         self.version = 0
         self.limited: Counter[str] = Counter(dict.fromkeys(LIMITS, 0))
-        self.parts = self.open_series = self.open_bytes = 0
-        self.open_families: dict[str, tuple[Kind, Key]] = {}
-        self.open_names: set[str] = set()
+        self.parts = 0
+        self.room = Room()
         self.reserved: frozenset[str] = frozenset()
         self.passed = Passed(self._names)
         self.shows: Callable[[str], bool] = lambda _: True
-        self._users: Counter[str] = Counter()
-        """Engines that have a family, by its name."""
         self._looks: set[Look] = set()
         """Labels of the engines that are shown."""
 
@@ -199,23 +186,11 @@ class Registry:
     def _forget(self, engine: Engine) -> None:
         """Nobody will hear of ``engine`` again: what it took is there for others."""
         engine.forget_core()
-        self._release(engine)
-
-    def _release(self, engine: Engine) -> None:
-        """Give free what its self-described families took."""
-        self.open_series -= engine.series
-        self.open_bytes -= engine.open_bytes
-        for name in engine.open.keys() & self._users.keys():
-            self._users[name] -= 1
-            if not self._users[name]:
-                del self._users[name]
-                self.open_names -= taken(name, self.open_families.pop(name)[0])
-        engine.open = {}
-        engine.series = engine.open_bytes = 0
+        self.room.release(engine)
 
     def empty(self, engine: Engine) -> None:
         """Let ``engine`` have no series at all, not even those that begin at 0."""
-        self._release(engine)
+        self.room.release(engine)
         engine.empty()
 
     def retire(self, engine: Engine) -> None:
@@ -239,20 +214,13 @@ class Registry:
         self._forget(engine)
         self.version += 1
 
-    def describe(self, family: OpenFamily) -> None:
-        """Note that one engine more has ``family``, which no catalogue has."""
-        self._users[family.name] += 1
-        if family.name not in self.open_families:
-            self.open_families[family.name] = family.kind, family.labels
-            self.open_names |= taken(family.name, family.kind)
-
     def _names(self) -> list[AbstractSet[str]]:
         """What no other exporter's family may be called: also what is not on the page just now."""
         features: dict[Layout, set[str]] = {}
         for engine in self.engines.values():
             features.setdefault(engine.layout, set()).update(engine.features)
         names = [layout.names_with(found) for layout, found in features.items()]
-        return [self.reserved, self.open_names, *names]
+        return [self.reserved, self.room.names, *names]
 
     def _is_renamed(self, engine: Engine, info: EngineInfo) -> bool:
         """Whether it comes back under other labels; while one stream says others, the first stand."""
@@ -263,11 +231,9 @@ class Registry:
         """Forget all there is."""
         self.engines.clear()
         self.kept.clear()
-        self.open_families.clear()
-        self.open_names.clear()
-        self._users.clear()
         self._looks.clear()
-        self.parts = self.open_series = self.open_bytes = 0
+        self.parts = 0
+        self.room = Room()
         self.limited = Counter(dict.fromkeys(LIMITS, 0))
         self.questions = Questions()
         self.version += 1
@@ -288,17 +254,7 @@ class Registry:
         for children, row in zip(engine.keyed, engine.layout.keyed, strict=True):
             if row.kind == "gauge":
                 children.clear()
-        for family in engine.open.values():
-            if family.kind == "gauge":
-                self.resize(engine, -len(family.children), -_size(family, engine))
-                family.children.clear()
-
-    def resize(self, engine: Engine, series: int, size: int) -> None:
-        """Note that ``engine`` has so many more children of self-described families."""
-        engine.series += series
-        self.open_series += series
-        engine.open_bytes += size
-        self.open_bytes += size
+        self.room.without_gauges(engine)
 
     def pass_time(self, now: float) -> None:
         """Hide what nobody tells of any more: first gauges, then all of an engine."""
@@ -379,7 +335,3 @@ def _look(engine: Engine) -> Look:
 
 def _is_part(engine: Engine) -> bool:
     return is_part(engine.layout.dialect, engine.labels)
-
-
-def _size(family: OpenFamily, engine: Engine) -> int:
-    return sum(family.size(key, engine) for key in family.children)

@@ -13,14 +13,8 @@ from sidestep.histograms.exponential import check as check_native
 from sidestep.histograms.histogram import Histogram, rebucket
 from sidestep.passing.passed import EXPORTERS
 from sidestep.plan import Fed, taken
-from sidestep.registry import (
-    MAX_BYTES,
-    MAX_ENGINE_BYTES,
-    MAX_ENGINE_SERIES,
-    MAX_OPEN_FAMILIES,
-    MAX_SERIES,
-    Registry,
-)
+from sidestep.registry import Registry
+from sidestep.room import MAX_OPEN_FAMILIES
 from sidestep.wire.items import Family, Sample, Samples
 from sidestep.wire.limits import MAX_OBSERVATIONS, MAX_OPEN_VALUES, is_printable
 
@@ -47,12 +41,12 @@ def add_samples(registry: Registry, engine: Engine, item: Samples, *, kept: bool
         # An earlier process's, with labels that are not told any more.
         before = engine.open[name]
         size = sum(before.size(key, engine) for key in before.children)
-        registry.resize(engine, -len(before.children), -size)
+        registry.room.resize(engine, -len(before.children), -size)
         engine.look_anew()
     engine.open.update(made.families)
     for name, target in made.families.items():
         if name not in engine.layout.sampled:
-            registry.describe(target)
+            registry.room.describe(target)
     is_judged = not kept and engine.objectives is not None and bool(engine.objectives.names)
     for family in item.families:
         fed = () if kept else engine.layout.also.get(family.name, ())
@@ -85,9 +79,9 @@ def adopt(
             refused = error
             continue
         engine.open[family.name] = family
-        registry.resize(engine, len(family.children), size)
+        registry.room.resize(engine, len(family.children), size)
         if not is_ours:
-            registry.describe(family)
+            registry.room.describe(family)
     return refused
 
 
@@ -136,13 +130,7 @@ def _check_limit(registry: Registry, engine: Engine, series: int, size: int) -> 
     """
     if not series:
         return
-    reached = {
-        "engine_series": engine.series + series > MAX_ENGINE_SERIES,
-        "series": registry.open_series + series > MAX_SERIES,
-        "engine_bytes": engine.open_bytes + size > MAX_ENGINE_BYTES,
-        "bytes": registry.open_bytes + size > MAX_BYTES,
-    }
-    limit = next((limit for limit, passed in reached.items() if passed), "")
+    limit = registry.room.limit(engine, series, size)
     if limit:
         registry.limited[limit] += 1
         raise WireError("over_limit", "too many self-described series")
@@ -155,7 +143,7 @@ def _add(
     for sample in family.samples:
         key = registry.capped(target.children, tuple(sample.labels))
         if key not in target.children:
-            registry.resize(engine, 1, target.size(key, engine))
+            registry.room.resize(engine, 1, target.size(key, engine))
         refused = _add_sample(engine, target, key, sample, bounds)
         if refused:
             slot = engine.layout.hooks["refused_observations"].slots[0]
@@ -218,13 +206,13 @@ def _check_new(made: _Made, name: str, kind: Kind, labels: Key) -> bool:
     """
     registry = made.registry
     form = (kind, labels)
-    if registry.open_families.get(name, form) != form:
+    if registry.room.families.get(name, form) != form:
         raise WireError("changed_family", name)
-    if name in registry.open_families:
+    if name in registry.room.families:
         return False
     if _is_owned(made, name, taken(name, kind)):
         raise WireError("owned_family", name)
-    if len(registry.open_families) + made.fresh >= MAX_OPEN_FAMILIES:
+    if len(registry.room.families) + made.fresh >= MAX_OPEN_FAMILIES:
         registry.limited["families"] += 1
         raise WireError("over_limit", "too many self-described families")
     return True
@@ -249,7 +237,7 @@ def _is_owned(made: _Made, name: str, names: frozenset[str]) -> bool:
         names & layout.names for layout in registry.layouts.values()
     ):
         return True
-    return not names.isdisjoint(made.names) or not names.isdisjoint(registry.open_names)
+    return not names.isdisjoint(made.names) or not names.isdisjoint(registry.room.names)
 
 
 def _check_samples(target: OpenFamily, family: Family) -> None:

@@ -20,15 +20,9 @@ from intakes import Fed
 from sidestep.engine import ORIGIN
 from sidestep.lifecycle.inflight import InFlight
 from sidestep.lifecycle.places import Places
-from sidestep.registry import (
-    GONE,
-    MAX_ENGINE_BYTES,
-    MAX_ENGINES,
-    MAX_OPEN_FAMILIES,
-    Registry,
-    Sampling,
-)
+from sidestep.registry import GONE, MAX_ENGINES, Registry, Sampling
 from sidestep.render.text import render
+from sidestep.room import MAX_ENGINE_BYTES, MAX_OPEN_FAMILIES
 from sidestep.saving.folded import LARGEST
 from sidestep.saving.records import encode_record, totals_of
 from sidestep.serving.scrapes import REUSED, Pages
@@ -245,15 +239,15 @@ def test_an_engine_that_is_given_up_leaves_nothing_behind(fed: Fed) -> None:
         events(*(Queued(n, 1.0, group=n + 1) for n in range(50))),
         samples(Family("own", "gauge", ["k"], [Sample([str(n)], 1.0) for n in range(9)])),
     ])  # fmt: skip
-    assert (len(registry.questions.groups), registry.open_series) == (50, 9)
+    assert (len(registry.questions.groups), registry.room.series) == (50, 9)
     fed.say("s", Bye(1, fed.seqs["s"]))
     fed.restart("s")
     fed.greet("s", [engine("e", {**LABELS, "pod": "new"})])
 
     places = registry.questions.places
     assert (registry.questions.groups, places.used, places.engines) == ({}, 0, 0)
-    assert (registry.open_series, registry.open_bytes) == (0, 0)
-    assert (registry.open_families, registry.open_names) == ({}, set())
+    assert (registry.room.series, registry.room.bytes) == (0, 0)
+    assert (registry.room.families, registry.room.names) == ({}, set())
 
 
 def test_the_statistics_line_forgets_engines_that_are_gone() -> None:
@@ -548,7 +542,7 @@ def test_families_are_there_for_others_again_once_nobody_has_them() -> None:
     fed.items("s", [samples(Family("one_more", "gauge", [], [Sample()]))])
 
     assert fed.rejected == {("over_limit",): 1}
-    assert list(fed.intake.registry.open_families) == ["one_more"]
+    assert list(fed.intake.registry.room.families) == ["one_more"]
 
 
 LONG = {
