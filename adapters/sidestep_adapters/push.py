@@ -23,7 +23,7 @@ import zmq
 from sidestep.errors import ConfigError
 from sidestep.session.folding import Folder
 from sidestep.session.sender import Sender, State
-from sidestep.transport.connection import Socket, connect, receive
+from sidestep.transport.connection import RESENDING, Socket, connect, receive
 from sidestep.wire.items import Item
 from sidestep.wire.messages import EngineInfo
 from sidestep_adapters import processes
@@ -275,7 +275,7 @@ class Publisher:
 
     def _connect(self, context: zmq.Context[Socket]) -> Socket:
         self._opened_at = time.monotonic()
-        return connect(context, self._endpoint)
+        return connect(context, self._endpoint, *RESENDING)
 
     def _encode(self) -> None:
         self._pending.encode(self._sender, self._tell_engines)

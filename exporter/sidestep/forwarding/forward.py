@@ -17,7 +17,7 @@ from sidestep.forwarding.told import Records
 from sidestep.intake import Intake
 from sidestep.logs import Limited
 from sidestep.serving.turns import collected
-from sidestep.transport.connection import Socket, connect, receive
+from sidestep.transport.connection import RESENDING, Socket, connect, receive
 from sidestep.wire.forwarded import Forward, encode_forward, split
 from sidestep.wire.messages import Nack, decode_from_exporter
 
@@ -71,7 +71,7 @@ class Forwarder:
         self._said = Limited(log, clock=clock)
         self._context: zmq.Context[Socket] = zmq.Context()
         try:
-            self._socket = connect(self._context, endpoint)
+            self._socket = connect(self._context, endpoint, *RESENDING)
         except zmq.ZMQError as error:
             self._context.term()
             raise ConfigError(f"--forward {endpoint}: {error.strerror}") from None

@@ -16,7 +16,7 @@ SERVER_KEY, CLIENT_KEY = "SIDESTEP_SERVER_KEY", "SIDESTEP_CLIENT_KEY"
 
 Socket = zmq.Socket[bytes]
 
-OPTIONS = (
+RESENDING = (
     # Without it frames would queue for, and die with, a connection never made; or be old there.
     (zmq.IMMEDIATE, 1),
     (zmq.SNDHWM, 64),
@@ -25,6 +25,7 @@ OPTIONS = (
     (zmq.HEARTBEAT_IVL, 5000),
     (zmq.HEARTBEAT_TIMEOUT, 15000),
 )
+"""Options of senders that say again what was not taken."""
 
 
 class Keys(NamedTuple):
@@ -55,7 +56,7 @@ def keys_for(endpoint: str, environ: Mapping[str, str] = os.environ) -> Keys | N
     return Keys(_server_key(server), public_of(secret), secret)
 
 
-def connect(context: zmq.Context[Socket], endpoint: str) -> Socket:
+def connect(context: zmq.Context[Socket], endpoint: str, *options: tuple[int, int]) -> Socket:
     """A DEALER to ``endpoint``, with the keys that the environment names.
 
     Raises:
@@ -65,7 +66,7 @@ def connect(context: zmq.Context[Socket], endpoint: str) -> Socket:
     socket = context.socket(zmq.DEALER)
     socket.linger = 0
     try:
-        for option, value in OPTIONS:
+        for option, value in options:
             socket.setsockopt(option, value)
         if keys is not None:
             socket.curve_serverkey = keys.server
