@@ -226,6 +226,13 @@ def test_lives_that_are_too_many_become_one_sum() -> None:
     assert value(root, "vllm:inter_token_latency_seconds_count") == sum(range(1, 9))
     # Who was heard a moment ago may go on.
     assert len(root.intake.forwarded.lives) == 2 * 3 + 1
+    root.save()
+    again = Node("root", 2)
+    again.intake.forwarded.lives.most = 3
+    again.recall(root.disk)
+    assert len(again.intake.forwarded.lives) == 2 * 3 + 1
+    wait(SILENT, again)
+    assert len(again.intake.forwarded.lives) == 3 + 1
     wait(SILENT, root)
     assert len(root.intake.forwarded.lives) == 3 + 1
     assert value(root, TOKENS) == sum(range(1, 9))
@@ -237,6 +244,99 @@ def test_lives_that_are_too_many_become_one_sum() -> None:
     for frame in words:
         reborn.hear(frame)
     assert value(reborn, TOKENS) == sum(range(1, 9))
+
+
+def test_a_process_is_not_in_a_sum_since_one_in_between_was_restarted() -> None:
+    """Which tells of it at once, and does not know when it was heard."""
+    root, between = Node("root"), Node("between")
+    for boot in range(1, lives.MAX_LIVES + 1):
+        dead = leaf("leaf", boot, step(1))
+        dead.tell(between)
+        between.tell(root)
+        wait(1, root, between)
+    alive = leaf("leaf", lives.MAX_LIVES + 1, step(1))
+    alive.tell(between)
+    between.save()
+    between = Node("between", 2, disk=between.disk, now=root.now, wall=1.0 + root.now)
+    between.tell(root)
+
+    push(alive, step(5))
+    alive.outbox.renew()
+    refresh(alive, between, root)
+    assert value(root, TOKENS) == lives.MAX_LIVES + 1 + 5
+    assert root.rejected == {}
+
+
+def test_a_process_that_only_a_snapshot_knows_is_not_in_a_sum() -> None:
+    """The root's clock is set forward, and then it hears of those that died before it began."""
+    root, between = Node("root"), Node("between")
+    for boot in (1, 2):
+        leaf("leaf", boot, step(1)).tell(between)
+        wait(1, root, between)
+    alive = leaf("leaf", 3, step(1))
+    alive.tell(between)
+    root.hear(between.frames()[-1])
+    root.save()
+    again = Node("root", 2, disk=root.disk, now=root.now, wall=1e4 + root.now)
+    again.intake.forwarded.lives.most = 2
+    between.outbox.renew()
+    between.tell(again)
+
+    push(alive, step(5))
+    refresh(alive, between, again)
+    assert value(again, TOKENS) == 3 + 5
+    assert again.rejected == {}
+
+
+def test_processes_that_may_go_on_do_not_take_others_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where one that keeps nothing starts again and again."""
+    monkeypatch.setattr(lives, "MAX_WORDS", 2 * lives.MAX_LIVES)
+    root = Node("root")
+    boots = 4 * lives.MAX_LIVES
+    for boot in range(1, boots + 1):
+        leaf("leaf", boot, step(1)).tell(root)
+    leaf("other", 1, step(7)).tell(root)
+
+    assert value(root, TOKENS) == boots + 7
+    assert root.rejected == {}
+
+
+def test_lives_that_cannot_become_one_sum_hold_up_no_others() -> None:
+    """Nor is that said again and again."""
+    root = Node("root")
+    root.intake.forwarded.lives.most = 2
+    for boot in range(1, 6):
+        odd = Node("odd", boot, labels={"pod": str(boot)})
+        odd.greet(
+            "s", [msgspec.structs.replace(info(), features=[f"{boot}-{n}" for n in range(40)])]
+        )
+        push(odd, step(1))
+        odd.tell(root)
+        leaf("plain", boot, step(1)).tell(root)
+    before = value(root, TOKENS)
+    wait(2 * SILENT, root)
+
+    assert len(root.intake.forwarded.lives.of("plain", "ns/m/0")) == 2 + 1
+    assert root.rejected == {("bad_item",): 1.0}
+    assert value(root, TOKENS) == before
+
+
+def test_lives_that_are_over_become_one_sum_a_few_in_a_second() -> None:
+    """Nobody is heard while they are added up."""
+    root = Node("root")
+    engines = [info(str(number)) for number in range(60)]
+    for boot in range(1, lives.MAX_LIVES + 3):
+        node = Node("leaf", boot)
+        node.greet("s", engines)
+        node.tell(root)
+    before = len(root.intake.forwarded.lives)
+    wanted = len(engines) * (lives.MAX_LIVES + 1)
+    wait(SILENT, root)
+    after = len(root.intake.forwarded.lives)
+    assert wanted + len(engines) // 2 < after < before
+
+    wait(SILENT, root)
+    assert len(root.intake.forwarded.lives) == wanted
 
 
 def test_engines_of_two_sources_are_two() -> None:

@@ -392,3 +392,22 @@ def test_a_process_that_was_cut_off_is_not_in_a_sum(ahead: float) -> None:
     tree.wait(SILENT + 1)
     tree._settle_wire("between")
     tree.teardown()
+
+
+@pytest.mark.parametrize("ahead", CLOCKS)
+def test_a_process_that_spoke_while_the_root_was_down_is_not_in_a_sum(ahead: float) -> None:
+    """The one in between heard it, and nobody has for longer than a clock was set back."""
+    tree = Clocks()
+    tree.begin()
+    tree.kill_blank()
+    tree.kill_blank()
+    tree._scrape()
+    tree.wait(0.5)
+    tree._tell("blank")
+    tree._arrive("blank", 2)
+    tree.wait(20)
+    tree.set_clock(ahead)
+    tree.kill_root()
+    tree.wait(SILENT - 19)
+    tree._settle_wire("between")
+    tree.teardown()

@@ -178,11 +178,8 @@ class Intake:
         return self._wall() - (self._clock() - moment)
 
     def moment_of(self, unix: float, now: float) -> float:
-        """The monotonic moment of the Unix time ``unix`` that a former process noted.
-
-        It is after ``now`` where the clock was set back since.
-        """
-        return now - (self._wall() - unix)
+        """The monotonic moment of the Unix time ``unix`` that a former process noted; not after ``now``."""
+        return now - max(self._wall() - unix, 0.0)
 
     def answers(self) -> Replies:
         """What other exporters are to be told now, each once."""

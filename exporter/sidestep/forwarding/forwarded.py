@@ -33,7 +33,7 @@ from sidestep.wire.totals import Record
 MAX_GONE = 256
 """Sources of one engine that are told apart though they are gone: they may come back."""
 AT_ONCE = 256
-"""Words that are added up in a second, about, because a sum has waited."""
+"""Words that are added up in a second, about, because a sum has waited; likewise because lives are over."""
 
 
 class Forwarded:
@@ -57,6 +57,8 @@ class Forwarded:
         """Engines of which a source has fallen silent."""
         self._restored: dict[Group, bool] = {}
         """Those of a snapshot, and whether they were shown."""
+        self._crowded: dict[tuple[str, str], float] = {}
+        """Sources and engines with lives that are too many, and from when on some may be over."""
 
     def take(self, message: Forward, now: float) -> Word | None:
         """What ``message`` says that is new; to be applied before the next message is taken.
@@ -100,7 +102,7 @@ class Forwarded:
             check_described(self._registry, replace(said.info, id=shown.engine.id))
         yield from check_in_parts(shown.engine, record)
         refused = yield from self._let_stand(shown, word, said, record, now)
-        yield from self._fold(self.lives.excess(word.source, word.engine, now - SILENT), now)
+        yield from self._fold_old(word.source, word.engine, now)
         if refused is not None:
             raise refused
 
@@ -116,6 +118,8 @@ class Forwarded:
         found = self._board.shown.get(group) or self._new(group, word, said, name)
         check_record(found.engine, record)
         self.lives.put(word)
+        if self.lives.is_crowded(word.source, word.engine):
+            self._crowded[word.source, word.engine] = word.arrived + SILENT
         self._board.enter(found)
         engine = found.engine
         if origin:
@@ -177,8 +181,14 @@ class Forwarded:
             shown = self._board.shown[next(iter(self._board.stale))]
             room -= len(shown.words)
             yield from self._board.add_up(shown)
-        for pair in self.lives.crowded():
-            yield from self._fold(self.lives.excess(*pair, now - SILENT), now)
+        room = AT_ONCE
+        while self._crowded and room > 0:
+            pair, due = next(iter(self._crowded.items()))
+            if now < due:
+                break
+            words = self.lives.of(*pair)
+            room -= max((len(self._board.of(word.key).words) for word in words), default=1)
+            yield from self._fold_old(*pair, now)
         for shown in [s for s in self._board.shown.values() if len(s.words) > MAX_GONE]:
             yield from self._fold_gone(shown, now)
 
@@ -188,6 +198,7 @@ class Forwarded:
         self._board = Board(self._registry, self.lives)
         self._fallen.clear()
         self._restored.clear()
+        self._crowded.clear()
 
     def _check_folded(self, total: Word, message: Forward) -> None:
         """Whether ``total`` has all that ``message`` says; what is lost is so once.
@@ -259,6 +270,14 @@ class Forwarded:
         self.lives.put(word)
         self._board.enter(shown)
         return self._board.put(made, now)
+
+    def _fold_old(self, source: str, engine: str, now: float) -> Iterator[None]:
+        """Make one sum of lives that are over, where there are too many; later of those that may go on."""
+        pair = source, engine
+        self._crowded.pop(pair, None)
+        yield from self._fold(self.lives.excess(*pair, now - SILENT), now)
+        if self.lives.is_crowded(*pair):
+            self._crowded[pair] = now + SILENT
 
     def _fold_gone(self, shown: Shown, now: float) -> Iterator[None]:
         """Make one sum of the sources that are gone for longest, where there are too many."""

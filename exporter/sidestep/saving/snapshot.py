@@ -216,13 +216,12 @@ def _restore(intake: Intake, pieces: Sequence[Piece], now: float) -> None:
     streams: list[Stream] = []
     groups: list[KeptGroup] = []
     life, run = intake.life, intake.run
-    ahead = _ahead(intake, pieces, now)
     for piece in pieces:
         match piece:
             case KeptEngine():
                 _restore_engine(registry, piece, now)
             case KeptWord():
-                _restore_word(intake, piece, now, ahead)
+                _restore_word(intake, piece, now)
             case KeptLifecycle():
                 kept.restore(registry.requests_of(registry.engines[piece.engine]), piece)
             case KeptRequests():
@@ -259,14 +258,7 @@ def _restore_engine(registry: Registry, piece: KeptEngine, now: float) -> None:
         registry.kept[engine.id] = engine
 
 
-def _ahead(intake: Intake, pieces: Sequence[Piece], now: float) -> float:
-    """Seconds by which words were heard later than now, by a clock that was set back since."""
-    heard = [piece.heard for piece in pieces if isinstance(piece, KeptWord)]
-    moments = [intake.moment_of(unix, now) - now for unix in heard if unix is not None]
-    return max([0.0, *moments])
-
-
-def _restore_word(intake: Intake, piece: KeptWord, now: float, ahead: float) -> None:
+def _restore_word(intake: Intake, piece: KeptWord, now: float) -> None:
     order = piece.run, piece.seq
     sources = piece.sources or [piece.source] * len(piece.summed)
     orders = piece.orders or [(0, 0)] * len(piece.summed)
@@ -279,11 +271,12 @@ def _restore_word(intake: Intake, piece: KeptWord, now: float, ahead: float) -> 
         piece.standing,
         piece.labels,
         # Which of a source's lives is over is told by when each was heard, also across a restart.
-        now if piece.heard is None else intake.moment_of(piece.heard, now) - ahead,
+        now if piece.heard is None else intake.moment_of(piece.heard, now),
         silent=True,
         summed=dict(zip(zip(sources, piece.summed, strict=True), orders, strict=True)),
         until=piece.until,
         restored=now,
+        arrived=now,
     )
     if piece.key is not None:
         intake.guard.own(piece.key, piece.source)

@@ -56,6 +56,7 @@ class Word:
             it had, or that was refused since.
         until: The latest life in a sum that is not among these.
         restored: Monotonic time at which a snapshot gave it to this process, if one did.
+        arrived: At which it came here.
     """
 
     source: str
@@ -70,6 +71,7 @@ class Word:
     summed: dict[tuple[str, int], Order] = dataclasses.field(default_factory=dict)
     until: int = 0
     restored: float = -math.inf
+    arrived: float = -math.inf
 
     @property
     def since(self) -> float:
@@ -161,7 +163,7 @@ class Lives:
         heard = now - message.age
         if known is not None:
             heard = max(heard, known.heard)
-        return Word(*key, order, record, message.standing, message.labels, heard)
+        return Word(*key, order, record, message.standing, message.labels, heard, arrived=now)
 
     def check(self, word: Word) -> None:
         """Whether there is room for ``word``.
@@ -222,26 +224,31 @@ class Lives:
         # A clock that was set back makes lives of one source look earlier than they are.
         return next(found, next((word for word in several if life <= word.until), None))
 
-    def crowded(self) -> list[tuple[str, str]]:
-        """Sources and engines of which there may be too many lives."""
-        return [pair for pair, words in self._words.items() if len(words) > self.most]
+    def is_crowded(self, source: str, engine: str) -> bool:
+        """Whether more lives than are told apart have said something of ``engine``."""
+        words = self._words.get((source, engine), {})
+        return len(words) - (SUM in words) > self.most
 
     def excess(self, source: str, engine: str, silence: float) -> list[Word]:
         """Words that should become one: the sum and the oldest lives, where they are too many.
 
-        One that was heard since the monotonic moment ``silence`` may go on: it has more to say,
-        however old a clock that was set back lets it look.
+        One of which a word came since the monotonic moment ``silence`` may go on, and have more to
+        say, however long ago a clock or an exporter on the way lets it seem. While there is room.
         """
         # By when they were heard: a clock that was set back makes a life's number lower.
         words = sorted(self.of(source, engine), key=lambda word: (not word.is_sum, word.heard))
         lives = [word for word in words if not word.is_sum]
-        forced = len(lives) - self.patience * self.most
-        over = [
-            word
-            for place, word in enumerate(lives[: max(len(lives) - self.most, 0)])
-            if word.since <= silence or place < forced
-        ]
-        return [*words[: len(words) - len(lives)], *over] if over else []
+        oldest = lives[: max(len(lives) - self.most, 0)]
+        over = [word.life for word in oldest if word.arrived <= silence]
+        going_on = [word.life for word in oldest if word.life not in over]
+        too_many = len(lives) - len(over) - self.most * (self.patience if self._has_room else 1)
+        over += going_on[: max(too_many, 0)]
+        return [word for word in words if word.is_sum or word.life in over] if over else []
+
+    @property
+    def _has_room(self) -> bool:
+        """Whether words may wait that will become one: others' have to find a place as well."""
+        return 2 * self._count <= MAX_WORDS and 2 * self.bytes <= MAX_BYTES
 
     def replace(self, words: Sequence[Word], total: Word) -> None:
         """Let ``total`` stand in place of ``words``, which it is the sum of.
