@@ -301,6 +301,58 @@ def test_processes_that_may_go_on_do_not_take_others_room(monkeypatch: pytest.Mo
     assert root.rejected == {}
 
 
+@pytest.mark.parametrize(("limit", "most"), [("MAX_WORDS", 500), ("MAX_BYTES", 3 << 20)])
+def test_others_find_a_place_though_processes_may_go_on(
+    monkeypatch: pytest.MonkeyPatch, limit: str, most: int
+) -> None:
+    """Also where those came while there was room."""
+    monkeypatch.setattr(lives, limit, most)
+    root = Node("root")
+    root.intake.forwarded.lives.most = 2
+    boots, engines = 12, [info(str(number)) for number in range(12)]
+    for boot in range(1, boots + 1):
+        for source in ("a", "b", "c", "d"):
+            node = Node(source, boot)
+            node.greet("s", engines)
+            push(node, step(1))
+            node.tell(root)
+        wait(1, root)
+
+    assert len(root.intake.forwarded.lives) < 4 * len(engines) * (2 + 1) + 2 * len(engines)
+    assert value(root, TOKENS) == 4 * boots
+    assert root.rejected == {}
+
+
+def test_processes_that_may_go_on_make_way_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where others come, and not when it is certain that those are over."""
+    monkeypatch.setattr(lives, "MAX_WORDS", 40)
+    root = Node("root")
+    root.intake.forwarded.lives.most = 2
+    for boot in range(1, 5):
+        leaf("leaf", boot, step(1)).tell(root)
+    wait(2, root)
+    assert len(root.intake.forwarded.lives) == 4
+    for number in range(7):
+        leaf(f"other-{number}", 1, step(1)).tell(root)
+    wait(1, root)
+
+    assert len(root.intake.forwarded.lives) == 2 + 1 + 7
+    assert value(root, TOKENS) == 4 + 7
+
+
+def test_processes_with_a_label_each_leave_room_for_engines() -> None:
+    """Each is an engine here, and more of those there cannot be."""
+    root = Node("root")
+    root.intake.forwarded.lives.most = 8
+    engines = [info(str(number)) for number in range(MAX_ENGINES // (8 + 1))]
+    for boot in range(1, 8 + 5):
+        node = Node("leaf", boot, labels={"pod": str(boot)})
+        node.greet("s", engines)
+        node.tell(root)
+
+    assert root.rejected == {}
+
+
 def test_lives_that_cannot_become_one_sum_hold_up_no_others() -> None:
     """Nor is that said again and again."""
     root = Node("root")
@@ -324,7 +376,7 @@ def test_lives_that_cannot_become_one_sum_hold_up_no_others() -> None:
 def test_lives_that_are_over_become_one_sum_a_few_in_a_second() -> None:
     """Nobody is heard while they are added up."""
     root = Node("root")
-    engines = [info(str(number)) for number in range(60)]
+    engines = [info(str(number)) for number in range(40)]
     for boot in range(1, lives.MAX_LIVES + 3):
         node = Node("leaf", boot)
         node.greet("s", engines)

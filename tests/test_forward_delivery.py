@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from sidestep.forwarding.forwarded import PATIENCE
 from sidestep.registry import SILENT
-from sidestep.session.lives import PATIENCE
 from sidestep.session.outgoing import REFRESH
 from sidestep.wire.items import VllmStep, encode_item
 from sidestep.wire.messages import EngineInfo, Heartbeat
@@ -271,8 +271,8 @@ class Tree(RuleBasedStateMachine):
             wall=EPOCH + self.now + (self.ahead if name == "root" else 0.0),
         )
         if name not in KEPT:
-            lives = node.intake.forwarded.lives
-            lives.most, lives.patience = FEW_LIVES, self.patience
+            node.intake.forwarded.lives.most = FEW_LIVES
+            node.intake.forwarded.patience = self.patience
             return
         again = self.unsaved[name] if hasattr(self, "unsaved") else []
         if not hasattr(self, "unsaved"):

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidestep.errors import WireError
+from sidestep.forwarding.forwarded import PATIENCE
 from sidestep.registry import SILENT
 from sidestep.saving import records
 from sidestep.saving.records import decode_in_parts, decode_record
@@ -104,14 +105,14 @@ def test_a_word_of_few_that_are_one_engine_is_shown_at_once() -> None:
 def test_a_process_that_keeps_nothing_begins_anew_in_small_turns() -> None:
     """Though all lives before it are to be added up, and the oldest become one."""
     root = Node("root")
-    boots = lives.PATIENCE * lives.MAX_LIVES + 5
+    boots = PATIENCE * lives.MAX_LIVES + 5
     found: list[int] = []
     for boot in range(1, boots + 1):
         wait(0.5, root)
         for frame in leaf("leaf", boot, step(3)).frames():
             found += turns(root, frame)
 
-    assert len(root.intake.forwarded.lives) == lives.PATIENCE * lives.MAX_LIVES + 1
+    assert len(root.intake.forwarded.lives) == PATIENCE * lives.MAX_LIVES + 1
     assert value(root, TOKENS) == 3 * boots
     assert max(found) < MOST
 

@@ -22,14 +22,15 @@ from sidestep.forwarding.board import Board, Changes
 from sidestep.forwarding.placing import group_of, is_known, name_of, new_shown, said_in, settle
 from sidestep.forwarding.shown import Group, Said, Shown, gone
 from sidestep.forwarding.sums import total_of
-from sidestep.registry import SILENT, Registry
+from sidestep.registry import MAX_ENGINES, SILENT, Registry
 from sidestep.saving.folded import check as check_record
 from sidestep.saving.folded import check_in_parts
 from sidestep.saving.records import decode_in_parts, decode_record
-from sidestep.session.lives import NOBODY, Lives, Word, summed
+from sidestep.session.lives import NOBODY, SPARE, Lives, Word, summed
 from sidestep.wire.forwarded import Forward
 from sidestep.wire.totals import Record
 
+PATIENCE = 2
 MAX_GONE = 256
 """Sources of one engine that are told apart though they are gone: they may come back."""
 AT_ONCE = 256
@@ -45,12 +46,14 @@ class Forwarded:
     Attributes:
         lives: What they said.
         own: Source and life of this exporter: what comes back to it is not counted again.
+        patience: Times as many lives as ``Lives.most`` are told apart while something comes of them.
     """
 
     def __init__(self, registry: Registry, *, merge: bool = False) -> None:
         self.lives = Lives()
         self.merge = merge
         self.own = ("", 0)
+        self.patience = PATIENCE
         self._registry = registry
         self._board = Board(registry, self.lives)
         self._fallen: dict[Group, None] = {}
@@ -184,10 +187,11 @@ class Forwarded:
         room = AT_ONCE
         while self._crowded and room > 0:
             pair, due = next(iter(self._crowded.items()))
-            if now < due:
+            if now < due and self._has_room:
                 break
-            words = self.lives.of(*pair)
-            room -= max((len(self._board.of(word.key).words) for word in words), default=1)
+            del self._crowded[pair]
+            there = {id(s): s for s in (self._board.of(w.key) for w in self.lives.of(*pair))}
+            room -= sum(len(shown.words) for shown in there.values()) or 1
             yield from self._fold_old(*pair, now)
         for shown in [s for s in self._board.shown.values() if len(s.words) > MAX_GONE]:
             yield from self._fold_gone(shown, now)
@@ -218,6 +222,12 @@ class Forwarded:
             text = "was gone for so long, or began anew so often, that its counts are part of a sum"
             anew = "restart it with an empty --state.dir, and it begins anew"
             raise WireError("folded", f"{message.source} {text}; {anew}")
+
+    @property
+    def _has_room(self) -> bool:
+        """Whether lives may wait that will become a sum: with a label each, each is an engine."""
+        engines = len(self._registry.engines) + len(self._registry.kept)
+        return self.lives.has_room and SPARE * engines <= MAX_ENGINES
 
     @property
     def sources(self) -> int:
@@ -275,7 +285,8 @@ class Forwarded:
         """Make one sum of lives that are over, where there are too many; later of those that may go on."""
         pair = source, engine
         self._crowded.pop(pair, None)
-        yield from self._fold(self.lives.excess(*pair, now - SILENT), now)
+        patience = self.patience if self._has_room else 1
+        yield from self._fold(self.lives.excess(*pair, now - SILENT, patience), now)
         if self.lives.is_crowded(*pair):
             self._crowded[pair] = now + SILENT
 

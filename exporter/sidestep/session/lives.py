@@ -17,13 +17,13 @@ from sidestep.wire.forwarded import Forward, Standing, check_size
 
 MAX_LIVES = 16
 """Of one source and engine that are told apart; what older ones said becomes one sum."""
-PATIENCE = 2
-"""Times as many are told apart while they are heard still."""
 MAX_SUMMED = 1024
 """Lives that are known one by one to be in a sum, the latest of them."""
 MAX_WORDS = 4096
 MAX_BYTES = 96 << 20
 """Of all records."""
+SPARE = 4
+"""Times as many have to find a place as there are, for those to wait that will become one."""
 MAX_INCOMPLETE_BYTES = 32 << 20
 """Of records of which pieces are missing."""
 PIECE_COST = 4 << 10
@@ -116,13 +116,11 @@ class Lives:
 
     Attributes:
         most: Lives of one source and engine that are told apart.
-        patience: Times as many are so while they are heard still.
         bytes: Of all records.
     """
 
     def __init__(self) -> None:
         self.most = MAX_LIVES
-        self.patience = PATIENCE
         self._words: dict[tuple[str, str], dict[int, Word]] = {}
         self._sums: dict[str, dict[str, Word]] = {}
         """Those of several sources, by engine and name."""
@@ -229,11 +227,15 @@ class Lives:
         words = self._words.get((source, engine), {})
         return len(words) - (SUM in words) > self.most
 
-    def excess(self, source: str, engine: str, silence: float) -> list[Word]:
+    def excess(self, source: str, engine: str, silence: float, patience: int) -> list[Word]:
         """Words that should become one: the sum and the oldest lives, where they are too many.
 
-        One of which a word came since the monotonic moment ``silence`` may go on, and have more to
-        say, however long ago a clock or an exporter on the way lets it seem. While there is room.
+        Args:
+            source: Whose lives they are.
+            engine: Of which they said something.
+            silence: Monotonic moment: a life of which a word came since may go on, and have more to
+                say, however long ago a clock or an exporter on the way lets it seem.
+            patience: As many times ``most`` are told apart for the sake of such.
         """
         # By when they were heard: a clock that was set back makes a life's number lower.
         words = sorted(self.of(source, engine), key=lambda word: (not word.is_sum, word.heard))
@@ -241,14 +243,13 @@ class Lives:
         oldest = lives[: max(len(lives) - self.most, 0)]
         over = [word.life for word in oldest if word.arrived <= silence]
         going_on = [word.life for word in oldest if word.life not in over]
-        too_many = len(lives) - len(over) - self.most * (self.patience if self._has_room else 1)
-        over += going_on[: max(too_many, 0)]
+        over += going_on[: max(len(lives) - len(over) - patience * self.most, 0)]
         return [word for word in words if word.is_sum or word.life in over] if over else []
 
     @property
-    def _has_room(self) -> bool:
+    def has_room(self) -> bool:
         """Whether words may wait that will become one: others' have to find a place as well."""
-        return 2 * self._count <= MAX_WORDS and 2 * self.bytes <= MAX_BYTES
+        return SPARE * self._count <= MAX_WORDS and SPARE * self.bytes <= MAX_BYTES
 
     def replace(self, words: Sequence[Word], total: Word) -> None:
         """Let ``total`` stand in place of ``words``, which it is the sum of.
