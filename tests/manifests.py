@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from sidestep.settings.config import SETTINGS, Config, read
-from sidestep.transport.connection import CLIENT_KEY, SERVER_KEY
+from sidestep.transport.client_keys import CLIENT_KEY, SERVER_KEY
 
 ROOT = Path(__file__).parents[1]
 KUSTOMIZE = ROOT / "deploy" / "kustomize"

@@ -18,12 +18,10 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from random import Random
 
-import zmq
-
-from sidestep.errors import ConfigError
+from sidestep.errors import ConfigError, RunError
 from sidestep.session.folding import Folder
 from sidestep.session.sender import Sender, State
-from sidestep.transport.connection import RESENDING, Socket, connect, receive
+from sidestep.transport.link import Link
 from sidestep.wire.items import Item
 from sidestep.wire.messages import EngineInfo
 from sidestep_adapters import processes
@@ -37,10 +35,10 @@ DRAIN = 2.0
 GREETING = 0.5
 """Seconds of them to wait for an exporter that has not answered yet."""
 COMPLAIN = 60.0
-RETRY = 1.0
-"""Seconds between two looks at key files that cannot be used."""
 PATIENCE = 30.0
-"""Seconds without any answer after which a new socket may have more luck."""
+"""Seconds without any answer after which a new connection may have more luck."""
+HANDSHAKE_STEPS, HANDSHAKE_WAIT = 4, 0.01
+"""How often, and how many seconds each time, a flush waits for a handshake to go on."""
 
 
 class Publisher:
@@ -83,7 +81,6 @@ class Publisher:
         self._told: tuple[int | None, int] = (None, 0)
         self._thread: threading.Thread | None = None
         self._complained_at = -COMPLAIN
-        self._opened_at = 0.0
         self._closed = False
         self._start()
         processes.enter(self)
@@ -135,6 +132,11 @@ class Publisher:
         return self._sender.state is State.STREAMING
 
     @property
+    def problem(self) -> str:
+        """Why there is no connection to the exporter; empty while nothing is known to be wrong."""
+        return self._link.problem
+
+    @property
     def kv_sample_rate(self) -> float | None:
         """Share of KV blocks to follow, as the exporter said last; ``None``: it said nothing.
 
@@ -168,7 +170,7 @@ class Publisher:
 
     def after_fork(self) -> None:
         """In a forked child: the thread is the parent's, and so is all that is queued."""
-        processes.leave_alone(self._sender, self._thread, self._stop, self._described)
+        processes.leave_alone(self._sender, self._link, self._thread, self._stop, self._described)
         self._thread = None
         self._pending.clear()
         self._waiting = deque()
@@ -178,6 +180,7 @@ class Publisher:
         jitter = Random(incarnation)  # noqa: S311 - of reconnects
         self._folder = Folder()
         self._sender = Sender(self._stream, incarnation, self._engines, jitter, self._folder)
+        self._link = Link(self._endpoint, jitter)
         self._stop = threading.Event()
         self._described = threading.Event()
         self._deadline = 0.0
@@ -196,36 +199,24 @@ class Publisher:
         self._start()
 
     def _run(self) -> None:
-        context = zmq.Context()
-        socket: Socket | None = None
+        link = self._link
         self._prepare()
         while not self._stop.wait(self._flush) and not self.refused:
             try:
-                if socket is None:
-                    socket = self._connect(context)
-                self._work(socket)
-            except ConfigError as error:
-                # Keys that cannot be used: files may yet appear, so try again, but never without.
+                self._work(link)
+            except (ConfigError, RunError) as error:
+                # Keys that cannot be used, or no descriptors: that may change, so try again.
                 self._complain("nothing is sent: %s", error)
-                self._stop.wait(RETRY)
             except Exception:  # noqa: BLE001 - nothing here may ever reach the engine
                 self.fail("publishing failed")
                 self._sender.reopen = True
-            if self._sender.reopen:
-                if socket is not None:
-                    socket.close(linger=0)
-                    socket = None
-                self._sender.reopened()
         try:
-            socket = socket or self._connect(context)
-            self._finish(socket)
-        except ConfigError as error:
+            self._finish(link)
+        except (ConfigError, RunError) as error:
             self._complain("nothing is sent: %s", error)
         except Exception:  # noqa: BLE001 - likewise
             self.fail("closing failed")
-        if socket is not None:
-            socket.close(linger=0)
-        context.term()
+        link.close()
 
     def _prepare(self) -> None:
         try:
@@ -233,18 +224,15 @@ class Publisher:
         except Exception:  # noqa: BLE001 - what cannot be folded will be counted as dropped
             self.fail("nothing can be folded")
 
-    def _work(self, socket: Socket) -> None:
+    def _work(self, link: Link) -> None:
         """One flush."""
-        if not self.connected and time.monotonic() - self._opened_at > PATIENCE:
-            # After some errors, such as at a port that wants a key, libzmq does not try again.
-            self._sender.reopen = True
-            return
+        self._connect(link)
         if self._extra is not None and time.monotonic() >= self._extra_at:
             self._extra_at = time.monotonic() + 1.0
             self._pending.queue.append(self._extra)
         if not self._is_idle():
             self._encode()
-            self._pump(socket)
+            self._pump(link)
         if self._waiting:
             self._settle()
 
@@ -273,9 +261,25 @@ class Publisher:
             and self._sender.idle(time.monotonic())
         )
 
-    def _connect(self, context: zmq.Context[Socket]) -> Socket:
-        self._opened_at = time.monotonic()
-        return connect(context, self._endpoint, *RESENDING)
+    def _connect(self, link: Link) -> None:
+        """Keep the link connected; on a new connection the sender says Hello again.
+
+        Raises:
+            ConfigError: The endpoint or the keys cannot be used.
+            RunError: This process has no file descriptors left.
+        """
+        now = time.monotonic()
+        has_ended = link.advance(now)
+        for _ in range(HANDSHAKE_STEPS):
+            if not link.ready:
+                link.wait(HANDSHAKE_WAIT)
+                has_ended |= link.advance(time.monotonic())
+        if has_ended:
+            self._sender.reopened()
+        elif self._sender.reopen or (not self.connected and now - link.opened_at > PATIENCE):
+            # After some errors, such as at a port that wants a key, libzmq does not try again.
+            link.drop(now)
+            self._sender.reopened()
 
     def _encode(self) -> None:
         self._pending.encode(self._sender, self._tell_engines)
@@ -286,22 +290,25 @@ class Publisher:
             self._described.clear()
             self._sender.describe(self._engines)
 
-    def _pump(self, socket: Socket) -> None:
+    def _pump(self, link: Link) -> None:
         """Send what may be sent, read what came, until neither goes on."""
         self._tell_engines()
-        answered = True
-        while answered:
-            answered = False
+        deadline = time.monotonic() + FLUSH
+        goes_on = True
+        while goes_on:
+            goes_on = False
             now = time.monotonic()
             while (frame := self._sender.next_frame(now)) is not None:
-                try:
-                    socket.send(frame, zmq.NOBLOCK)
-                except zmq.Again:
+                if not link.send(frame):
+                    # The kernel's buffer is full, or there is no connection.
+                    goes_on = link.ready and now < deadline
                     break
                 self._sender.sent(now)
-            while (answer := receive(socket)) is not None:
+            while (answer := link.receive(now)) is not None:
                 self._sender.receive(answer, now)
-                answered = True
+                goes_on = True
+            if goes_on and frame is not None:
+                link.wait(deadline - now)
         self._tell_again()
         if self._sender.complaint and not self.refused:
             self._complain("the exporter at %s refuses: %s", self._endpoint, self._sender.complaint)
@@ -318,7 +325,7 @@ class Publisher:
                 self._pending.queue.append(self._again)
             self._told = told
 
-    def _finish(self, socket: Socket) -> None:
+    def _finish(self, link: Link) -> None:
         """Drain until the deadline while the exporter answers, then say goodbye."""
         if self.refused:
             self._give_up()
@@ -328,14 +335,15 @@ class Publisher:
         self._encode()
         absent = time.monotonic() + GREETING
         while time.monotonic() < (self._deadline if self.connected else absent):
-            self._pump(socket)
-            if self._sender.drained or self._sender.reopen or self.refused:
+            self._connect(link)
+            self._pump(link)
+            if self._sender.drained or self.refused:
                 break
             time.sleep(0.005)
-        if self.connected:
-            socket.send(self._sender.bye("closed"), zmq.NOBLOCK)
-            # Its answer is the proof that linger 0 does not cut the goodbye off.
-            socket.poll(max(0, int((self._deadline - time.monotonic()) * 1000)))
+        if self.connected and link.send(self._sender.bye("closed")):
+            # Its answer shows that the Bye has arrived.
+            link.wait(max(0.0, self._deadline - time.monotonic()))
+            link.close(max(0.0, self._deadline - time.monotonic()))
 
     def _complain(self, text: str, *args: object, exc_info: bool = False) -> None:
         now = time.monotonic()

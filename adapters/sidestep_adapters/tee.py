@@ -19,7 +19,8 @@ import zmq
 from sidestep.errors import RunError, WireError
 from sidestep.session.receiver import Received, Receiver
 from sidestep.transport.access import Access
-from sidestep.transport.connection import connect, keys_for
+from sidestep.transport.client_keys import keys_for
+from sidestep.transport.connection import connect
 from sidestep.transport.listener import Listener
 from sidestep.wire.messages import FromExporter, decode_from_sender, encode
 from sidestep_adapters.recording import Greeting, Items, Writer

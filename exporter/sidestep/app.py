@@ -164,7 +164,8 @@ class Exporter:
             # Runs before what was pushed before it: the last snapshot holds what it applies.
             stack.callback(self.ingest.drain)
             sources = installed.sources(self.config, self.intake)
-            self.ingest.open(self.config.ingest_endpoint, sources)
+            cut = (lambda: None) if forwarder is None else forwarder.cut
+            self.ingest.open(self.config.ingest_endpoint, sources, cut)
             if sockets:
                 await stack.enter_async_context(self._serving(sockets, snapshots))
             lines = StatsLog(self.registry).run(self.config.log_stats_interval)

@@ -98,7 +98,7 @@ def demo(*, once: bool, speed: str, **flags: Any) -> None:
 )
 def replay(file: Path, connect: str | None, speed: str, namespace: str) -> None:
     """Play FILE, a recording of either form, to an exporter."""
-    from sidestep.transport.connection import keys_for
+    from sidestep.transport.client_keys import keys_for
     from sidestep_adapters.replay import Replay
 
     logs.set_up("warning", "text")
@@ -137,7 +137,7 @@ def record(file: Path, listen: str | None, connect: str) -> None:
 @click.option("--namespace", metavar="NAME", help="Before the identities of what is polled.")
 def poll_triton(servers: tuple[str, ...], connect: str | None, namespace: str | None) -> None:
     """Poll Triton servers as serve --triton does, and push what they say to an exporter elsewhere."""
-    from sidestep.transport.connection import keys_for
+    from sidestep.transport.client_keys import keys_for
     from sidestep_adapters.environment import namespace as usual_namespace
     from sidestep_adapters.poll_triton import poll
 

@@ -60,8 +60,18 @@ class Ingest:
         """Where engines connect; a port 0 shows as the one that was found."""
         return [] if self._listener is None else self._listener.endpoints
 
-    def open(self, endpoints: Iterable[str], sources: Iterable[Source] = ()) -> None:
+    def open(
+        self,
+        endpoints: Iterable[str],
+        sources: Iterable[Source] = (),
+        cut: Callable[[], None] = lambda: None,
+    ) -> None:
         """Bind and start to drain in the running event loop, the socket and ``sources``.
+
+        Args:
+            endpoints: Where engines connect.
+            sources: What runs in this process and feeds engines.
+            cut: Frees what other connections hold, where memory has reached its limit.
 
         Raises:
             ConfigError: An endpoint is malformed, taken, or may not be bound.
@@ -73,7 +83,12 @@ class Ingest:
             self._access,
             lambda: metrics.add("sidestep_auth_denied_total", 1, "curve"),
         )
-        self._upkeep = Upkeep(self._listener, self._watchdog, metrics, self._sources.cut)
+
+        def cut_all() -> None:
+            self._sources.cut()
+            cut()
+
+        self._upkeep = Upkeep(self._listener, self._watchdog, metrics, cut_all)
         self._watch(self._listener)
         self._sources.open(self._drain)
         loop = asyncio.get_running_loop()

@@ -12,10 +12,8 @@ import time
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
-import zmq
 
 from conftest import Start, until
 from sidestep.app import Exporter
@@ -176,29 +174,6 @@ async def test_an_idle_engines_gauges_return_with_the_exporter(
     async with start() as second:
         await until(lambda: shown(second) == (7, 1), timeout=20)
         await asyncio.to_thread(one.close)
-
-
-def test_a_socket_that_cannot_be_had_is_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Too many open files, for a while: counted, and over when they are fewer."""
-    connect, calls = Publisher._connect, []
-
-    def failing(self: Publisher, context: zmq.Context[Any]) -> Any:
-        calls.append(1)
-        if len(calls) < 4:
-            raise zmq.ZMQError(24)
-        return connect(self, context)
-
-    monkeypatch.setattr(Publisher, "_connect", failing)
-    one = publisher(f"ipc://{tmp_path}/x.ipc")
-    deadline = time.monotonic() + 10
-    while len(calls) < 4 and time.monotonic() < deadline:
-        threading.Event().wait(0.01)
-    one.close()
-
-    assert len(calls) == 4
-    assert one.errors == 3
 
 
 async def test_an_item_that_cannot_be_encoded_costs_itself(start: Start) -> None:

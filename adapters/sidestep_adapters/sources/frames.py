@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import zmq
+
+from sidestep.transport.options import reachable
 
 MAX_FRAMES = 5
 """An answer has four."""
@@ -13,25 +13,21 @@ SKIPPED = 1000
 MAX_BYTES = 16 << 20
 """Of a frame: a peer that sends a longer one loses its connection."""
 
-_OPTIONS: Mapping[int, int] = {
-    zmq.LINGER: 0,
-    zmq.IPV6: 1,
-    zmq.MAXMSGSIZE: MAX_BYTES,
-    zmq.RECONNECT_IVL: 100,
-    zmq.RECONNECT_IVL_MAX: 2000,
-    zmq.HEARTBEAT_IVL: 5000,
-    zmq.HEARTBEAT_TIMEOUT: 15000,
-}
+_OPTIONS = (
+    *reachable(MAX_BYTES),
+    (zmq.IPV6, 1),
+    (zmq.RECONNECT_IVL, 100),
+    (zmq.RECONNECT_IVL_MAX, 2000),
+)
 
 Socket = zmq.Socket[bytes]
 
 
-def make(context: zmq.Context[Socket], kind: int, waiting: int) -> Socket:
-    """A socket in which ``waiting`` messages wait at most."""
+def make(context: zmq.Context[Socket], kind: int) -> Socket:
+    """Return a socket of ``kind`` that connects to engines."""
     socket = context.socket(kind)
-    for option, value in _OPTIONS.items():
+    for option, value in _OPTIONS:
         socket.setsockopt(option, value)
-    socket.setsockopt(zmq.RCVHWM, waiting)
     return socket
 
 

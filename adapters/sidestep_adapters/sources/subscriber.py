@@ -19,7 +19,6 @@ from sidestep_adapters.sources.readers import LOST, Reader
 from sidestep_adapters.sources.sequence import (
     CHECKSUM,
     LAST,
-    WINDOW,
     Break,
     Message,
     Position,
@@ -29,8 +28,6 @@ from sidestep_adapters.sources.sequence import (
 
 log = logging.getLogger(__name__)
 
-WAITING = WINDOW // 2
-"""Messages that wait in a socket."""
 ABSENT = 10.0
 """Seconds without a connection after which the socket is made anew: libzmq tries no more to connect to
 a peer that has said what cannot be."""
@@ -88,7 +85,7 @@ class Subscriber:
         """
         self._wake = wake
         one = self.subscription
-        socket = make(self._context, zmq.SUB, WAITING)
+        socket = make(self._context, zmq.SUB)
         # Before there can be anything to watch.
         self._monitor = socket.get_monitor_socket(WATCHED)
         self._live = Frames(socket)
@@ -240,7 +237,7 @@ class Subscriber:
         self._requested = sequence.requests
         # Answers to an earlier question must not be taken for this one's.
         self._drop_replay()
-        socket = make(self._context, zmq.DEALER, WAITING)
+        socket = make(self._context, zmq.DEALER)
         socket.connect(self.subscription.replay)
         self._replay = Frames(socket)
         asyncio.get_running_loop().add_reader(socket.fileno(), self._wake)

@@ -18,6 +18,7 @@ from sidestep.intake import Intake
 from sidestep.logs import Limited
 from sidestep.serving.turns import collected
 from sidestep.transport.connection import RESENDING, Socket, connect, receive
+from sidestep.transport.peer_limits import TOO_MUCH, Allowance
 from sidestep.wire.forwarded import Forward, encode_forward, split
 from sidestep.wire.messages import Nack, decode_from_exporter
 
@@ -31,8 +32,8 @@ LINGER = 1000
 """Milliseconds in which the last words may leave."""
 ALONE = 5.0
 """Seconds without a connection after which the log says so."""
-MAX_ANSWERS = 100
-"""Of the other exporter, that are read in one round."""
+PENALTY = 10.0
+"""Seconds without a connection after the other exporter sent more than it owes."""
 EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 
 
@@ -70,15 +71,15 @@ class Forwarder:
         self._alone_since = clock()
         self._said = Limited(log, clock=clock)
         self._context: zmq.Context[Socket] = zmq.Context()
+        self._banned_until = float("-inf")
         try:
-            self._socket = connect(self._context, endpoint, *RESENDING)
+            self._open()
         except zmq.ZMQError as error:
             self._context.term()
             raise ConfigError(f"--forward {endpoint}: {error.strerror}") from None
         except ConfigError:
             self._context.term()
             raise
-        self._monitor = self._socket.get_monitor_socket(EVENTS)
         metrics = intake.metrics
         metrics.read("sidestep_forward_connected", lambda: [((), float(self._connected))])
         metrics.read(
@@ -93,6 +94,8 @@ class Forwarder:
 
     async def tell(self) -> None:
         """Tell what is new, and what has not been told for long."""
+        if self._clock() < self._banned_until:
+            return
         self._listen()
         if not self._connected and self._clock() - self._alone_since >= ALONE:
             text = "nothing is forwarded: no exporter at %s that takes it; give one's --ingest.endpoint,"
@@ -113,10 +116,24 @@ class Forwarder:
         # By now senders know all there is to know.
         self._settles = 0.0
         await self.tell()
+        self._close(LINGER)
+        await asyncio.to_thread(self._context.term)
+
+    def cut(self) -> None:
+        """Close the connection, which frees what it holds, and make it anew."""
+        self._close(0)
+        self._open()
+
+    def _open(self) -> None:
+        self._socket = connect(self._context, self._endpoint, *RESENDING)
+        self._monitor = self._socket.get_monitor_socket(EVENTS)
+        self._connected = False
+        self._allowance = Allowance(self._clock())
+
+    def _close(self, linger: int) -> None:
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
-        self._socket.close(linger=LINGER)
-        await asyncio.to_thread(self._context.term)
+        self._socket.close(linger=linger)
 
     def _clash(self, engine: str) -> None:
         self._intake.metrics.add("sidestep_forward_errors_total", 1, "label")
@@ -166,9 +183,13 @@ class Forwarder:
                 self._outbox.renew()
             elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                 self._refused("unauthorised", "it does not know this exporter's key")
-        for _ in range(MAX_ANSWERS):
-            frame = receive(self._socket)
-            if frame is None:
+        while (frame := receive(self._socket)) is not None:
+            if not self._allowance.spend(1, len(frame), self._clock()):
+                self._said.warning(
+                    "flood", "%s: %s; cut off for %d s", self._endpoint, TOO_MUCH, PENALTY
+                )
+                self._banned_until = self._clock() + PENALTY
+                self.cut()
                 return
             try:
                 answer = decode_from_exporter(frame)

@@ -14,6 +14,7 @@ from pathlib import Path
 import zmq
 
 from sidestep.errors import ConfigError
+from sidestep.transport.options import reachable
 from sidestep.transport.reach import IPC, TCP
 from sidestep.transport.zap import DOMAIN
 from sidestep.wire.limits import MAX_FRAME_BYTES
@@ -22,8 +23,6 @@ IPC_PATH_CHARS = 107
 """Of a Unix socket's address, less its closing NUL."""
 BACKLOG = 100
 """Connections that wait to be accepted, as many as libzmq lets wait by itself."""
-SILENCE = 15_000
-"""Milliseconds after which a peer that says nothing, not even that it lives, is gone."""
 
 Place = tuple[int, int]
 """Device and inode: what tells a file from another one of its name."""
@@ -73,20 +72,10 @@ class Claim:
 
 
 def router(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
-    """A ROUTER with limits on what a peer can make it hold, and for how long."""
+    """Return a ROUTER that no peer can block or make hold more than the watchdog allows."""
     socket = context.socket(zmq.ROUTER)
-    socket.linger = 0
-    for option, value in (
-        # A little more than a frame may have: the refusal of a larger one is ours to count.
-        (zmq.MAXMSGSIZE, MAX_FRAME_BYTES + 4096),
-        (zmq.RCVHWM, 1000),
-        (zmq.HANDSHAKE_IVL, 3000),
-        (zmq.HEARTBEAT_IVL, SILENCE // 3),
-        (zmq.HEARTBEAT_TIMEOUT, SILENCE),
-        (zmq.HEARTBEAT_TTL, SILENCE),
-        # A peer that takes nothing any more: the kernel's own patience is 15 minutes.
-        (zmq.TCP_MAXRT, SILENCE),
-    ):
+    # A little more than a frame may have: the refusal of a larger one is ours to count.
+    for option, value in reachable(MAX_FRAME_BYTES + 4096):
         socket.setsockopt(option, value)
     return socket
 

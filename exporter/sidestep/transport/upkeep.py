@@ -1,4 +1,4 @@
-"""When the socket is to be closed and bound anew: its memory is too much, or its path is lost."""
+"""When the socket is closed and bound anew: too much memory, too many connections, a lost path."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from sidestep.selfmetrics import SelfMetrics
 from sidestep.transport.listener import Listener
-from sidestep.transport.process import trim
+from sidestep.transport.process import lowest_free_descriptor, open_files_limit, trim
 from sidestep.transport.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
@@ -16,6 +16,10 @@ PAUSE = 1.0
 """Seconds at least between two bindings, and between two looks at the paths. Senders hold what is
 not acknowledged, so a pause delays; a longer one lets them, whose attempts to reconnect get
 rarer, miss their turn against somebody who fills the memory again at once."""
+MAX_DESCRIPTORS = 8192
+"""Open at once: connections beyond these are cut, all of them, since libzmq does not tell them apart.
+It ends the process where an ipc connection finds no descriptor left, and where a peer has chosen
+the routing id that the next peer gets, which takes many connections to hit."""
 RETRY = 10.0
 """Seconds until an endpoint that somebody else has by now is tried again: all peers pay."""
 
@@ -39,6 +43,7 @@ class Upkeep:
         self._metrics = metrics
         self._cut = cut
         self._reason = ""
+        self._max_descriptors = min(MAX_DESCRIPTORS, open_files_limit() * 3 // 4)
         self._bound_at = self._looked_at = float("-inf")
         metrics.read("sidestep_zap_up", listener.zap_readings)
 
@@ -48,6 +53,8 @@ class Upkeep:
             return now >= self._bound_at + PAUSE
         if self._watchdog.must_cut():
             self._reason = "memory"
+        elif lowest_free_descriptor() >= self._max_descriptors:
+            self._reason = "descriptors"
         elif now >= self._looked_at + PAUSE:
             self._looked_at = now
             wait = RETRY if self._listener.unbound else PAUSE
@@ -64,9 +71,21 @@ class Upkeep:
             self._cut()
             trim()
             self._watchdog.cut()
+        elif self._reason == "descriptors":
+            self._note_descriptors()
         elif self._reason:
             log.warning("an ingest path is no longer ours: binding it anew")
         self._reason = ""
         if now >= self._bound_at + PAUSE:
             self._bound_at = now
             self._listener.reopen()
+
+    def _note_descriptors(self) -> None:
+        """Log why connections were cut; raise the limit where that freed too few descriptors."""
+        left = lowest_free_descriptor()
+        log.warning("over %d files were open: all connections are cut", self._max_descriptors)
+        if left >= self._max_descriptors:
+            self._max_descriptors = left + (open_files_limit() - left) // 2
+            log.error(
+                "%d files are open without any connection: raise the limit of open files", left
+            )

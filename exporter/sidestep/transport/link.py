@@ -1,0 +1,144 @@
+"""A sender's link to its exporter: one connection after the other, with pauses between them."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Protocol
+
+from sidestep.transport.client_keys import keys_for
+from sidestep.transport.plain_connection import PlainConnection
+
+PAUSE = (0.05, 1.0)
+"""Seconds until the next attempt to connect, at first and at most."""
+PENALTY = (1.0, 60.0)
+"""Likewise where the exporter broke the protocol or sent too much."""
+LASTING = 5.0
+"""Seconds that a connection must last until the pauses begin anew."""
+FORGIVEN = 60.0
+"""Likewise, until earlier penalties are forgotten."""
+
+
+class Connection(Protocol):
+    """What ``PlainConnection`` and ``CurveConnection`` have in common."""
+
+    ended: str
+    misbehaved: bool
+
+    @property
+    def ready(self) -> bool:
+        """Whether messages can be sent."""
+
+    def send(self, frame: bytes) -> bool:
+        """Send ``frame`` if the connection takes it now; return whether it did."""
+
+    def receive(self, now: float) -> bytes | None:
+        """Return the next message, if there is one."""
+
+    def advance(self, now: float) -> None:
+        """Carry the connection on, and notice its end."""
+
+    def wait(self, seconds: float) -> None:
+        """Return once the connection can go on, after ``seconds`` at the latest."""
+
+    def close(self, seconds: float = 0.0) -> None:
+        """End it; ``seconds`` is how long what is unsent may take to leave."""
+
+
+class Link:
+    """Keeps a connection to ``endpoint``; a sender says Hello anew on each.
+
+    Args:
+        endpoint: ``ipc://`` or ``tcp://``; with keys in the environment, over CURVE.
+        random: Varies the pauses, so that many senders do not connect at once.
+
+    Attributes:
+        opened_at: When the last connection was begun.
+        problem: Why there is no connection; empty while nothing is known to be wrong.
+    """
+
+    def __init__(self, endpoint: str, random: Random) -> None:
+        self.opened_at = 0.0
+        self.problem = ""
+        self._endpoint = endpoint
+        self._random = random
+        self._connection: Connection | None = None
+        self._attempts = 0
+        self._pause = PAUSE[0]
+        self._penalty = PENALTY[0]
+        self._next_at = float("-inf")
+
+    @property
+    def ready(self) -> bool:
+        """Whether messages can be sent."""
+        return self._connection is not None and self._connection.ready
+
+    def advance(self, now: float) -> bool:
+        """Connect when it is time; return whether the connection before this call has ended.
+
+        Raises:
+            ConfigError: The endpoint or the keys cannot be used.
+            RunError: This process has no descriptors left.
+        """
+        connection = self._connection
+        if connection is None:
+            if now >= self._next_at:
+                self._open(now)
+            return False
+        connection.advance(now)
+        if connection.ended:
+            self.drop(now)
+            return True
+        if connection.ready:
+            self.problem = ""
+        return False
+
+    def send(self, frame: bytes) -> bool:
+        """Send ``frame`` if the connection takes it now; return whether it did."""
+        return self._connection is not None and self._connection.send(frame)
+
+    def receive(self, now: float) -> bytes | None:
+        """Return the next message, if there is one."""
+        return None if self._connection is None else self._connection.receive(now)
+
+    def wait(self, seconds: float) -> None:
+        """Return once the connection can go on, after ``seconds`` at the latest."""
+        if self._connection is not None:
+            self._connection.wait(seconds)
+
+    def drop(self, now: float) -> None:
+        """End the connection; the next one is made after a pause, which grows while none lasts."""
+        connection = self._connection
+        if connection is None:
+            return
+        self.problem = connection.ended
+        misbehaved = connection.misbehaved
+        self.close()
+        if now - self.opened_at > LASTING:
+            self._pause = PAUSE[0]
+        if now - self.opened_at > FORGIVEN:
+            self._penalty = PENALTY[0]
+        if misbehaved:
+            pause, self._penalty = self._penalty, min(2 * self._penalty, PENALTY[1])
+        else:
+            pause, self._pause = self._pause, min(2 * self._pause, PAUSE[1])
+        self._next_at = now + pause * self._random.uniform(0.75, 1.25)
+
+    def close(self, seconds: float = 0.0) -> None:
+        """End the connection; ``seconds`` is how long what is unsent may take to leave."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close(seconds)
+
+    def _open(self, now: float) -> None:
+        # Where keys cannot be used, or descriptors are used up, this raises.
+        self._next_at = now + PAUSE[1]
+        self.opened_at = now
+        keys = keys_for(self._endpoint)
+        if keys is None:
+            self._connection = PlainConnection(self._endpoint, now, self._attempts)
+        else:
+            # pyzmq's monitor imports asyncio, which engines load when they want to.
+            from sidestep.transport.curve_connection import CurveConnection  # noqa: PLC0415
+
+            self._connection = CurveConnection(self._endpoint, keys, now)
+        self._attempts += 1

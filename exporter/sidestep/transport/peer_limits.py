@@ -1,0 +1,27 @@
+"""What a peer may send, and how long it may be silent."""
+
+from __future__ import annotations
+
+SILENCE = 15
+"""Seconds after which a peer whose host does not answer is given up."""
+MAX_ANSWER_BYTES = 64 << 10
+"""Of one message from an exporter; the largest lists histogram bounds."""
+FRAMES, FRAMES_PER_SECOND = 1000, 100
+"""An exporter acknowledges at most every 50 ms, and may refuse each frame of a window."""
+BYTES, BYTES_PER_SECOND = 1 << 20, 64 << 10
+TOO_MUCH = "it sends more than an exporter owes"
+
+
+class Allowance:
+    """A token bucket for the frames and bytes that a sender receives over one connection."""
+
+    def __init__(self, now: float) -> None:
+        self._frames, self._bytes = float(FRAMES), float(BYTES)
+        self._at = now
+
+    def spend(self, frames: int, size: int, now: float) -> bool:
+        """Take ``frames`` frames and ``size`` bytes; return whether they were allowed."""
+        age, self._at = now - self._at, now
+        self._frames = min(self._frames + age * FRAMES_PER_SECOND, FRAMES) - frames
+        self._bytes = min(self._bytes + age * BYTES_PER_SECOND, BYTES) - size
+        return self._frames >= 0 and self._bytes >= 0

@@ -1,0 +1,244 @@
+"""A sender's connection without keys: a socket of its own, which no peer can use to end the process."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import socket
+from typing import Any
+
+from sidestep.errors import ConfigError, WireError
+from sidestep.transport.peer_limits import SILENCE, TOO_MUCH, Allowance
+from sidestep.transport.reach import IPC, TCP
+from sidestep.transport.zmtp import OPENING, Parser, header
+
+HANDSHAKE_TIMEOUT = 3.0
+"""Seconds from the first attempt to connect until the handshake must be complete."""
+_RECEIVE_BYTES = 16 << 10
+_KEEPALIVE = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENCE // 3),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, SILENCE // 3),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE * 1000),
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+)
+
+
+class PlainConnection:
+    """One connection to an exporter, from the first attempt until it ends.
+
+    Nothing blocks, except that a host's name is looked up.
+
+    Args:
+        endpoint: ``ipc://`` or ``tcp://``.
+        now: Monotonic seconds.
+        attempt: Number of this attempt: of a name with several addresses, each gets its turn.
+
+    Attributes:
+        ended: Why the connection ended or could not be made; empty while it may still be used.
+        misbehaved: Whether the peer broke the protocol, or sent too much, after the handshake.
+
+    Raises:
+        ConfigError: The endpoint is malformed.
+    """
+
+    def __init__(self, endpoint: str, now: float, attempt: int = 0) -> None:
+        self.ended = ""
+        self.misbehaved = False
+        self._parser = Parser()
+        self._allowance = Allowance(now)
+        self._counted = self._received = 0
+        """Frames taken from the allowance so far, and bytes that are not yet."""
+        self._unsent = b""
+        self._deadline = now + HANDSHAKE_TIMEOUT
+        self._connected = False
+        self._socket: socket.socket | None = None
+        try:
+            self._socket, address = _open(endpoint, attempt)
+            error = self._socket.connect_ex(address)
+        except OSError as failed:
+            self._end(failed.strerror or str(failed))
+            return
+        if error not in (0, errno.EINPROGRESS):
+            self._end(os.strerror(error))
+
+    @property
+    def ready(self) -> bool:
+        """Whether messages can be sent."""
+        return self._parser.ready and not self.ended
+
+    def send(self, frame: bytes) -> bool:
+        """Send ``frame`` if the connection takes it now; return whether it did."""
+        if not self.ready or not self._flush():
+            return False
+        self._write(header(len(frame)), frame)
+        return True
+
+    def receive(self, now: float) -> bytes | None:
+        """Return the next message, if there is one."""
+        self.advance(now)
+        return self._parse(now) if self.ready else None
+
+    def advance(self, now: float) -> None:
+        """Carry the handshake on, and send what is left of a frame."""
+        if self.ended:
+            return
+        if not self._connected:
+            self._finish_connecting()
+        if self._connected:
+            self._flush()
+        if not self._parser.ready:
+            # No message comes before the sender's first one.
+            self._parse(now)
+        if not self._parser.ready and now >= self._deadline:
+            self._end("no answer to the handshake")
+
+    def wait(self, seconds: float) -> None:
+        """Return once the connection can go on, after ``seconds`` at the latest."""
+        if self._socket is None:
+            return
+        is_sending = not self._connected or bool(self._unsent)
+        with contextlib.suppress(OSError, ValueError):
+            poller = select.poll()
+            poller.register(self._socket, select.POLLIN | (select.POLLOUT if is_sending else 0))
+            poller.poll(seconds * 1000)
+
+    def close(self, seconds: float = 0.0) -> None:
+        """End the connection; ``seconds`` is how long unsent bytes may take to leave."""
+        if self._socket is None:
+            return
+        if self._unsent and seconds:
+            self._socket.settimeout(seconds)
+            with contextlib.suppress(OSError):
+                self._socket.sendall(self._unsent)
+        self._end("closed")
+
+    def _parse(self, now: float) -> bytes | None:
+        while not self.ended:
+            try:
+                message = self._parser.next_message()
+            except WireError as error:
+                self._refuse(str(error))
+                return None
+            self._reply()
+            frames, self._counted = self._parser.frames - self._counted, self._parser.frames
+            received, self._received = self._received, 0
+            if not self._allowance.spend(frames, received, now):
+                self._refuse(TOO_MUCH)
+            elif message is not None:
+                return message
+            elif not self._read():
+                return None
+        return None
+
+    def _finish_connecting(self) -> None:
+        assert self._socket is not None
+        poller = select.poll()
+        poller.register(self._socket, select.POLLOUT)
+        if not poller.poll(0):
+            return
+        error = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if error:
+            self._end(os.strerror(error))
+            return
+        self._connected = True
+        self._unsent = OPENING
+
+    def _reply(self) -> None:
+        # A peer that reads none of the answers gets no more of them.
+        if self._parser.replies and self._flush():
+            self._write(self._parser.replies)
+        self._parser.replies = b""
+
+    def _read(self) -> bool:
+        """Read once; return whether bytes arrived."""
+        if not self._connected or self._socket is None:
+            return False
+        try:
+            data = self._socket.recv(_RECEIVE_BYTES)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            self._end(error.strerror or str(error))
+            return False
+        if not data:
+            self._end("the peer closed the connection")
+            return False
+        self._received += len(data)
+        self._parser.feed(data)
+        return True
+
+    def _flush(self) -> bool:
+        """Send what is left of the last frame; return whether nothing is left."""
+        if self._unsent:
+            unsent, self._unsent = self._unsent, b""
+            self._write(unsent)
+        return not self._unsent and not self.ended
+
+    def _write(self, *parts: bytes) -> None:
+        """Send ``parts``; keep what the kernel does not take."""
+        assert self._socket is not None
+        try:
+            sent = self._socket.sendmsg(parts)
+        except BlockingIOError:
+            sent = 0
+        except OSError as error:
+            self._end(error.strerror or str(error))
+            return
+        if sent < sum(map(len, parts)):
+            self._unsent = b"".join(parts)[sent:]
+
+    def _refuse(self, reason: str) -> None:
+        self.misbehaved = self._parser.ready
+        self._end(reason)
+
+    def _end(self, reason: str) -> None:
+        self.ended = self.ended or reason
+        if self._socket is not None:
+            # A forked child may hold the descriptor, too: closing alone would not end the connection.
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+            self._socket.close()
+            self._socket = None
+
+
+def _open(endpoint: str, attempt: int) -> tuple[socket.socket, Any]:
+    """Return a socket that does not block, and the address to connect it to.
+
+    Raises:
+        OSError: The host is unknown, or there is no descriptor left.
+        ConfigError: The endpoint is malformed.
+    """
+    if endpoint.startswith(IPC):
+        path = endpoint.removeprefix(IPC)
+        made = socket.socket(socket.AF_UNIX)
+        made.setblocking(False)
+        return made, "\0" + path[1:] if path.startswith("@") else path
+    if not endpoint.startswith(TCP):
+        raise ConfigError(f"endpoint {endpoint!r}: must begin with ipc:// or tcp://")
+    source, _, target = endpoint.removeprefix(TCP).rpartition(";")
+    host, port = _split(endpoint, target)
+    places = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    family, kind, number, _, address = places[attempt % len(places)]
+    made = socket.socket(family, kind, number)
+    try:
+        made.setblocking(False)
+        for option in _KEEPALIVE:
+            made.setsockopt(*option)
+        if source:
+            host, port = _split(endpoint, source)
+            made.bind((host, port))
+    except OSError:
+        made.close()
+        raise
+    return made, address
+
+
+def _split(endpoint: str, place: str) -> tuple[str, int]:
+    host, _, port = place.rpartition(":")
+    if not host or not port.isdecimal() or not 0 <= int(port) < 1 << 16:
+        raise ConfigError(f"endpoint {endpoint!r}: must be tcp://HOST:PORT")
+    return host.strip("[]"), int(port)

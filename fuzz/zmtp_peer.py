@@ -1,0 +1,169 @@
+"""A ZMTP 3 peer made of raw sockets: it shakes hands as it should, then sends any bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+from pathlib import Path
+
+MORE, LONG, COMMAND = 1, 2, 4
+TIMEOUT = 10.0
+
+Address = Path | tuple[str, int]
+"""A Unix socket's path, or host and port."""
+
+
+def greeting(mechanism: bytes = b"NULL", version: bytes = b"\x03\x00", *, server: int = 0) -> bytes:
+    """The 64 bytes that open a connection."""
+    return (
+        b"\xff"
+        + bytes(8)
+        + b"\x7f"
+        + version
+        + mechanism.ljust(20, b"\0")
+        + bytes([server])
+        + bytes(31)
+    )
+
+
+def frame(body: bytes, flags: int = 0) -> bytes:
+    """A message frame, or a command with ``COMMAND`` in ``flags``."""
+    if len(body) > 255 or flags & LONG:
+        return bytes([flags | LONG]) + struct.pack(">Q", len(body)) + body
+    return bytes([flags, len(body)]) + body
+
+
+def command(name: bytes, data: bytes = b"") -> bytes:
+    """A command frame."""
+    return frame(bytes([len(name)]) + name + data, COMMAND)
+
+
+def ping(context: bytes = b"", ttl: int = 0) -> bytes:
+    """A heartbeat that asks for an answer."""
+    return command(b"PING", struct.pack(">H", ttl) + context)
+
+
+def metadata(name: bytes, value: bytes) -> bytes:
+    """A property of a READY command."""
+    return bytes([len(name)]) + name + struct.pack(">I", len(value)) + value
+
+
+def ready(kind: bytes, identity: bytes | None = None) -> bytes:
+    """The READY command of a socket type."""
+    data = metadata(b"Socket-Type", kind)
+    return command(b"READY", data if identity is None else data + metadata(b"Identity", identity))
+
+
+def dial(address: Address) -> socket.socket:
+    """A connection on which nothing was sent."""
+    peer = socket.socket(socket.AF_UNIX if isinstance(address, Path) else socket.AF_INET)
+    peer.settimeout(TIMEOUT)
+    try:
+        peer.connect(str(address) if isinstance(address, Path) else address)
+    except OSError:
+        peer.close()
+        raise
+    return peer
+
+
+def connect(
+    address: Address, identity: bytes | None = b"", kind: bytes = b"DEALER"
+) -> socket.socket:
+    """A connection that has shaken hands.
+
+    Raises:
+        OSError: The other end refuses, or does not answer.
+    """
+    peer = dial(address)
+    try:
+        peer.sendall(greeting() + ready(kind, identity))
+        _await_ready(peer)
+    except OSError:
+        peer.close()
+        raise
+    return peer
+
+
+def listen(address: Address) -> socket.socket:
+    """A listening socket, in the place of an exporter's."""
+    door = socket.socket(socket.AF_UNIX if isinstance(address, Path) else socket.AF_INET)
+    if isinstance(address, Path):
+        address.unlink(missing_ok=True)
+        door.bind(str(address))
+    else:
+        door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        door.bind(address)
+    door.listen(128)
+    return door
+
+
+def welcome(peer: socket.socket) -> None:
+    """Shake hands as an exporter's ROUTER, over an accepted connection.
+
+    Raises:
+        OSError: The other end leaves, or does not answer.
+    """
+    peer.settimeout(TIMEOUT)
+    peer.sendall(greeting())
+    peer.sendall(ready(b"ROUTER", b""))
+    _await_ready(peer)
+
+
+def read_message(peer: socket.socket) -> bytes:
+    """The body of the next frame that is no command.
+
+    Raises:
+        OSError: The other end leaves, or sends nothing in time.
+    """
+    while True:
+        flags, size = _exactly(peer, 2)
+        if flags & LONG:
+            size = int.from_bytes(bytes([size]) + _exactly(peer, 7), "big")
+        body = _exactly(peer, size)
+        if not flags & COMMAND:
+            return body
+
+
+def reset(peer: socket.socket) -> None:
+    """Close so that the other end sees a reset, not an end.
+
+    A Unix socket resets where it is closed with bytes unread.
+    """
+    if peer.family == socket.AF_INET:
+        with contextlib.suppress(OSError):
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    peer.close()
+
+
+def send_some(peer: socket.socket, data: bytes, seconds: float = 1.0) -> None:
+    """Send what the other end takes within ``seconds``."""
+    peer.settimeout(seconds)
+    with contextlib.suppress(OSError):
+        peer.sendall(data)
+    with contextlib.suppress(OSError):
+        peer.settimeout(TIMEOUT)
+
+
+def noise(size: int) -> bytes:
+    """Random bytes."""
+    return os.urandom(size)
+
+
+def _await_ready(peer: socket.socket) -> None:
+    received = b""
+    # Bytes that follow the READY command belong to nobody: an attack reads no answers.
+    while b"READY" not in received:
+        received += peer.recv(4096) or _closed()
+
+
+def _exactly(peer: socket.socket, size: int) -> bytes:
+    received = b""
+    while len(received) < size:
+        received += peer.recv(size - len(received)) or _closed()
+    return received
+
+
+def _closed() -> bytes:
+    raise ConnectionResetError
