@@ -48,11 +48,14 @@ bench-plots: $(STAMP)
 chaos: $(STAMP)
 	$(BIN)/python -m chaos $(CHAOS)
 
-# Bytes as a peer may send them, guided by coverage: SECONDS for each way in.
+# Bytes as a peer may send them, guided by coverage, SECONDS for each way in; then CONNECTIONS that
+# flood and reset, of each kind: half an hour.
 fuzz: SECONDS ?= 60
+fuzz: CONNECTIONS ?= 1000
 fuzz: $(STAMP)
 	$(BIN)/pip install --quiet -e '.[fuzz]'
 	$(BIN)/python -m fuzz --seconds $(SECONDS)
+	$(BIN)/python -m fuzz.hostile_connections --connections $(CONNECTIONS)
 
 docs: $(STAMP)
 	$(BIN)/python tools/docs.py

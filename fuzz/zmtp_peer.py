@@ -155,15 +155,16 @@ def _await_ready(peer: socket.socket) -> None:
     received = b""
     # Bytes that follow the READY command belong to nobody: an attack reads no answers.
     while b"READY" not in received:
-        received += peer.recv(4096) or _closed()
+        received += peer.recv(4096) or closed()
 
 
 def _exactly(peer: socket.socket, size: int) -> bytes:
     received = b""
     while len(received) < size:
-        received += peer.recv(size - len(received)) or _closed()
+        received += peer.recv(size - len(received)) or closed()
     return received
 
 
-def _closed() -> bytes:
+def closed() -> bytes:
+    """Raise, where the other end has closed the connection."""
     raise ConnectionResetError

@@ -135,6 +135,8 @@ class Ingest:
     # Two sources that re-arm each other would take the loop hostage: one flag
     # says that a turn is coming, and whoever finds it set leaves.
     def _drain(self) -> None:
+        if self._upkeep is not None and self._upkeep.has_too_many():
+            self._act(self._clock())
         if not self._scheduled and self._turn(BUDGET):
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._again)
@@ -181,7 +183,11 @@ class Ingest:
         """What the socket needs now and then; nothing of it touches what is applied."""
         if self._access.keys is not None:
             self.intake.guard.release(self._access.keys.refresh(now))
-        if self._listener is not None and self._upkeep is not None and self._upkeep.due(now):
+        if self._upkeep is not None and self._upkeep.due(now):
+            self._act(now)
+
+    def _act(self, now: float) -> None:
+        if self._listener is not None and self._upkeep is not None:
             self._unwatch(self._listener)
             self._upkeep.act(now)
             self._watch(self._listener)

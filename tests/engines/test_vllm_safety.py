@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fuzz.hostile_exporter import BEHAVIOURS, HostileExporter
 
 from engines.comparison import (
     Page,
@@ -256,3 +257,41 @@ def zmq_threads(pid: int) -> Counter[str]:
     """A process's threads that belong to ZMQ contexts."""
     names = [task.read_text().strip() for task in Path(f"/proc/{pid}/task").glob("*/comm")]
     return Counter(name for name in names if name.startswith("ZMQ"))
+
+
+async def test_no_request_notices_a_hostile_exporter(
+    vllm_python: Path, tiny: Path, home: Path, endpoint: str
+) -> None:
+    """Front end and core connect to whoever floods and resets them: all requests are answered."""
+    core = "sidestep_adapters.vllm_scheduler.SidestepScheduler"
+    flags = ["--max-num-seqs", "32", "--scheduler-cls", core]
+    path = Path(endpoint.removeprefix("ipc://"))
+    environ = {"SIDESTEP_ENDPOINT": endpoint}
+    server = VllmServer(vllm_python, tiny, home, flags, environ)
+    async with server, Client(server.base) as client:
+        await server.started()
+        for behaviour in BEHAVIOURS.values():
+            hostile = HostileExporter(path, behaviour)
+            try:
+                answers = await client.ask_all([Ask(client.text(30), TOKENS) for _ in range(20)])
+                await until(lambda hostile=hostile: hostile.connections >= 2, 90)  # type: ignore[misc]
+            finally:
+                await asyncio.to_thread(hostile.close)
+
+            assert_complete(answers)
+            assert max(answer.longest_gap for answer in answers) < STALL
+        async with ExporterProcess(endpoint, home / "exporter.log") as exporter:
+            await exporter.started()
+            before = await settled_alone(
+                exporter, lambda page: value(page, "vllm:generation_tokens") > 0
+            )
+            await client.ask_all([Ask(client.text(30), TOKENS) for _ in range(20)])
+
+            def complete(page: Page) -> bool:
+                grown = value(page, "vllm:generation_tokens") - value(
+                    before, "vllm:generation_tokens"
+                )
+                return grown >= 20 * TOKENS
+
+            page = await settled_alone(exporter, complete)
+    assert_nothing_refused(page)

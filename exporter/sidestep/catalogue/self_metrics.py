@@ -53,8 +53,9 @@ ROWS: tuple[SelfRow, ...] = (
     SelfRow(
         "sidestep_rebinds_total",
         "counter",
-        "Times the ingest socket was closed and bound anew, by reason: its memory, or a path that"
-        " somebody else had taken. Senders reconnect; nothing is lost.",
+        "Times the ingest socket was closed and bound anew, by reason: memory, descriptors"
+        " (too many open files), or stolen (another process took its path). Senders reconnect; nothing"
+        " is lost.",
         ("reason",),
     ),
     SelfRow(

@@ -75,6 +75,7 @@ class Listener:
         self._claims: dict[int, Claim] = {}
         self.socket: Socket | None = None
         self.zap: Authenticator | None = None
+        self._accepts: Socket | None = None
         socket = self._make()
         try:
             # Ports last: what they demand, later paths would demand as well.
@@ -97,7 +98,7 @@ class Listener:
     @property
     def descriptors(self) -> list[int]:
         """To be watched for reading; others after ``reopen``."""
-        sockets = (self.socket, self.zap.socket if self.zap else None)
+        sockets = (self.socket, self._accepts, self.zap.socket if self.zap else None)
         return [socket.fileno() for socket in sockets if socket is not None]
 
     @property
@@ -114,6 +115,15 @@ class Listener:
     def authenticate(self) -> bool:
         """Answer handshakes; whether more may wait."""
         return self.zap is not None and self.zap.serve()
+
+    def has_accepted(self) -> bool:
+        """Return whether connections were accepted since the last call."""
+        accepted = False
+        with contextlib.suppress(zmq.Again):
+            while self._accepts is not None:
+                self._accepts.recv_multipart(zmq.NOBLOCK)
+                accepted = True
+        return accepted
 
     def receive(self) -> Arrival | None:
         """The next message, if there is one."""
@@ -159,12 +169,15 @@ class Listener:
         """Close the socket and every connection; when this returns their memory is free."""
         if self.socket is None:
             return
+        self.socket.disable_monitor()
+        if self._accepts is not None:
+            self._accepts.close(linger=0)
         self.socket.close(linger=linger)
         if self.zap is not None:
             self.zap.socket.close(linger=0)
         # Closing is the work of other threads; this waits until they have done it.
         self._context.term()
-        self.socket = self.zap = None
+        self.socket = self.zap = self._accepts = None
 
     def reopen(self) -> None:
         """Be where engines look for us again; what cannot be had is tried anew next time."""
@@ -195,6 +208,7 @@ class Listener:
             self.zap = Authenticator(self._context, keys.__contains__, self._denied)
         seed_library()
         self.socket = router(self._context)
+        self._accepts = self.socket.get_monitor_socket(zmq.EVENT_ACCEPTED)
         return self.socket
 
     def _demand(self, socket: Socket, endpoint: str) -> None:

@@ -216,7 +216,7 @@ def _open(endpoint: str, attempt: int) -> tuple[socket.socket, Any]:
         path = endpoint.removeprefix(IPC)
         made = socket.socket(socket.AF_UNIX)
         made.setblocking(False)
-        return made, "\0" + path[1:] if path.startswith("@") else path
+        return made, path
     if not endpoint.startswith(TCP):
         raise ConfigError(f"endpoint {endpoint!r}: must begin with ipc:// or tcp://")
     source, _, target = endpoint.removeprefix(TCP).rpartition(";")

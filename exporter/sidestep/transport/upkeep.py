@@ -43,7 +43,7 @@ class Upkeep:
         self._metrics = metrics
         self._cut = cut
         self._reason = ""
-        self._max_descriptors = min(MAX_DESCRIPTORS, open_files_limit() * 3 // 4)
+        self._least_descriptors = 0
         self._bound_at = self._looked_at = float("-inf")
         metrics.read("sidestep_zap_up", listener.zap_readings)
 
@@ -51,15 +51,24 @@ class Upkeep:
         """Whether the listener is to be closed, or opened, by ``act``."""
         if self._listener.socket is None:
             return now >= self._bound_at + PAUSE
+        if self.has_too_many():
+            return True
         if self._watchdog.must_cut():
             self._reason = "memory"
-        elif lowest_free_descriptor() >= self._max_descriptors:
-            self._reason = "descriptors"
         elif now >= self._looked_at + PAUSE:
             self._looked_at = now
             wait = RETRY if self._listener.unbound else PAUSE
             if now >= self._bound_at + wait and self._listener.lost:
                 self._reason = "stolen"
+        return bool(self._reason)
+
+    def has_too_many(self) -> bool:
+        """Return whether connections came, and too many files are open now: then call ``act``.
+
+        To be asked as soon as a connection was accepted: peers connect a hundred times in 20 ms.
+        """
+        if self._listener.has_accepted() and lowest_free_descriptor() >= self._max_descriptors():
+            self._reason = "descriptors"
         return bool(self._reason)
 
     def act(self, now: float) -> None:
@@ -80,12 +89,15 @@ class Upkeep:
             self._bound_at = now
             self._listener.reopen()
 
+    def _max_descriptors(self) -> int:
+        return max(min(MAX_DESCRIPTORS, open_files_limit() * 3 // 4), self._least_descriptors)
+
     def _note_descriptors(self) -> None:
-        """Log why connections were cut; raise the limit where that freed too few descriptors."""
+        """Log that connections were cut; where that freed too few descriptors, allow for more."""
+        log.warning("over %d files were open: all connections are cut", self._max_descriptors())
         left = lowest_free_descriptor()
-        log.warning("over %d files were open: all connections are cut", self._max_descriptors)
-        if left >= self._max_descriptors:
-            self._max_descriptors = left + (open_files_limit() - left) // 2
+        if left >= self._max_descriptors():
+            self._least_descriptors = left + (open_files_limit() - left) // 2
             log.error(
-                "%d files are open without any connection: raise the limit of open files", left
+                "%d files are open without any connection; raise the limit of open files", left
             )

@@ -1,0 +1,60 @@
+"""An engine's process as its exporter sees it: ``python -m fuzz.engine_under_attack ENDPOINT N``.
+
+It makes N publishers, one after the other, each until a connection of it has ended.
+It prints by how many MiB the process grew at most, and for how many milliseconds a push lasted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import time
+
+from sidestep.wire.items import VllmStep
+from sidestep.wire.messages import EngineInfo
+from sidestep.wire.vllm import IterationStats
+from sidestep_adapters.push import Publisher
+
+PATIENCE = 2.0
+"""Seconds for one connection to end; one that does not is left."""
+PACE = 0.001
+ENGINE = EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"})
+
+
+def main() -> None:
+    """Parse, connect, print."""
+    parser = argparse.ArgumentParser(prog="python -m fuzz.engine_under_attack", description=__doc__)
+    parser.add_argument("endpoint")
+    parser.add_argument("connections", type=int)
+    parser.add_argument("--idle", action="store_true", help="push nothing")
+    options = parser.parse_args()
+    before = peak_mib()
+    longest = 0.0
+    for number in range(options.connections):
+        longest = max(longest, connect(options.endpoint, number, idle=options.idle))
+    print(f"{peak_mib() - before:.1f} {longest * 1e3:.1f}")
+
+
+def connect(endpoint: str, number: int, *, idle: bool) -> float:
+    """Publish until the connection has ended; return the seconds that the longest push took."""
+    publisher = Publisher(endpoint, f"s{number}", [ENGINE], flush=0.01)
+    deadline = time.monotonic() + PATIENCE
+    longest = 0.0
+    while not publisher.problem and time.monotonic() < deadline:
+        if not idle:
+            item = VllmStep(0, time.monotonic(), time.time(), None, IterationStats(3))
+            began = time.perf_counter()
+            publisher.push(item)
+            longest = max(longest, time.perf_counter() - began)
+        time.sleep(PACE)
+    publisher.close(0.0)
+    return longest
+
+
+def peak_mib() -> float:
+    """Return the most memory that this process has had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+if __name__ == "__main__":
+    main()

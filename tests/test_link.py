@@ -1,0 +1,260 @@
+"""The connection of an engine to its exporter: its bytes, its ends, its pauses."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+from fuzz import zmtp_peer as raw
+from fuzz.hostile_exporter import hostile_exporter
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sidestep.errors import ConfigError, WireError
+from sidestep.transport.link import LASTING, PAUSE, PENALTY, Link
+from sidestep.transport.peer_limits import (
+    BYTES,
+    FRAMES,
+    FRAMES_PER_SECOND,
+    MAX_ANSWER_BYTES,
+    Allowance,
+)
+from sidestep.transport.plain_connection import PlainConnection
+from sidestep.transport.zmtp import Parser
+
+PATIENCE = 10.0
+ANSWERS = [b"", b"a", b"b" * 255, b"c" * 256, b"d" * MAX_ANSWER_BYTES]
+SPOKEN = (
+    raw.greeting()
+    + raw.ready(b"ROUTER", b"")
+    + raw.ping(b"context")
+    + b"".join(raw.frame(answer) for answer in ANSWERS)
+)
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait for ``condition``."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def carry_on(connection: PlainConnection) -> PlainConnection:
+    """Wait until the connection is ready, or has ended."""
+
+    def advanced() -> bool:
+        connection.advance(time.monotonic())
+        return connection.ready or bool(connection.ended)
+
+    until(advanced)
+    return connection
+
+
+def opened(endpoint: str) -> PlainConnection:
+    """A connection that is ready, or has ended."""
+    return carry_on(PlainConnection(endpoint, time.monotonic()))
+
+
+@pytest.fixture(params=["ipc", "tcp", "tcp6"])
+def router(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[zmq.Socket[bytes]]:
+    """A ROUTER of libzmq, at one of the places that endpoints can name."""
+    endpoint = {
+        "ipc": f"ipc://{tmp_path}/r",
+        "tcp": "tcp://127.0.0.1:*",
+        "tcp6": "tcp://[::1]:*",
+    }[request.param]
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as made:
+        made.linger = 0
+        made.setsockopt(zmq.IPV6, 1)
+        made.setsockopt(zmq.HEARTBEAT_IVL, 20)
+        made.setsockopt(zmq.HEARTBEAT_TIMEOUT, 200)
+        made.bind(endpoint)
+        yield made
+
+
+def test_messages_pass_both_ways(router: zmq.Socket[bytes]) -> None:
+    """Of every length, to a real libzmq, whose heartbeats are answered meanwhile."""
+    connection = opened(router.getsockopt_string(zmq.LAST_ENDPOINT))
+    sizes = [0, 1, 255, 256, 65536, 1 << 20]
+    received = []
+    for size in sizes:
+        assert connection.send(bytes(size))
+        while not router.poll(1):
+            connection.advance(time.monotonic())
+        peer, message = router.recv_multipart()
+        received.append(len(message))
+        router.send_multipart([peer, message[:1000]])
+        answers: list[bytes] = []
+
+        def answered(answers: list[bytes] = answers) -> list[bytes]:
+            answer = connection.receive(time.monotonic())
+            answers += [] if answer is None else [answer]
+            return answers
+
+        until(answered)
+        assert answers == [message[:1000]]
+    time_left = time.monotonic() + 0.5
+    while time.monotonic() < time_left:
+        connection.wait(0.01)
+        assert connection.receive(time.monotonic()) is None
+
+    assert received == sizes
+    assert connection.ready
+    connection.close()
+
+
+@given(st.lists(st.integers(0, len(SPOKEN))))
+def test_bytes_may_come_in_any_pieces(cuts: list[int]) -> None:
+    """What was sent is what is read, however the network cuts it."""
+    parser = Parser()
+    read = []
+    places = [0, *sorted(cuts), len(SPOKEN)]
+    for start, end in itertools.pairwise(places):
+        parser.feed(SPOKEN[start:end])
+        while (message := parser.next_message()) is not None:
+            read.append(message)
+
+    assert read == ANSWERS
+    assert parser.frames == len(ANSWERS) + 2
+    assert parser.replies.endswith(raw.command(b"PONG", b"context"))
+
+
+@given(st.binary(), st.booleans())
+def test_noise_is_refused_or_waited_out(noise: bytes, greets: bool) -> None:
+    """No bytes raise anything but what says whose fault it is."""
+    parser = Parser()
+    parser.feed(raw.greeting() + raw.ready(b"ROUTER") if greets else b"")
+    parser.feed(noise)
+    with contextlib.suppress(WireError):
+        while parser.next_message() is not None:
+            pass
+
+
+@pytest.mark.parametrize(
+    ("sent", "why"),
+    [
+        (b"HTTP/1.1 400", "does not speak ZMTP"),
+        (b"\xff" + bytes(8) + b"\x7f\x01\x05", "speaks ZMTP 1"),
+        (raw.greeting(b"CURVE"), "asks for CURVE keys"),
+        (raw.greeting() + raw.frame(b"x"), "before the end of the handshake"),
+        (raw.greeting() + raw.command(b"ERROR", b"\x02no"), "refuses the handshake: 'no'"),
+        (raw.greeting() + raw.ready(b"ROUTER") + raw.frame(b"x", raw.MORE), "several frames"),
+        (raw.greeting() + raw.ready(b"ROUTER") + raw.frame(bytes(1 << 17)), "131072 bytes"),
+        (raw.greeting() + raw.ready(b"ROUTER") + raw.frame(b"", 0x80), "frame flags 0x80"),
+    ],
+)
+def test_a_connection_says_why_it_ended(sent: bytes, why: str, tmp_path: Path) -> None:
+    """What an exporter would not send ends the connection, by name."""
+
+    def speak(peer: socket.socket, _: int) -> None:
+        peer.sendall(sent)
+        peer.recv(1 << 16)
+
+    with hostile_exporter(tmp_path / "x", speak) as one:
+        connection = PlainConnection(one.endpoint, time.monotonic())
+        until(lambda: connection.receive(time.monotonic()) or connection.ended)
+
+    assert why in connection.ended
+
+
+def test_what_is_not_there_is_named(tmp_path: Path) -> None:
+    """No path, nobody who listens, an unknown host: each by the system's own words."""
+    (tmp_path / "dead").touch()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    for endpoint, why in {
+        f"ipc://{tmp_path}/none": "No such file or directory",
+        f"ipc://{tmp_path}/dead": "Connection refused",
+        f"tcp://127.0.0.1:{port}": "Connection refused",
+        "tcp://no-such-host.invalid:1": "not known",
+    }.items():
+        ended = opened(endpoint).ended
+        assert why in ended or "name resolution" in ended
+    for endpoint in ("http://x", "tcp://x", "tcp://x:port", "tcp://:1", "tcp://x:99999"):
+        with pytest.raises(ConfigError, match="endpoint"):
+            PlainConnection(endpoint, 0.0)
+
+
+def test_who_accepts_and_says_nothing_is_left(tmp_path: Path) -> None:
+    """The handshake must be over in time."""
+    with contextlib.closing(raw.listen(tmp_path / "x")):
+        connection = PlainConnection(f"ipc://{tmp_path}/x", 0.0)
+        connection.advance(1.0)
+        assert not connection.ended
+        connection.advance(10.0)
+
+    assert "handshake" in connection.ended
+
+
+def test_an_allowance_comes_back_with_time() -> None:
+    """Bursts and a steady pace are allowed, more is not."""
+    allowance = Allowance(0.0)
+    assert allowance.spend(FRAMES, BYTES, 0.0)
+    assert not allowance.spend(1, 0, 0.0)
+    assert allowance.spend(FRAMES_PER_SECOND, 0, 2.0)
+    # However long it was silent.
+    assert not allowance.spend(FRAMES + 1, 0, 1e9)
+
+
+def test_pauses_grow_while_no_connection_lasts(tmp_path: Path) -> None:
+    """From a moment to a second; a connection that lasted makes them short again."""
+    link = Link(f"ipc://{tmp_path}/none", random.Random(1))
+    now, pauses = 0.0, []
+    for _ in range(8):
+        link.advance(now)
+        began = now
+        while not link.advance(now):
+            now += 0.001
+        link.opened_at, began = -1.0, now
+        while link.opened_at < 0:
+            now += 0.001
+            link.advance(now)
+        pauses.append(now - began)
+
+    assert pauses[0] < 2 * PAUSE[0]
+    assert pauses == sorted(pauses[:4]) + pauses[4:]
+    assert PAUSE[1] / 2 < pauses[-1] < 2 * PAUSE[1]
+    assert "No such file" in link.problem
+
+
+def test_an_exporter_that_floods_is_left_alone_for_longer_each_time(tmp_path: Path) -> None:
+    """A minute in the end, though it answers every Hello."""
+
+    def flood(peer: socket.socket, _: int) -> None:
+        raw.welcome(peer)
+        peer.sendall(raw.frame(b"x") * 3 * FRAMES)
+        peer.recv(1)
+
+    pauses = []
+    with hostile_exporter(tmp_path / "x", flood) as hostile:
+        link = Link(hostile.endpoint, random.Random(1))
+        now = 0.0
+        for _ in range(8):
+            link.advance(now)
+
+            def ended(now: float = now) -> bool:
+                link.receive(now)
+                return link.advance(now)
+
+            until(ended)
+            assert "owes" in link.problem
+            began, link.opened_at = now, -1.0
+            while link.opened_at < 0:
+                now += 0.1
+                link.advance(now)
+            pauses.append(now - began)
+        link.close()
+
+    assert pauses[0] < 2 * PENALTY[0]
+    assert pauses[3] > 4 * pauses[0]
+    assert PENALTY[1] / 2 < pauses[-1] < 2 * PENALTY[1]
+    assert LASTING < pauses[-1]
