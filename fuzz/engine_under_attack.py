@@ -1,6 +1,6 @@
 """An engine's process as its exporter sees it: ``python -m fuzz.engine_under_attack ENDPOINT N``.
 
-It makes N publishers, one after the other, each until a connection of it has ended.
+It makes N publishers, four at a time, each until a connection of it has ended.
 It prints by how many MiB the process grew at most, and for how many milliseconds a push lasted.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import resource
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 from sidestep.wire.items import VllmStep
 from sidestep.wire.messages import EngineInfo
@@ -17,6 +18,8 @@ from sidestep_adapters.push import Publisher
 
 PATIENCE = 2.0
 """Seconds for one connection to end; one that does not is left."""
+AT_ONCE = 4
+"""Publishers, as an engine's process has at most."""
 PACE = 0.001
 ENGINE = EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"})
 
@@ -30,8 +33,12 @@ def main() -> None:
     options = parser.parse_args()
     before = peak_mib()
     longest = 0.0
-    for number in range(options.connections):
-        longest = max(longest, connect(options.endpoint, number, idle=options.idle))
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for seconds in pool.map(
+            lambda number: connect(options.endpoint, number, idle=options.idle),
+            range(options.connections),
+        ):
+            longest = max(longest, seconds)
     print(f"{peak_mib() - before:.1f} {longest * 1e3:.1f}")
 
 

@@ -7,6 +7,7 @@ lost a count, or memory grew too much.
 from __future__ import annotations
 
 import argparse
+import itertools
 import subprocess
 import sys
 import tempfile
@@ -44,11 +45,12 @@ def main() -> None:
     parser.add_argument("--connections", type=int, default=1000, help="of each kind")
     options = parser.parse_args()
     rows = []
-    print(("{:>10}" * 2 + "{:>32}" + "{:>14}" * 3).format(*Row._fields))
-    for row in (
-        *to_exporter(options.kinds, options.connections),
-        *to_engine(options.kinds, options.connections),
-    ):
+    print(("{:>10}" * 2 + "{:>32}" + "{:>14}" * 3).format(*Row._fields), flush=True)
+    both = itertools.chain(
+        to_exporter(options.kinds, options.connections),
+        to_engine(options.kinds, options.connections),
+    )
+    for row in both:
         rows.append(row)
         print("{:>10}{:>10}{:>32}{:>14}{:>14.1f}{:>14}".format(*row), flush=True)
     sys.exit(any(row.outcome != "lives" for row in rows))

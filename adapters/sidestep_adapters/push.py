@@ -333,7 +333,7 @@ class Publisher:
         if self._extra is not None:
             self._pending.queue.append(self._extra)
         self._encode()
-        absent = time.monotonic() + GREETING
+        absent = min(time.monotonic() + GREETING, self._deadline)
         while time.monotonic() < (self._deadline if self.connected else absent):
             self._connect(link)
             self._pump(link)
