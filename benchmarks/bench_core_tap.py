@@ -34,11 +34,11 @@ from benchmarks.process import ExporterProcess
 from benchmarks.steps import has_vllm
 from benchmarks.table import show
 from benchmarks.worker import Result, Worker, cases, own_output
-from sidestep_adapters.block_tap import BlockTap
-from sidestep_adapters.push import Publisher
-from sidestep_adapters.scheduler_tap import SchedulerTap
-from sidestep_adapters.vllm import VllmTap
-from sidestep_adapters.vllm_description import describe
+from sidestep_adapters.publisher.publisher import Publisher
+from sidestep_adapters.vllm.description import describe
+from sidestep_adapters.vllm.kv_block_tap import BlockTap
+from sidestep_adapters.vllm.scheduler_tap import SchedulerTap
+from sidestep_adapters.vllm.stats import VllmTap
 
 ROLES = ("tap", "vLLM")
 TARGET, STRETCH = 10, 20

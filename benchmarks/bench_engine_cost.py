@@ -31,14 +31,14 @@ from benchmarks.process import ExporterProcess
 from benchmarks.steps import MODEL, TOKENS_A_REQUEST, Steps, engine_info, has_vllm
 from benchmarks.table import percentile, show
 from benchmarks.worker import Result, Worker, cases, own_output
-from sidestep.compiler import compile_layout
-from sidestep.registry import Registry
-from sidestep.session.sender import RING_BYTES
-from sidestep.wire.messages import EngineInfo
-from sidestep_adapters.pending import QUEUE_ITEMS
-from sidestep_adapters.push import Publisher
-from sidestep_adapters.vllm import VllmTap
-from sidestep_adapters.vllm_description import describe
+from sidestep.catalog.layout_builder import compile_layout
+from sidestep.metrics.registry import Registry
+from sidestep.protocol.messages import EngineInfo
+from sidestep.protocol.sender import RING_BYTES
+from sidestep_adapters.publisher.publisher import Publisher
+from sidestep_adapters.publisher.queue import QUEUE_ITEMS
+from sidestep_adapters.vllm.description import describe
+from sidestep_adapters.vllm.stats import VllmTap
 
 GAP = 0.005
 PEERS = ("single process", "multiprocess")

@@ -20,14 +20,14 @@ from random import Random
 from benchmarks.bench_ingest import AHEAD, Senders, serve_client
 from benchmarks.process import SERVE, ExporterProcess
 from benchmarks.table import show
-from sidestep.wire.blocks import (
+from sidestep.engines.items import Item, encode_item
+from sidestep.protocol.block_events import (
     ALLOCATED,
     EVICTED,
     TOUCHED,
     BlockEvents,
 )
-from sidestep.wire.items import Item, encode_item
-from sidestep.wire.requests import (
+from sidestep.protocol.request_events import (
     Event,
     Finished,
     Iteration,

@@ -20,10 +20,10 @@ from collections.abc import Sequence
 
 from benchmarks.process import ExporterProcess
 from benchmarks.table import percentile, show
-from sidestep.wire.items import VllmStep
-from sidestep.wire.messages import EngineInfo
-from sidestep.wire.vllm import IterationStats, SchedulerStats
-from sidestep_adapters.push import Publisher
+from sidestep.engines.items import VllmStep
+from sidestep.engines.vllm.wire import IterationStats, SchedulerStats
+from sidestep.protocol.messages import EngineInfo
+from sidestep_adapters.publisher.publisher import Publisher
 
 KINDS = ("no publisher", "exporter there", "folding")
 PAUSE_LIMIT_MS = 0.5

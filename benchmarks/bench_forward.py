@@ -17,16 +17,16 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmarks.bench_scrape import dirty
 from benchmarks.bench_snapshot import fleet, new_intake
 from benchmarks.table import percentile, show
-from sidestep.forwarding.outbox import Outbox
-from sidestep.forwarding.told import Present
-from sidestep.intake import Intake
-from sidestep.render.text import render
-from sidestep.samples import add_samples
-from sidestep.serving.turns import SLICE
-from sidestep.session.lives import MAX_LIVES, new_life
+from sidestep.engines.items import Family, Sample, Samples
+from sidestep.exposition.text_page import render
+from sidestep.federation.computed_records import Present
+from sidestep.federation.lives import MAX_LIVES, new_life
+from sidestep.federation.messages import encode_forward
+from sidestep.federation.outbox import Outbox
+from sidestep.ingest.intake import Intake
+from sidestep.metrics.self_described import add_samples
+from sidestep.telemetry.cooperative import SLICE
 from sidestep.transport.process import calm_collector
-from sidestep.wire.forwarded import encode_forward
-from sidestep.wire.items import Family, Sample, Samples
 
 BOUNDS = tuple(2.0**power for power in range(-10, 10))
 

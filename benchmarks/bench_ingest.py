@@ -37,16 +37,16 @@ from benchmarks.scraper import scraping
 from benchmarks.steps import Steps, engine_info
 from benchmarks.table import percentile, show
 from sidestep.app import Exporter
-from sidestep.apply import Applier
-from sidestep.compiler import compile_layout
-from sidestep.registry import Registry
-from sidestep.serving.scrapes import REUSED
-from sidestep.session.folding import Folder
-from sidestep.session.sender import Sender, State
-from sidestep.settings.config import Config, read
-from sidestep.wire.items import VllmStep, encode_item
-from sidestep.wire.vllm import run_of
-from sidestep_adapters.translate import to_wire
+from sidestep.catalog.layout_builder import compile_layout
+from sidestep.config.settings import Config, read
+from sidestep.engines.apply import Applier
+from sidestep.engines.folding import Folder
+from sidestep.engines.items import VllmStep, encode_item
+from sidestep.engines.vllm.wire import run_of
+from sidestep.exposition.page_cache import REUSED
+from sidestep.metrics.registry import Registry
+from sidestep.protocol.sender import Sender, State
+from sidestep_adapters.publisher.translate import to_wire
 
 CLIENT = ("-m", "benchmarks.bench_ingest", "--client")
 PEERS = {"client inside": CLIENT, "sidestep": SERVE}

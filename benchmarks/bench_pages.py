@@ -12,9 +12,9 @@ from collections.abc import Callable
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.table import percentile, show
-from sidestep.passing.pages import Page
-from sidestep.passing.passed import Passed
-from sidestep.render.passed import pieces
+from sidestep.exposition.passthrough.page import Page
+from sidestep.exposition.passthrough.registry import Passed
+from sidestep.exposition.passthrough_text import pieces
 
 MODELS, FAMILIES = 500, 8
 ROUNDS = 15

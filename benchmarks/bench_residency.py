@@ -1,6 +1,6 @@
 """What following KV blocks costs the exporter: events a second of CPU time, bytes a block.
 
-Events go into ``sidestep.residency`` as the structs that decoding makes of an item.
+Events go into ``sidestep.tracking.kv_blocks`` as the structs that decoding makes of an item.
 Cached hashes are stored, and removed three items later, as many a change as one step's prefill
 fills, or one. Physical blocks are all followed: allocated, hit twice, and evicted. The lifetimes
 that come out must be those of the sample, or the benchmark ends with an error.
@@ -25,8 +25,7 @@ from random import Random
 from typing import Literal
 
 from benchmarks.table import show
-from sidestep.residency.follower import Lives, Residency
-from sidestep.wire.blocks import (
+from sidestep.protocol.block_events import (
     ALLOCATED,
     EVICTED,
     RESET,
@@ -35,6 +34,7 @@ from sidestep.wire.blocks import (
     CacheChange,
     CacheEvents,
 )
+from sidestep.tracking.kv_blocks.tracker import Lives, Residency
 
 EVENTS = 4096
 """Of one item."""

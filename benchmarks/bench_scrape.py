@@ -28,18 +28,23 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmarks.client import new_metric
 from benchmarks.steps import Steps, engine_info
 from benchmarks.table import percentile, show
-from sidestep.apply import Applier
-from sidestep.combining import merged_histograms
-from sidestep.compiler import compile_layout
-from sidestep.copies import combined_of, copies
-from sidestep.engine import Engine
-from sidestep.histograms.histogram import Histogram
-from sidestep.registry import Registry
-from sidestep.render.text import Texts, render
-from sidestep.view import Family, families, is_shared, labels_with
-from sidestep.wire.items import VllmStep
-from sidestep.wire.messages import EngineInfo
-from sidestep_adapters.translate import to_wire
+from sidestep.catalog.layout_builder import compile_layout
+from sidestep.engines.apply import Applier
+from sidestep.engines.items import VllmStep
+from sidestep.exposition.aggregate import merged_histograms
+from sidestep.exposition.families import (
+    Family,
+    families,
+    is_shared,
+    labels_with,
+)
+from sidestep.exposition.family_snapshot import combined_of, copies
+from sidestep.exposition.text_page import Texts, render
+from sidestep.metrics.engine import Engine
+from sidestep.metrics.histogram import Histogram
+from sidestep.metrics.registry import Registry
+from sidestep.protocol.messages import EngineInfo
+from sidestep_adapters.publisher.translate import to_wire
 
 TARGETS = {"all dirty": "23x", "10 % dirty": "45x", "nothing changed": "500x"}
 LARGE = 50_000

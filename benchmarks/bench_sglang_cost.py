@@ -31,8 +31,9 @@ from benchmarks.bench_engine_cost import GAP, clock_overhead, figures, ratio, us
 from benchmarks.process import ExporterProcess
 from benchmarks.table import show
 from benchmarks.worker import Result, Worker, cases, own_output
-from sidestep_adapters import sglang_plugin, sglang_taps
-from sidestep_adapters.notes import LIMIT
+from sidestep_adapters.sglang import plugin as sglang_plugin
+from sidestep_adapters.sglang import taps as sglang_taps
+from sidestep_adapters.sglang.deferred_metrics import LIMIT
 
 ROLES = ("native", "instead", "beside")
 ENVIRON = {

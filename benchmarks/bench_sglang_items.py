@@ -13,18 +13,23 @@ from types import SimpleNamespace
 from benchmarks.bench_sglang_cost import RANK
 from benchmarks.steps import Steps, engine_info
 from benchmarks.table import show
-from sidestep.apply import Applier
-from sidestep.catalogue import DIALECTS
-from sidestep.compiler import compile_layout
-from sidestep.engine import Engine
-from sidestep.registry import Registry
-from sidestep.wire.items import Item, VllmStep, decode_item, encode_item
-from sidestep.wire.messages import EngineInfo
-from sidestep.wire.sglang import SchedulerStats
-from sidestep_adapters.meters import Meter
-from sidestep_adapters.notes import Notes
-from sidestep_adapters.sglang import StatsSource
-from sidestep_adapters.translate import to_wire
+from sidestep.catalog.layout_builder import compile_layout
+from sidestep.engines.apply import Applier
+from sidestep.engines.dialects import DIALECTS
+from sidestep.engines.items import (
+    Item,
+    VllmStep,
+    decode_item,
+    encode_item,
+)
+from sidestep.engines.sglang.wire import SchedulerStats
+from sidestep.metrics.engine import Engine
+from sidestep.metrics.registry import Registry
+from sidestep.protocol.messages import EngineInfo
+from sidestep_adapters.publisher.translate import to_wire
+from sidestep_adapters.sglang.collectors import StatsSource
+from sidestep_adapters.sglang.deferred_metrics import Notes
+from sidestep_adapters.sglang.metric_stubs import Meter
 
 LATENCIES = 256
 ROUNDS, REPEATS = 15, 400

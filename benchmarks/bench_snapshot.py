@@ -22,15 +22,21 @@ import msgspec
 from benchmarks.bench_scrape import add_engine
 from benchmarks.steps import Steps
 from benchmarks.table import show
-from sidestep.catalogue import DIALECTS
-from sidestep.compiler import compile_layout
-from sidestep.intake import Intake
-from sidestep.registry import Registry
-from sidestep.saving.durable import StateDirectory
-from sidestep.saving.snapshot import Capture, restore
-from sidestep.saving.snapshots import SLICE
-from sidestep.selfmetrics import SelfMetrics
-from sidestep.wire.requests import Iteration, Output, Queued, RequestEvents, Scheduled
+from sidestep.catalog.layout_builder import compile_layout
+from sidestep.engines.dialects import DIALECTS
+from sidestep.ingest.intake import Intake
+from sidestep.metrics.registry import Registry
+from sidestep.protocol.request_events import (
+    Iteration,
+    Output,
+    Queued,
+    RequestEvents,
+    Scheduled,
+)
+from sidestep.snapshot.capture import Capture, restore
+from sidestep.snapshot.schedule import SLICE
+from sidestep.snapshot.state_file import StateDirectory
+from sidestep.telemetry.self_metrics import SelfMetrics
 
 
 def main() -> None:

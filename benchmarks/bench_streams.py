@@ -30,15 +30,15 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from benchmarks.process import SERVE, ExporterProcess
 from benchmarks.table import show
-from sidestep.catalogue import DIALECTS
-from sidestep.compiler import compile_layout
-from sidestep.feeds import RankFeed
-from sidestep.intake import Intake
-from sidestep.registry import Registry, Sampling
-from sidestep.selfmetrics import SelfMetrics
-from sidestep.settings.subscriptions import parse
-from sidestep_adapters.sources.readers import KvEvents
-from sidestep_adapters.sources.sequence import Break
+from sidestep.catalog.layout_builder import compile_layout
+from sidestep.config.subscriptions import parse
+from sidestep.engines.dialects import DIALECTS
+from sidestep.ingest.intake import Intake
+from sidestep.ingest.local_stream import RankFeed
+from sidestep.metrics.registry import Registry, Sampling
+from sidestep.telemetry.self_metrics import SelfMetrics
+from sidestep_adapters.streams.readers import KvEvents
+from sidestep_adapters.streams.sequence import Break
 
 STORED = "sidestep_kv_cache_stored_blocks_total"
 REMOVED = "sidestep_kv_cache_removed_blocks_total"

@@ -34,15 +34,15 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from benchmarks.process import SERVE, ExporterProcess
 from benchmarks.table import percentile, show
-from sidestep.catalogue import DIALECTS
-from sidestep.compiler import compile_layout
-from sidestep.feeds import ServerFeed
-from sidestep.intake import Intake
-from sidestep.registry import Registry
-from sidestep.selfmetrics import SelfMetrics
-from sidestep.settings.triton_servers import parse
-from sidestep_adapters.sources.triton_proto import MESSAGES
-from sidestep_adapters.sources.tritons import poller
+from sidestep.catalog.layout_builder import compile_layout
+from sidestep.config.triton_servers import parse
+from sidestep.engines.dialects import DIALECTS
+from sidestep.ingest.intake import Intake
+from sidestep.ingest.local_stream import ServerFeed
+from sidestep.metrics.registry import Registry
+from sidestep.telemetry.self_metrics import SelfMetrics
+from sidestep_adapters.triton.proto import MESSAGES
+from sidestep_adapters.triton.sources import poller
 
 RECORDED = Path(__file__).parents[1] / "tests/data/triton/stats_501_models.json.gz"
 STATS = "/v2/models/stats"

@@ -22,9 +22,9 @@ import aiohttp
 from benchmarks.process import SERVE, ExporterProcess
 from benchmarks.steps import Steps, engine_info
 from benchmarks.table import percentile, show
-from sidestep.wire.items import VllmStep
-from sidestep_adapters.push import Publisher
-from sidestep_adapters.translate import to_wire
+from sidestep.engines.items import VllmStep
+from sidestep_adapters.publisher.publisher import Publisher
+from sidestep_adapters.publisher.translate import to_wire
 
 EVERY = 0.05
 SETTLE = 1.5

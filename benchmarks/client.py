@@ -13,13 +13,13 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from sidestep.catalogue.model import Hook, Row
-from sidestep.engine import Engine
-from sidestep.lifecycle.machine import Lifecycle
-from sidestep.lifecycle.outcomes import Outcomes
-from sidestep.plan import Layout, Placed, Section
-from sidestep.wire.items import Item, VllmStep
-from sidestep.wire.requests import RequestEvents
+from sidestep.catalog.layout import Layout, Placed, Section
+from sidestep.catalog.model import Hook, Row
+from sidestep.engines.items import Item, VllmStep
+from sidestep.metrics.engine import Engine
+from sidestep.protocol.request_events import RequestEvents
+from sidestep.tracking.requests.machine import Lifecycle
+from sidestep.tracking.requests.outcomes import Outcomes
 
 Fields = list[tuple[str, int]]
 Pairs = tuple[Callable[[Any], tuple[Any, ...]], tuple[int, ...]]

@@ -20,7 +20,7 @@ from benchmarks.steps import TOKENS_A_REQUEST
 from benchmarks.summary.memory import MIB, held
 from benchmarks.summary.multiprocess import merged
 from benchmarks.summary.pages import STATES, costs, fleet, renderer
-from sidestep.registry import Registry
+from sidestep.metrics.registry import Registry
 
 OURS = "sidestep"
 CLIENT = "prometheus_client"

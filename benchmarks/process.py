@@ -17,8 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import final
 
-from sidestep.compiler import compile_layout
-from sidestep.serving.scrapes import REUSED
+from sidestep.catalog.layout_builder import compile_layout
+from sidestep.exposition.page_cache import REUSED
 
 START = 30.0
 """Seconds that an exporter may take until it is ready."""

@@ -42,10 +42,10 @@ import msgspec
 from benchmarks.process import ExporterProcess
 from benchmarks.steps import FEATURES, engine_info
 from benchmarks.table import percentile, show
-from sidestep.wire.blocks import BlockEvents, CacheChange, CacheEvents
-from sidestep.wire.messages import EngineInfo
-from sidestep_adapters.block_tap import BlockTap
-from sidestep_adapters.push import Publisher
+from sidestep.protocol.block_events import BlockEvents, CacheChange, CacheEvents
+from sidestep.protocol.messages import EngineInfo
+from sidestep_adapters.publisher.publisher import Publisher
+from sidestep_adapters.vllm.kv_block_tap import BlockTap
 
 BLOCKS = 1_000_000
 """Of one engine."""

@@ -24,11 +24,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from sidestep.catalog.buckets import one_two_five
 from sidestep.cli import recording
-from sidestep.histograms.buckets import one_two_five
-from sidestep.wire import vllm as wire
-from sidestep.wire.messages import EngineInfo
-from sidestep_adapters.recording import Call, objects, read
+from sidestep.engines.vllm import wire
+from sidestep.protocol.messages import EngineInfo
+from sidestep_adapters.recording.format import Call, objects, read
 
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
 MAX_MODEL_LEN = 8192

@@ -25,7 +25,7 @@ from typing import Any
 
 from chaos.latency import Latencies
 from chaos.traffic import ENGINES, MODEL, Traffic, infos
-from sidestep_adapters.push import Publisher
+from sidestep_adapters.publisher.publisher import Publisher
 
 STREAM = "chaos/engine"
 COUNT = struct.Struct("<Q")

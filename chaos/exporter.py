@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from sidestep.settings.config import SETTINGS
+from sidestep.config.settings import SETTINGS
 
 START = 30.0
 PAUSE = 0.01

@@ -17,7 +17,7 @@ from chaos.stage import Stage
 from chaos.traffic import Traffic
 from chaos.verdict import MARKERS, compare
 from chaos.watch import RATE
-from sidestep_adapters.push import FLUSH
+from sidestep_adapters.publisher.publisher import FLUSH
 
 CALM = 3.0
 """Seconds between two faults in which all is well; with ``quick`` a third of it."""

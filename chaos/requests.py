@@ -13,7 +13,8 @@ from random import Random
 
 from chaos.steps import EPOCH, UNIT
 from chaos.tally import Tally
-from sidestep.wire.requests import (
+from sidestep.engines.vllm.wire import FINISH_REASONS
+from sidestep.protocol.request_events import (
     Event,
     Finished,
     Iteration,
@@ -24,7 +25,6 @@ from sidestep.wire.requests import (
     RequestEvents,
     Scheduled,
 )
-from sidestep.wire.vllm import FINISH_REASONS
 
 ENGINE = 1
 LENGTH = 12

@@ -12,7 +12,7 @@ from chaos.faults import FAULTS
 from chaos.stage import PATIENCE, Options, Stage
 from chaos.verdict import Result, broken_promises, compare
 from chaos.watch import total
-from sidestep.catalogue.self_metrics import BY_NAME
+from sidestep.telemetry.rows import BY_NAME
 
 WARM_UP = 2.0
 FOLDED = "sidestep_folded_items_total"

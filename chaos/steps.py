@@ -6,8 +6,14 @@ import dataclasses
 from random import Random
 
 from chaos.tally import BOUNDS, Tally
-from sidestep.wire.items import Family, Item, Sample, Samples, VllmStep
-from sidestep.wire.vllm import (
+from sidestep.engines.items import (
+    Family,
+    Item,
+    Sample,
+    Samples,
+    VllmStep,
+)
+from sidestep.engines.vllm.wire import (
     FINISH_REASONS,
     CacheStats,
     FinishedRequestStats,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sidestep.histograms.buckets import DEFAULTS, one_two_five
+from sidestep.catalog.buckets import DEFAULTS, one_two_five
 
 MAX_MODEL_LEN = 8192
 Labels = tuple[tuple[str, str], ...]

@@ -11,8 +11,8 @@ from random import Random
 
 from chaos import requests, steps
 from chaos.tally import BOUNDS, Tally
-from sidestep.wire.items import Item
-from sidestep.wire.messages import EngineInfo
+from sidestep.engines.items import Item
+from sidestep.protocol.messages import EngineInfo
 
 MODEL = "chaos"
 PATTERN = ("step",) * 11 + ("requests",) * 4 + ("samples",)

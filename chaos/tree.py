@@ -20,10 +20,10 @@ from chaos.exporter import ExporterProcess
 from chaos.tally import Tally
 from chaos.verdict import Difference
 from chaos.watch import Watch
-from sidestep.wire.items import VllmStep
-from sidestep.wire.messages import EngineInfo
-from sidestep.wire.vllm import IterationStats
-from sidestep_adapters.push import Publisher
+from sidestep.engines.items import VllmStep
+from sidestep.engines.vllm.wire import IterationStats
+from sidestep.protocol.messages import EngineInfo
+from sidestep_adapters.publisher.publisher import Publisher
 
 MODEL = "chaos/tree"
 ITL = "vllm:inter_token_latency_seconds"

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Mapping
 
-from sidestep.catalogue.self_metrics import BY_NAME
+from sidestep.telemetry.rows import BY_NAME
 
 Page = Mapping[str, float]
 EXAMPLES = 5

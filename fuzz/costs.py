@@ -15,13 +15,13 @@ from typing import Any
 import msgspec
 
 from fuzz.world import make_intake
-from sidestep.intake import Intake
-from sidestep.render.text import render
-from sidestep.saving.records import encode_record, totals_of
-from sidestep.saving.snapshot import Capture, restore
-from sidestep.wire.limits import MAX_FRAME_BYTES, MAX_ITEM_BYTES, VERSION
-from sidestep.wire.messages import EngineInfo
-from sidestep.wire.requests import MAX_REQUESTS
+from sidestep.exposition.text_page import render
+from sidestep.ingest.intake import Intake
+from sidestep.metrics.record_codec import encode_record, totals_of
+from sidestep.protocol.limits import MAX_FRAME_BYTES, MAX_ITEM_BYTES, VERSION
+from sidestep.protocol.messages import EngineInfo
+from sidestep.protocol.request_events import MAX_REQUESTS
+from sidestep.snapshot.capture import Capture, restore
 
 encode = msgspec.msgpack.encode
 Frames = Iterator[list[Any]]

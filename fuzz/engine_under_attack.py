@@ -11,10 +11,10 @@ import resource
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from sidestep.wire.items import VllmStep
-from sidestep.wire.messages import EngineInfo
-from sidestep.wire.vllm import IterationStats
-from sidestep_adapters.push import Publisher
+from sidestep.engines.items import VllmStep
+from sidestep.engines.vllm.wire import IterationStats
+from sidestep.protocol.messages import EngineInfo
+from sidestep_adapters.publisher.publisher import Publisher
 
 PATIENCE = 2.0
 """Seconds for one connection to end; one that does not is left."""

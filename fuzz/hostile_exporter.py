@@ -11,8 +11,15 @@ from collections.abc import Callable, Iterator, Mapping
 from fuzz import zmtp_peer as zmtp
 from fuzz.zmtp_peer import Address
 from sidestep.errors import WireError
-from sidestep.wire.limits import VERSION
-from sidestep.wire.messages import Ack, Hello, Nack, Settings, decode_from_sender, encode
+from sidestep.protocol.limits import VERSION
+from sidestep.protocol.messages import (
+    Ack,
+    Hello,
+    Nack,
+    Settings,
+    decode_from_sender,
+    encode,
+)
 
 Behaviour = Callable[[socket.socket, int], None]
 """What it does with one connection; the number tells connections apart."""

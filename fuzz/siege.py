@@ -13,10 +13,10 @@ from pathlib import Path
 
 from chaos.exporter import ExporterProcess, free_port
 
-from sidestep.wire.items import VllmStep
-from sidestep.wire.messages import EngineInfo
-from sidestep.wire.vllm import IterationStats
-from sidestep_adapters.push import Publisher
+from sidestep.engines.items import VllmStep
+from sidestep.engines.vllm.wire import IterationStats
+from sidestep.protocol.messages import EngineInfo
+from sidestep_adapters.publisher.publisher import Publisher
 
 PACE = 0.005
 """Seconds between two steps of the honest engine."""

@@ -19,17 +19,20 @@ import msgspec
 
 from harm import World
 from intakes import CORE_RUNS, Fed, steps
+from sidestep.engines.folding import Folder
+from sidestep.engines.items import VllmRejection, VllmSleep, encode_item
 from sidestep.errors import ConfigError, WireError
-from sidestep.render.text import render
-from sidestep.saving.durable import FORMAT, HEADER, LENGTH, MAGIC, verified
-from sidestep.saving.snapshot import Capture, restore
-from sidestep.session.folding import Folder
-from sidestep.web.files import Files
-from sidestep.web.webconfig import load
-from sidestep.wire.forwarded import FORWARD_VERSION, Forward, Standing, encode_forward
-from sidestep.wire.items import VllmRejection, VllmSleep, encode_item
-from sidestep.wire.limits import VERSION
-from sidestep.wire.messages import (
+from sidestep.exposition.text_page import render
+from sidestep.federation.messages import (
+    FORWARD_VERSION,
+    Forward,
+    Standing,
+    encode_forward,
+)
+from sidestep.http.config_files import Files
+from sidestep.http.web_config import load
+from sidestep.protocol.limits import VERSION
+from sidestep.protocol.messages import (
     Aggregate,
     Batch,
     Bye,
@@ -38,6 +41,14 @@ from sidestep.wire.messages import (
     Heartbeat,
     Hello,
     encode,
+)
+from sidestep.snapshot.capture import Capture, restore
+from sidestep.snapshot.state_file import (
+    FORMAT,
+    HEADER,
+    LENGTH,
+    MAGIC,
+    verified,
 )
 
 SIZE = struct.Struct("<H")

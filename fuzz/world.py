@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from sidestep.catalogue import DIALECTS
-from sidestep.compiler import compile_layout
-from sidestep.intake import Intake
-from sidestep.registry import Registry, Sampling
-from sidestep.selfmetrics import SelfMetrics
+from sidestep.catalog.layout_builder import compile_layout
+from sidestep.engines.dialects import DIALECTS
+from sidestep.ingest.intake import Intake
+from sidestep.metrics.registry import Registry, Sampling
+from sidestep.telemetry.self_metrics import SelfMetrics
 
 
 def make_intake(rate: float = 1.0) -> Intake:

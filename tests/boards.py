@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from sidestep.catalogue import DIALECTS
+from sidestep.engines.dialects import DIALECTS
 
 ROOT = Path(__file__).parents[1]
 DASHBOARDS = sorted((ROOT / "grafana").glob("*.json"))

@@ -10,14 +10,14 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary, generate_latest
 
 from pages import Family, Labels, parse
-from sidestep.apply import Applier
-from sidestep.catalogue import rows_of
-from sidestep.compiler import compile_layout
-from sidestep.histograms.buckets import DEFAULTS
-from sidestep.registry import Registry
-from sidestep.render.text import render
-from sidestep.wire.items import Item, decode_item, encode_item
-from sidestep_adapters.sglang import Process
+from sidestep.catalog.buckets import DEFAULTS
+from sidestep.catalog.layout_builder import compile_layout
+from sidestep.engines.apply import Applier
+from sidestep.engines.dialects import rows_of
+from sidestep.engines.items import Item, decode_item, encode_item
+from sidestep.exposition.text_page import render
+from sidestep.metrics.registry import Registry
+from sidestep_adapters.sglang.collectors import Process
 
 ROWS = {row.name: row for row in rows_of("sglang")}
 RANK = {"model_name": "m", "engine_type": "unified", "tp_rank": 0, "pp_rank": 0, "moe_ep_rank": 0}

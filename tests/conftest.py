@@ -15,7 +15,7 @@ from hypothesis import settings
 
 from sidestep.app import Exporter
 from sidestep.cli import recording
-from sidestep.settings.config import read
+from sidestep.config.settings import read
 
 # Time limits per example would measure the machine; in CI every run tries the same examples.
 settings.register_profile("sidestep", deadline=None, derandomize="CI" in os.environ)

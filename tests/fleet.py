@@ -21,8 +21,8 @@ from ramped import overload, rise
 from recorded import Published
 from recorded import read as published
 from sidestep.app import Exporter
-from sidestep.settings.config import read
-from sidestep_adapters.replay import Replay
+from sidestep.config.settings import read
+from sidestep_adapters.recording.replay import Replay
 from tritons import PAGE, STATS, Triton, answer, recording, tritons
 
 RUNS = {

@@ -14,10 +14,10 @@ import msgspec
 from hypothesis import strategies as st
 from msgspec import inspect
 
-from sidestep.catalogue import DIALECTS
-from sidestep.catalogue.model import Sampled
-from sidestep.wire.items import Family
-from sidestep.wire.limits import COUNT_LIMIT, MAX_LABEL_CHARS, VALUE_LIMIT
+from sidestep.catalog.model import Sampled
+from sidestep.engines.dialects import DIALECTS
+from sidestep.engines.items import Family
+from sidestep.protocol.limits import COUNT_LIMIT, MAX_LABEL_CHARS, VALUE_LIMIT
 
 encode = msgspec.msgpack.Encoder().encode
 Values = st.SearchStrategy[Any]

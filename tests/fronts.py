@@ -17,9 +17,9 @@ import bcrypt
 import trustme
 from aiohttp import web
 
-from sidestep.selfmetrics import SelfMetrics
-from sidestep.web.front import Front
-from sidestep.web.limits import Limits
+from sidestep.http.limits import Limits
+from sidestep.http.server import Front
+from sidestep.telemetry.self_metrics import SelfMetrics
 
 HASH = bcrypt.hashpw(b"sesame", bcrypt.gensalt(4)).decode()
 """Of ``sesame``, as cheap as bcrypt can be."""

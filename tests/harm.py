@@ -20,22 +20,27 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families
 
-from sidestep.catalogue import DIALECTS
-from sidestep.compiler import compile_layout
-from sidestep.engine import Engine
-from sidestep.histograms.histogram import Histogram
-from sidestep.intake import Intake
-from sidestep.lifecycle.rules import Rules
-from sidestep.registry import MAX_ENGINES, Registry, Sampling
-from sidestep.render.text import render
-from sidestep.room import MAX_BYTES, MAX_OPEN_FAMILIES, MAX_SERIES
-from sidestep.saving.snapshot import Capture, restore
-from sidestep.selfmetrics import OwnRegistry, SelfMetrics
-from sidestep.session.receiver import MAX_RETIRED, MAX_STREAMS
-from sidestep.wire.items import VllmStep, encode_item
-from sidestep.wire.limits import MAX_OPEN_VALUES, VERSION
-from sidestep.wire.messages import Batch, EngineInfo, Hello, encode
-from sidestep.wire.vllm import IterationStats
+from sidestep.catalog.layout_builder import compile_layout
+from sidestep.engines.dialects import DIALECTS
+from sidestep.engines.items import VllmStep, encode_item
+from sidestep.engines.vllm.wire import IterationStats
+from sidestep.exposition.text_page import render
+from sidestep.ingest.intake import Intake
+from sidestep.metrics.engine import Engine
+from sidestep.metrics.histogram import Histogram
+from sidestep.metrics.quotas import MAX_BYTES, MAX_OPEN_FAMILIES, MAX_SERIES
+from sidestep.metrics.registry import MAX_ENGINES, Registry, Sampling
+from sidestep.protocol.limits import MAX_OPEN_VALUES, VERSION
+from sidestep.protocol.messages import (
+    Batch,
+    EngineInfo,
+    Hello,
+    encode,
+)
+from sidestep.protocol.receiver import MAX_RETIRED, MAX_STREAMS
+from sidestep.snapshot.capture import Capture, restore
+from sidestep.telemetry.self_metrics import OwnRegistry, SelfMetrics
+from sidestep.tracking.requests.rules import Rules
 
 REASONS = frozenset({
     "bad_bounds", "bad_family", "bad_item", "bad_label", "bad_schema", "changed_dialect", "changed_family",

@@ -8,19 +8,26 @@ from itertools import groupby
 import msgspec
 
 from conftest import DATA
-from sidestep.catalogue import DIALECTS
-from sidestep.compiler import compile_layout
-from sidestep.histograms.native import Native
-from sidestep.intake import Intake
-from sidestep.lifecycle.rules import Rules
-from sidestep.registry import Registry, Sampling
-from sidestep.render.text import render
-from sidestep.saving.snapshot import Capture, restore
-from sidestep.selfmetrics import SelfMetrics
-from sidestep.signals.objectives import Objective, Objectives
-from sidestep.wire.limits import VERSION
-from sidestep.wire.messages import Aggregate, Batch, EngineInfo, FromSender, Hello, encode
-from sidestep_adapters.recording import Greeting, Items, read
+from sidestep.catalog.layout_builder import compile_layout
+from sidestep.engines.dialects import DIALECTS
+from sidestep.exposition.text_page import render
+from sidestep.ingest.intake import Intake
+from sidestep.metrics.native_histogram import Native
+from sidestep.metrics.registry import Registry, Sampling
+from sidestep.metrics.slo import Objective, Objectives
+from sidestep.protocol.limits import VERSION
+from sidestep.protocol.messages import (
+    Aggregate,
+    Batch,
+    EngineInfo,
+    FromSender,
+    Hello,
+    encode,
+)
+from sidestep.snapshot.capture import Capture, restore
+from sidestep.telemetry.self_metrics import SelfMetrics
+from sidestep.tracking.requests.rules import Rules
+from sidestep_adapters.recording.format import Greeting, Items, read
 
 CORE_RUNS = ("core", "core_aborts", "core_lora", "core_dp")
 Step = tuple[str, list[EngineInfo], bytes | None]

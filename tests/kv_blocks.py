@@ -10,8 +10,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from sidestep.residency.follower import Lives, Observation
-from sidestep.wire.blocks import (
+from sidestep.protocol.block_events import (
     ALLOCATED,
     EVICTED,
     RESET,
@@ -20,6 +19,7 @@ from sidestep.wire.blocks import (
     CacheChange,
     CacheEvents,
 )
+from sidestep.tracking.kv_blocks.tracker import Lives, Observation
 
 Event = tuple[int, int, float]
 """Kind, block, stamp."""

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from sidestep.settings.config import SETTINGS, Config, read
+from sidestep.config.settings import SETTINGS, Config, read
 from sidestep.transport.client_keys import CLIENT_KEY, SERVER_KEY
 
 ROOT = Path(__file__).parents[1]

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import NoReturn
 
 from sidestep.app import Exporter
-from sidestep.signals.readings import scalar
-from sidestep.wire.items import VllmStep
-from sidestep.wire.messages import EngineInfo
-from sidestep.wire.vllm import IterationStats
-from sidestep_adapters.push import Publisher
+from sidestep.engines.items import VllmStep
+from sidestep.engines.vllm.wire import IterationStats
+from sidestep.metrics.computed_gauges import scalar
+from sidestep.protocol.messages import EngineInfo
+from sidestep_adapters.publisher.publisher import Publisher
 
 LABELS = {"engine": "0", "model_name": "m"}
 

@@ -11,10 +11,10 @@ from conftest import until
 from peers import publisher
 from ramps import Look, Model, Simulation
 from sidestep.app import Exporter
-from sidestep.histograms.buckets import DEFAULTS
-from sidestep.signals.readings import scalar
-from sidestep.wire.items import VllmStep
-from sidestep.wire.vllm import FinishedRequestStats, IterationStats, SchedulerStats
+from sidestep.catalog.buckets import DEFAULTS
+from sidestep.engines.items import VllmStep
+from sidestep.engines.vllm.wire import FinishedRequestStats, IterationStats, SchedulerStats
+from sidestep.metrics.computed_gauges import scalar
 
 AHEAD = 1e6
 """Seconds by which the simulation's time is later than ours, so that the exporter's own looks

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from sidestep.catalogue import rows_of
-from sidestep.catalogue.model import Row
-from sidestep.catalogue.self_metrics import BY_NAME
+from sidestep.catalog.model import Row
+from sidestep.engines.dialects import rows_of
+from sidestep.telemetry.rows import BY_NAME
 
 ROOT = Path(__file__).parents[1]
 RULE_FILES = sorted((ROOT / "deploy" / "rules").glob("*.yaml"))

@@ -9,8 +9,8 @@ from itertools import pairwise
 
 from hypothesis import strategies as st
 
-from sidestep.lifecycle.outcomes import Outcomes
-from sidestep.wire.requests import (
+from sidestep.engines.vllm.wire import FINISH_REASONS
+from sidestep.protocol.request_events import (
     Event,
     Finished,
     Iteration,
@@ -20,7 +20,7 @@ from sidestep.wire.requests import (
     Queued,
     Scheduled,
 )
-from sidestep.wire.vllm import FINISH_REASONS
+from sidestep.tracking.requests.outcomes import Outcomes
 
 START = 1000.0
 WALL = 1_700_000_000.0

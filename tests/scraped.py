@@ -11,10 +11,10 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families
 
-from sidestep.passing.exposition import Labels
-from sidestep.passing.pages import Page
-from sidestep.passing.passed import Passed
-from sidestep.render.passed import pieces
+from sidestep.exposition.passthrough.page import Page
+from sidestep.exposition.passthrough.parser import Labels
+from sidestep.exposition.passthrough.registry import Passed
+from sidestep.exposition.passthrough_text import pieces
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]], object], str]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import pages
 from pages import Family, Labels, comparable
-from sidestep.catalogue.sglang import DEAD
+from sidestep.engines.sglang.rows import DEAD
 
 Samples = Mapping[tuple[str, Labels], float]
 Rule = Callable[[Samples, Samples, Samples, float], bool]

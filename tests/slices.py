@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
-from sidestep.combining import Turns
+from sidestep.exposition.aggregate import Turns
 
 Made = TypeVar("Made")
 

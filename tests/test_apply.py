@@ -6,22 +6,19 @@ from typing import Any
 
 import pytest
 
-from sidestep.apply import Applier
-from sidestep.catalogue import DIALECTS
-from sidestep.combining import merged_histograms
-from sidestep.compiler import compile_layout
-from sidestep.copies import combined_of, copies
-from sidestep.engine import Engine
-from sidestep.errors import WireError
-from sidestep.histograms.histogram import Histogram
-from sidestep.registry import Registry
-from sidestep.render.text import render
-from sidestep.room import MAX_ENGINE_SERIES
-from sidestep.view import families, is_shared, labels_with
-from sidestep.wire.items import Family, Item, Sample, Samples, VllmRejection, VllmSleep, VllmStep
-from sidestep.wire.limits import MAX_OPEN_VALUES, OTHER
-from sidestep.wire.messages import EngineInfo
-from sidestep.wire.vllm import (
+from sidestep.catalog.layout_builder import compile_layout
+from sidestep.engines.apply import Applier
+from sidestep.engines.dialects import DIALECTS
+from sidestep.engines.items import (
+    Family,
+    Item,
+    Sample,
+    Samples,
+    VllmRejection,
+    VllmSleep,
+    VllmStep,
+)
+from sidestep.engines.vllm.wire import (
     CacheStats,
     CUDAGraphStat,
     FinishedRequestStats,
@@ -32,6 +29,17 @@ from sidestep.wire.vllm import (
     SchedulerStats,
     SpecDecodingStats,
 )
+from sidestep.errors import WireError
+from sidestep.exposition.aggregate import merged_histograms
+from sidestep.exposition.families import families, is_shared, labels_with
+from sidestep.exposition.family_snapshot import combined_of, copies
+from sidestep.exposition.text_page import render
+from sidestep.metrics.engine import Engine
+from sidestep.metrics.histogram import Histogram
+from sidestep.metrics.quotas import MAX_ENGINE_SERIES
+from sidestep.metrics.registry import Registry
+from sidestep.protocol.limits import MAX_OPEN_VALUES, OTHER
+from sidestep.protocol.messages import EngineInfo
 
 
 class Bench:

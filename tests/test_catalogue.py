@@ -9,12 +9,17 @@ from typing import Any
 
 import pytest
 
-from sidestep import catalogue
-from sidestep.catalogue import vllm
-from sidestep.catalogue.model import Hook, Row, Same, check
-from sidestep.compiler import STEPS, compile_layout
+from sidestep.catalog.buckets import DEFAULTS, one_two_five
+from sidestep.catalog.layout_builder import STEPS, compile_layout
+from sidestep.catalog.model import (
+    Hook,
+    Row,
+    Same,
+    check,
+)
+from sidestep.engines import dialects as catalogue
+from sidestep.engines.vllm import rows as vllm
 from sidestep.errors import CatalogueError
-from sidestep.histograms.buckets import DEFAULTS, one_two_five
 
 REFERENCE = Path(__file__).parents[2] / "shared" / "reference" / "vllm" / "metrics.json"
 ROWS = {row.name: row for row in catalogue.rows_of("vllm", legacy=True)}

@@ -25,11 +25,11 @@ import zmq
 from conftest import MAIN_RUN, Start, until
 from pages import differences, get, parse
 from sidestep.cli import serve
+from sidestep.config.settings import read
 from sidestep.errors import ConfigError
-from sidestep.settings.config import read
-from sidestep.wire.messages import EngineInfo
-from sidestep_adapters.push import Publisher
-from sidestep_adapters.replay import Replay
+from sidestep.protocol.messages import EngineInfo
+from sidestep_adapters.publisher.publisher import Publisher
+from sidestep_adapters.recording.replay import Replay
 
 ENVIRON = {key: value for key, value in os.environ.items() if not key.startswith("SIDESTEP_")}
 

@@ -10,19 +10,26 @@ import pytest
 
 from conftest import MAIN_RUN, Start
 from pages import parse
-from sidestep.apply import Applier
-from sidestep.catalogue import COMMON
-from sidestep.compiler import compile_layout
+from sidestep.catalog.layout_builder import compile_layout
+from sidestep.engines.apply import Applier
+from sidestep.engines.dialects import COMMON
+from sidestep.engines.folding import Folder
+from sidestep.engines.items import (
+    Family,
+    Item,
+    Sample,
+    Samples,
+    SglangStats,
+    encode_item,
+)
+from sidestep.engines.sglang.wire import QueueCount, SchedulerStats
 from sidestep.errors import WireError
-from sidestep.histograms.histogram import Histogram
-from sidestep.registry import Registry
-from sidestep.render.text import render
-from sidestep.saving.records import decode_record
-from sidestep.session.folding import Folder
-from sidestep.wire.items import Family, Item, Sample, Samples, SglangStats, encode_item
-from sidestep.wire.messages import EngineInfo
-from sidestep.wire.sglang import QueueCount, SchedulerStats
-from sidestep_adapters.replay import Replay
+from sidestep.exposition.text_page import render
+from sidestep.metrics.histogram import Histogram
+from sidestep.metrics.record_codec import decode_record
+from sidestep.metrics.registry import Registry
+from sidestep.protocol.messages import EngineInfo
+from sidestep_adapters.recording.replay import Replay
 
 TOKENIZER = {"model_name": "m", "engine_type": "unified"}
 SCHEDULER = {**TOKENIZER, "tp_rank": "0", "pp_rank": "0", "moe_ep_rank": "0"}

@@ -9,10 +9,10 @@ import pytest
 
 from consumers import Families, aibrix, endpoint_picker, go_text, production_stack
 from intakes import Fed, Step, steps
-from sidestep.choice import Choice
-from sidestep.registry import Registry
-from sidestep.render.merged import Merged
-from sidestep.wire.messages import EngineInfo
+from sidestep.exposition.aggregated_text import Merged
+from sidestep.exposition.series_filter import Choice
+from sidestep.metrics.registry import Registry
+from sidestep.protocol.messages import EngineInfo
 
 WVA = (
     "vllm:kv_cache_usage_perc",

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from conftest import Start, until
+from sidestep.engines.items import Item, VllmRejection, VllmStep
+from sidestep.engines.vllm.wire import FINISH_REASONS, KVCacheEvictionEvent, SchedulerStats
 from sidestep.errors import WireError
-from sidestep.histograms.histogram import Histogram
-from sidestep.render.text import render
-from sidestep.residency.room import SLICE
-from sidestep.wire.blocks import (
+from sidestep.exposition.text_page import render
+from sidestep.metrics.histogram import Histogram
+from sidestep.protocol.block_events import (
     ALLOCATED,
     EVICTED,
     RESET,
@@ -20,9 +21,8 @@ from sidestep.wire.blocks import (
     CacheChange,
     CacheEvents,
 )
-from sidestep.wire.items import Item, VllmRejection, VllmStep
-from sidestep.wire.messages import EngineInfo
-from sidestep.wire.requests import (
+from sidestep.protocol.messages import EngineInfo
+from sidestep.protocol.request_events import (
     Event,
     Finished,
     Iteration,
@@ -33,8 +33,8 @@ from sidestep.wire.requests import (
     RequestEvents,
     Scheduled,
 )
-from sidestep.wire.vllm import FINISH_REASONS, KVCacheEvictionEvent, SchedulerStats
-from sidestep_adapters.push import Publisher
+from sidestep.tracking.kv_blocks.capacity import SLICE
+from sidestep_adapters.publisher.publisher import Publisher
 from test_apply import Bench
 
 ABORT = FINISH_REASONS.index("abort")

@@ -12,19 +12,25 @@ import pytest
 
 from conftest import DATA, Start, page_of_engine
 from pages import Family, differences, get, parse
-from sidestep.apply import Applier
-from sidestep.catalogue import DIALECTS
-from sidestep.compiler import compile_layout
-from sidestep.copies import copies, state_of
-from sidestep.engine import Engine
-from sidestep.registry import Registry
-from sidestep.render.text import render
-from sidestep.view import families
-from sidestep.wire.items import Item, decode_item
-from sidestep.wire.requests import Finished, Iteration, Preempted, Queued, RequestEvents
-from sidestep.wire.vllm import FINISH_REASONS
-from sidestep_adapters.recording import Greeting, Items, read
-from sidestep_adapters.replay import Progress, Replay
+from sidestep.catalog.layout_builder import compile_layout
+from sidestep.engines.apply import Applier
+from sidestep.engines.dialects import DIALECTS
+from sidestep.engines.items import Item, decode_item
+from sidestep.engines.vllm.wire import FINISH_REASONS
+from sidestep.exposition.families import families
+from sidestep.exposition.family_snapshot import copies, state_of
+from sidestep.exposition.text_page import render
+from sidestep.metrics.engine import Engine
+from sidestep.metrics.registry import Registry
+from sidestep.protocol.request_events import (
+    Finished,
+    Iteration,
+    Preempted,
+    Queued,
+    RequestEvents,
+)
+from sidestep_adapters.recording.format import Greeting, Items, read
+from sidestep_adapters.recording.replay import Progress, Replay
 
 TOLERANCE = 1e-9
 """Relative, of sums."""

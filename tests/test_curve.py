@@ -24,6 +24,13 @@ from conftest import MAIN_RUN, Start, until
 from peers import count, generated, publisher
 from sidestep.app import Exporter
 from sidestep.errors import ConfigError, WireError
+from sidestep.protocol.limits import VERSION
+from sidestep.protocol.messages import (
+    EngineInfo,
+    FromExporter,
+    Hello,
+    Nack,
+)
 from sidestep.transport import keys
 from sidestep.transport.access import Access
 from sidestep.transport.authorized import INTERVAL, AuthorizedKeys
@@ -31,10 +38,8 @@ from sidestep.transport.bindings import LOCAL, MAX_NAMES, Bindings
 from sidestep.transport.client_keys import CLIENT_KEY, SERVER_KEY, keys_for
 from sidestep.transport.endpoint import require_keys, router
 from sidestep.transport.zap import Authenticator
-from sidestep.wire.limits import VERSION
-from sidestep.wire.messages import EngineInfo, FromExporter, Hello, Nack
-from sidestep_adapters import push
-from sidestep_adapters.tee import Tee
+from sidestep_adapters.publisher import publisher as push
+from sidestep_adapters.recording.recorder import Tee
 from test_cli import one_line, sidestep
 from test_ingest import Peer, batch, connect, step, tokens
 

@@ -14,16 +14,16 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from sidestep.compiler import compile_layout
-from sidestep.intake import Intake
-from sidestep.registry import Registry
-from sidestep.saving.snapshot import Capture, restore
-from sidestep.selfmetrics import SelfMetrics
-from sidestep.session.folding import Folder
-from sidestep.session.sender import Sender, State
-from sidestep.wire.items import VllmStep, encode_item
-from sidestep.wire.messages import EngineInfo, Settings, encode
-from sidestep.wire.vllm import IterationStats
+from sidestep.catalog.layout_builder import compile_layout
+from sidestep.engines.folding import Folder
+from sidestep.engines.items import VllmStep, encode_item
+from sidestep.engines.vllm.wire import IterationStats
+from sidestep.ingest.intake import Intake
+from sidestep.metrics.registry import Registry
+from sidestep.protocol.messages import EngineInfo, Settings, encode
+from sidestep.protocol.sender import Sender, State
+from sidestep.snapshot.capture import Capture, restore
+from sidestep.telemetry.self_metrics import SelfMetrics
 
 RING = 48 << 10
 STREAMS = {"front/0": "shared", "front/1": "shared", "other": "own"}

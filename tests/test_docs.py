@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from sidestep.catalogue import COMMON, DIALECTS
-from sidestep.catalogue.common import TOKEN_TYPE
-from sidestep.catalogue.self_metrics import BY_NAME
-from sidestep.histograms.buckets import DEFAULTS
-from sidestep.settings.config import CONFIG_FILE, SETTINGS
+from sidestep.catalog.buckets import DEFAULTS
+from sidestep.config.settings import CONFIG_FILE, SETTINGS
+from sidestep.engines.common_names import TOKEN_TYPE
+from sidestep.engines.dialects import COMMON, DIALECTS
+from sidestep.telemetry.rows import BY_NAME
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])

@@ -16,12 +16,12 @@ import pytest
 from conftest import MAIN_RUN, Start, until
 from pages import get, parse
 from sidestep.app import Exporter
-from sidestep.saving.durable import SNAPSHOT, StateDirectory
-from sidestep.wire.items import VllmStep
-from sidestep.wire.messages import EngineInfo
-from sidestep.wire.vllm import IterationStats, SchedulerStats
-from sidestep_adapters.push import Publisher
-from sidestep_adapters.replay import Replay
+from sidestep.engines.items import VllmStep
+from sidestep.engines.vllm.wire import IterationStats, SchedulerStats
+from sidestep.protocol.messages import EngineInfo
+from sidestep.snapshot.state_file import SNAPSHOT, StateDirectory
+from sidestep_adapters.publisher.publisher import Publisher
+from sidestep_adapters.recording.replay import Replay
 
 ENGINE = EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"})
 TOKENS = "vllm:generation_tokens"

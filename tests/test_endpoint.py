@@ -19,7 +19,7 @@ from conftest import Start, until
 from peers import count, generated, publisher
 from sidestep.app import Exporter
 from sidestep.errors import ConfigError
-from sidestep.selfmetrics import SelfMetrics
+from sidestep.telemetry.self_metrics import SelfMetrics
 from sidestep.transport.access import Access, is_loopback
 from sidestep.transport.endpoint import Claim, claim, router
 from sidestep.transport.listener import Listener
@@ -281,7 +281,7 @@ def test_what_another_has_by_now_is_tried_again_seldom(tmp_path: Path) -> None:
 NUMBERED = """
 import sys, zmq
 from sidestep.transport.listener import Listener
-from sidestep.selfmetrics import SelfMetrics
+from sidestep.telemetry.self_metrics import SelfMetrics
 from sidestep.transport.upkeep import PAUSE, RETRY, Upkeep
 from sidestep.transport.watchdog import Watchdog
 listener = Listener([sys.argv[1]])

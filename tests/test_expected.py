@@ -14,11 +14,25 @@ from typing import Any
 import pytest
 
 from harm import World
-from sidestep.serving.expected import FEW, JITTER, LONGEST, MANY, SHORTEST, USUAL, Due, Expected
-from sidestep.serving.formats import Format
-from sidestep.serving.packing import SHORT, Packed, pack
-from sidestep.serving.scrapes import CHEAP, REUSED, Answer, Pages
-from sidestep.wire.messages import EngineInfo
+from sidestep.exposition.compression import SHORT, Packed, pack
+from sidestep.exposition.expected import (
+    FEW,
+    JITTER,
+    LONGEST,
+    MANY,
+    SHORTEST,
+    USUAL,
+    Due,
+    Expected,
+)
+from sidestep.exposition.negotiation import Format
+from sidestep.exposition.page_cache import (
+    CHEAP,
+    REUSED,
+    Answer,
+    Pages,
+)
+from sidestep.protocol.messages import EngineInfo
 from slices import counted
 
 
@@ -225,10 +239,10 @@ async def test_a_page_that_is_due_is_made_before_it_is_asked_for(
 
 async def test_the_second_page_is_made_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """At each of the usual intervals, until one of them has proved right."""
-    monkeypatch.setattr("sidestep.serving.expected.USUAL", (0.5, 1.0, 1.7))
+    monkeypatch.setattr("sidestep.exposition.expected.USUAL", (0.5, 1.0, 1.7))
     # However well it is known how long they take.
-    monkeypatch.setattr("sidestep.serving.scrapes.REUSED", 0.6)
-    monkeypatch.setattr("sidestep.serving.scrapes.CHEAP", -1.0)
+    monkeypatch.setattr("sidestep.exposition.page_cache.REUSED", 0.6)
+    monkeypatch.setattr("sidestep.exposition.page_cache.CHEAP", -1.0)
     made = Ahead()
     new: list[float] = []
     begun = time.monotonic()
@@ -256,7 +270,7 @@ async def test_the_second_page_is_made_ahead(monkeypatch: pytest.MonkeyPatch) ->
 
 async def test_a_page_made_ahead_is_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """However new the last one is: else one page could be kept for ever."""
-    monkeypatch.setattr("sidestep.serving.scrapes.REUSED", 60.0)
+    monkeypatch.setattr("sidestep.exposition.page_cache.REUSED", 60.0)
     made = Ahead()
     await made.ask()
     for count in range(1, 4):
@@ -299,7 +313,7 @@ async def test_who_asks_for_gzip_by_turns_gets_it_made_ahead(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """And the other's page is not packed."""
-    monkeypatch.setattr("sidestep.serving.scrapes.CHEAP", -1.0)
+    monkeypatch.setattr("sidestep.exposition.page_cache.CHEAP", -1.0)
     late = math.inf
     # On a busy machine nobody is as regular as that.
     for _ in range(20):
@@ -330,7 +344,7 @@ async def test_one_page_is_in_the_making_for_all_who_are_due(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two at one time, and who asks while it is packed, however long that takes."""
-    monkeypatch.setattr("sidestep.serving.scrapes.REUSED", 0.0)
+    monkeypatch.setattr("sidestep.exposition.page_cache.REUSED", 0.0)
     packing = asyncio.Event()
     go_on = asyncio.Event()
 
@@ -339,7 +353,7 @@ async def test_one_page_is_in_the_making_for_all_who_are_due(
         await go_on.wait()
         return await pack(*given, **named)
 
-    monkeypatch.setattr("sidestep.serving.packing.pack", slowly)
+    monkeypatch.setattr("sidestep.exposition.compression.pack", slowly)
     made = Ahead()
     made.observe()
     for packed in (True, False):
@@ -359,7 +373,7 @@ async def test_a_page_that_could_not_be_made_is_made_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its failure is that of who asked, and nobody's who asks later, however long it took to fail."""
-    monkeypatch.setattr("sidestep.serving.scrapes.CHEAP", -1.0)
+    monkeypatch.setattr("sidestep.exposition.page_cache.CHEAP", -1.0)
     made = Ahead()
     made.observe()
     with monkeypatch.context() as broken:

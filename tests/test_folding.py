@@ -10,12 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from intakes import CORE_RUNS, Fed, Step, lines, steps
-from sidestep.histograms.histogram import Histogram, rebucket
-from sidestep.session.folding import ENVELOPE, Folder
-from sidestep.wire.items import Family, Sample, Samples, VllmSleep, VllmStep, encode_item
-from sidestep.wire.limits import MAX_FRAME_BYTES
-from sidestep.wire.messages import EngineInfo, Settings
-from sidestep.wire.requests import (
+from sidestep.engines.folding import ENVELOPE, Folder
+from sidestep.engines.items import (
+    Family,
+    Sample,
+    Samples,
+    VllmSleep,
+    VllmStep,
+    encode_item,
+)
+from sidestep.engines.vllm.wire import IterationStats, SchedulerStats
+from sidestep.metrics.histogram import Histogram, rebucket
+from sidestep.protocol.limits import MAX_FRAME_BYTES
+from sidestep.protocol.messages import EngineInfo, Settings
+from sidestep.protocol.request_events import (
     Alive,
     Finished,
     Iteration,
@@ -24,7 +32,6 @@ from sidestep.wire.requests import (
     RequestEvents,
     Scheduled,
 )
-from sidestep.wire.vllm import IterationStats, SchedulerStats
 
 ENGINE = EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"}, features=["engine_core"])
 INTERVALS = (

@@ -8,19 +8,43 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from intakes import steps
+from sidestep.engines.items import (
+    Family,
+    Item,
+    Sample,
+    Samples,
+    VllmStep,
+    encode_item,
+)
+from sidestep.engines.triton.wire import (
+    InferenceStats,
+    ModelStats,
+    Timed,
+    TritonStats,
+)
+from sidestep.engines.vllm.wire import IterationStats, SchedulerStats
 from sidestep.errors import WireError
-from sidestep.forwarding import forwarded
-from sidestep.histograms.native import Native, NativeHistogram
-from sidestep.registry import GONE, MAX_ENGINES, SILENT
-from sidestep.saving.records import decode_record
-from sidestep.session import lives
-from sidestep.session.outgoing import REFRESH
+from sidestep.federation import lives
+from sidestep.federation import store as forwarded
+from sidestep.federation.messages import (
+    Forward,
+    Standing,
+    decode_forward,
+    encode_forward,
+    is_forward,
+)
+from sidestep.federation.outgoing import REFRESH
+from sidestep.metrics.native_histogram import Native, NativeHistogram
+from sidestep.metrics.record_codec import decode_record
+from sidestep.metrics.registry import GONE, MAX_ENGINES, SILENT
+from sidestep.protocol.messages import (
+    Bye,
+    EngineInfo,
+    Heartbeat,
+    Hello,
+    encode,
+)
 from sidestep.transport.guard import Guard
-from sidestep.wire.forwarded import Forward, Standing, decode_forward, encode_forward, is_forward
-from sidestep.wire.items import Family, Item, Sample, Samples, VllmStep, encode_item
-from sidestep.wire.messages import Bye, EngineInfo, Heartbeat, Hello, encode
-from sidestep.wire.triton import InferenceStats, ModelStats, Timed, TritonStats
-from sidestep.wire.vllm import IterationStats, SchedulerStats
 from trees import Node, frames_of, refresh, samples, wait
 
 TOKENS = "vllm:generation_tokens_total"
@@ -576,7 +600,7 @@ def test_an_engine_that_says_goodbye_is_down_elsewhere_at_once() -> None:
 
 def test_a_large_record_comes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """It counts once all of them are there, in whatever order; half a record never."""
-    monkeypatch.setattr("sidestep.wire.forwarded.PIECE_BYTES", 3000)
+    monkeypatch.setattr("sidestep.federation.messages.PIECE_BYTES", 3000)
     node = leaf("leaf", 1, step(3))
     old = node.frames()
     push(node, step(4))

@@ -13,12 +13,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from sidestep.forwarding import forwarded
-from sidestep.registry import GONE
-from sidestep.session.outgoing import REFRESH
-from sidestep.wire.items import VllmStep, encode_item
-from sidestep.wire.messages import EngineInfo, Heartbeat
-from sidestep.wire.vllm import IterationStats
+from sidestep.engines.items import VllmStep, encode_item
+from sidestep.engines.vllm.wire import IterationStats
+from sidestep.federation import store as forwarded
+from sidestep.federation.outgoing import REFRESH
+from sidestep.metrics.registry import GONE
+from sidestep.protocol.messages import EngineInfo, Heartbeat
 from trees import Node
 
 LEAVES = ("a", "b", "c", "d", "e")

@@ -15,12 +15,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from sidestep.forwarding.forwarded import PATIENCE
-from sidestep.registry import SILENT
-from sidestep.session.outgoing import REFRESH
-from sidestep.wire.items import VllmStep, encode_item
-from sidestep.wire.messages import EngineInfo, Heartbeat
-from sidestep.wire.vllm import IterationStats, SchedulerStats
+from sidestep.engines.items import VllmStep, encode_item
+from sidestep.engines.vllm.wire import IterationStats, SchedulerStats
+from sidestep.federation.outgoing import REFRESH
+from sidestep.federation.store import PATIENCE
+from sidestep.metrics.registry import SILENT
+from sidestep.protocol.messages import EngineInfo, Heartbeat
 from trees import Node
 
 KEPT = {"kept/a": True, "kept/b": True, "blank": False}

@@ -14,9 +14,9 @@ import pytest
 from conftest import Start, until
 from peers import count, generated, publisher
 from sidestep.app import Exporter
+from sidestep.config.settings import read
 from sidestep.errors import ConfigError
-from sidestep.registry import Registry
-from sidestep.settings.config import read
+from sidestep.metrics.registry import Registry
 from test_cli import one_line, serving, sidestep
 from test_curve import Ring
 
@@ -135,7 +135,7 @@ async def test_what_the_root_refuses_is_said_at_the_leaf(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Where somebody looks for what is missing, by its reason."""
-    monkeypatch.setattr("sidestep.session.lives.MAX_BYTES", 10)
+    monkeypatch.setattr("sidestep.federation.lives.MAX_BYTES", 10)
     caplog.set_level(logging.WARNING)
     flags = {"forward": root_path, "forward_interval": "0.05", "web_listen_address": ("",)}
     async with start(ingest_endpoint=(root_path,)) as root, start(**flags) as leaf:
@@ -237,6 +237,6 @@ async def test_an_exporter_that_is_not_there_is_said(
     start: Start, root_path: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A leaf has no page that would show it."""
-    monkeypatch.setattr("sidestep.forwarding.forward.ALONE", 0.1)
+    monkeypatch.setattr("sidestep.federation.sender.ALONE", 0.1)
     async with start(forward=root_path, forward_interval="0.05"):
         await until(lambda: f"no exporter at {root_path}" in caplog.text)

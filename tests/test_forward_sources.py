@@ -8,15 +8,20 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
+from sidestep.engines.items import (
+    Family,
+    Sample,
+    Samples,
+    VllmStep,
+)
+from sidestep.engines.vllm.wire import IterationStats
 from sidestep.errors import WireError
-from sidestep.registry import GONE, SILENT
-from sidestep.session import lives
-from sidestep.session.lives import Lives, Word, summed
+from sidestep.federation import lives
+from sidestep.federation.lives import Lives, Word, summed
+from sidestep.federation.messages import Standing
+from sidestep.metrics.registry import GONE, SILENT
+from sidestep.protocol.messages import Nack
 from sidestep.transport.guard import Guard
-from sidestep.wire.forwarded import Standing
-from sidestep.wire.items import Family, Sample, Samples, VllmStep
-from sidestep.wire.messages import Nack
-from sidestep.wire.vllm import IterationStats
 from test_forward import RUNNING, TOKENS, info, leaf, push, step, value
 from trees import Node, frames_of, refresh, samples, wait
 
@@ -25,7 +30,7 @@ ITL = "vllm:inter_token_latency_seconds"
 
 def merged(monkeypatch: pytest.MonkeyPatch, most: int) -> Node:
     """A root that knows so many exporters of one engine apart that are gone."""
-    monkeypatch.setattr("sidestep.forwarding.forwarded.MAX_GONE", most)
+    monkeypatch.setattr("sidestep.federation.store.MAX_GONE", most)
     return Node("root", merge=True)
 
 
@@ -103,7 +108,7 @@ def test_what_a_sum_has_is_no_news_and_what_it_lacks_is_refused_once(
     monkeypatch: pytest.MonkeyPatch, merge: bool
 ) -> None:
     """Whoever says it, and however late; a root that goes on with a snapshot knows as much."""
-    monkeypatch.setattr("sidestep.forwarding.forwarded.MAX_GONE", 1)
+    monkeypatch.setattr("sidestep.federation.store.MAX_GONE", 1)
     root, stays = Node("root", merge=merge), leaf("stays", 9, step(1))
     root.intake.forwarded.lives.most = 1
     first, *others = (leaf(f"goes-{n}" if merge else "goes", 1 + n, step(3)) for n in range(4))

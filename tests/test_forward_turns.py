@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sidestep.engines.items import Family, Sample, Samples
 from sidestep.errors import WireError
-from sidestep.forwarding.forwarded import PATIENCE
-from sidestep.registry import SILENT
-from sidestep.saving import records
-from sidestep.saving.records import decode_in_parts, decode_record
-from sidestep.session import lives
-from sidestep.wire.items import Family, Sample, Samples
-from sidestep.wire.totals import Record
+from sidestep.federation import lives
+from sidestep.federation.store import PATIENCE
+from sidestep.metrics import record_codec as records
+from sidestep.metrics.record_codec import decode_in_parts, decode_record
+from sidestep.metrics.registry import SILENT
+from sidestep.protocol.records import Record
 from test_forward import TOKENS, leaf, push, step, value
 from trees import Node, frames_of, samples, wait
 
@@ -248,7 +248,7 @@ def test_a_record_in_parts_is_the_same_record(data: st.DataObject) -> None:
 
 def test_the_largest_record_is_told_in_frames_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is larger is refused by whoever would tell of it."""
-    monkeypatch.setattr("sidestep.wire.forwarded.MAX_RECORD_BYTES", 20_000)
+    monkeypatch.setattr("sidestep.federation.messages.MAX_RECORD_BYTES", 20_000)
     node = large(8)
     (due,) = node.due()
     with pytest.raises(WireError, match="too_big"):

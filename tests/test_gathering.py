@@ -12,12 +12,16 @@ from hypothesis import strategies as st
 
 from conftest import Start
 from intakes import Fed
-from sidestep.engine import Engine
-from sidestep.histograms.native import Native, NativeHistogram
-from sidestep.ingest import Ingest
-from sidestep.wire.items import Family, Item, Sample, Samples, VllmSleep, VllmStep, encode_item
-from sidestep.wire.messages import EngineInfo
-from sidestep.wire.vllm import (
+from sidestep.engines.items import (
+    Family,
+    Item,
+    Sample,
+    Samples,
+    VllmSleep,
+    VllmStep,
+    encode_item,
+)
+from sidestep.engines.vllm.wire import (
     CacheStats,
     CUDAGraphStat,
     FinishedRequestStats,
@@ -28,6 +32,10 @@ from sidestep.wire.vllm import (
     SchedulerStats,
     SpecDecodingStats,
 )
+from sidestep.ingest.socket_loop import Ingest
+from sidestep.metrics.engine import Engine
+from sidestep.metrics.native_histogram import Native, NativeHistogram
+from sidestep.protocol.messages import EngineInfo
 from slices import counted
 
 ENGINES = [

@@ -12,8 +12,8 @@ import pytest
 
 from conftest import LORA_RUN, MAIN_RUN, PARALLEL_RUN, SPEC_RUN, Start, page_of_engine
 from pages import Family, differences, get, parse
-from sidestep.render.text import render
-from sidestep_adapters.replay import Replay
+from sidestep.exposition.text_page import render
+from sidestep_adapters.recording.replay import Replay
 
 TOLERANCE = 1e-12
 """Relative. Sums of floats are added per batch here, one by one in the engine."""

@@ -15,9 +15,9 @@ from tools.boards.__main__ import BOARDS, GRAFANA, files
 from boards import DASHBOARDS, dashboard, families, filled, panels, queries, variables
 from conftest import page_of_engine
 from pages import parse
-from sidestep.catalogue import DIALECTS
-from sidestep.catalogue.self_metrics import BY_NAME
-from sidestep.histograms.buckets import DEFAULTS
+from sidestep.catalog.buckets import DEFAULTS
+from sidestep.engines.dialects import DIALECTS
+from sidestep.telemetry.rows import BY_NAME
 
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 FAMILIES = {

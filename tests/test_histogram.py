@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidestep.histograms.buckets import DEFAULTS
-from sidestep.histograms.histogram import Histogram
-from sidestep.wire.limits import VALUE_LIMIT
+from sidestep.catalog.buckets import DEFAULTS
+from sidestep.metrics.histogram import Histogram
+from sidestep.protocol.limits import VALUE_LIMIT
 
 BOUNDS = DEFAULTS["inter_token_latency"]
 values = st.one_of(st.floats(0, 200), st.sampled_from(BOUNDS), st.integers(0, 100).map(float))

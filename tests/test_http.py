@@ -19,9 +19,9 @@ from prometheus_client.registry import Collector
 from conftest import MAIN_RUN, SPEC_RUN, Start
 from pages import get, parse
 from sidestep.app import Exporter
-from sidestep.serving.formats import CONTENT_TYPES, Format, chosen
-from sidestep.settings.config import read
-from sidestep_adapters.replay import Replay
+from sidestep.config.settings import read
+from sidestep.exposition.negotiation import CONTENT_TYPES, Format, chosen
+from sidestep_adapters.recording.replay import Replay
 
 
 async def play(exporter: Exporter, path: Path = MAIN_RUN) -> None:

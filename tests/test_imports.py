@@ -15,14 +15,22 @@ def loaded(module: str) -> set[str]:
     return set(done.stdout.split())
 
 
-@pytest.mark.parametrize("module", ["sidestep_adapters.push", "sidestep_adapters.vllm"])
+@pytest.mark.parametrize(
+    "module", ["sidestep_adapters.publisher.publisher", "sidestep_adapters.vllm.stats"]
+)
 def test_the_engine_loads_the_pure_part_only(module: str) -> None:
     """Neither the exporter nor the libraries that only it needs."""
     found = loaded(module)
 
     assert not {"aiohttp", "asyncio", "click", "prometheus_client"} & found
     assert (
-        not {"sidestep.app", "sidestep.http", "sidestep.ingest", "sidestep.settings.config"} & found
+        not {
+            "sidestep.app",
+            "sidestep.http.routes",
+            "sidestep.ingest.socket_loop",
+            "sidestep.config.settings",
+        }
+        & found
     )
 
 

@@ -15,13 +15,14 @@ import zmq.asyncio
 
 from conftest import Start, until
 from sidestep.app import Exporter, serve
+from sidestep.config.settings import read
+from sidestep.engines.items import Item, VllmStep, encode_item
+from sidestep.engines.vllm.wire import IterationStats
 from sidestep.errors import RunError
-from sidestep.intake import Intake
-from sidestep.settings.config import read
-from sidestep.signals.readings import scalar
-from sidestep.wire.items import Item, VllmStep, encode_item
-from sidestep.wire.limits import MAX_FRAME_BYTES, MAX_ITEM_BYTES, VERSION
-from sidestep.wire.messages import (
+from sidestep.ingest.intake import Intake
+from sidestep.metrics.computed_gauges import scalar
+from sidestep.protocol.limits import MAX_FRAME_BYTES, MAX_ITEM_BYTES, VERSION
+from sidestep.protocol.messages import (
     Ack,
     Batch,
     EngineInfo,
@@ -32,7 +33,6 @@ from sidestep.wire.messages import (
     decode_from_exporter,
     encode,
 )
-from sidestep.wire.vllm import IterationStats
 
 LABELS = {"engine": "0", "model_name": "m"}
 

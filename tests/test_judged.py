@@ -15,22 +15,35 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from intakes import CORE_RUNS, Fed, Step, steps
-from sidestep.catalogue.objectives import REQUESTS, UNJUDGED
-from sidestep.choice import Choice
-from sidestep.histograms.histogram import Histogram
-from sidestep.histograms.native import Native, NativeHistogram
-from sidestep.render import protobuf, values
-from sidestep.render.merged import Merged
-from sidestep.render.text import render
-from sidestep.saving.records import decode_record
-from sidestep.session.folding import Folder
-from sidestep.signals.judged import Judge, judged
-from sidestep.signals.objectives import Limit, Objective, parse
-from sidestep.wire import messages
-from sidestep.wire.items import Family, Item, Sample, Samples, VllmStep, encode_item
-from sidestep.wire.messages import EngineInfo, Settings
-from sidestep.wire.totals import Child, Head, Record, Totals
-from sidestep.wire.vllm import FinishedRequestStats, IterationStats
+from sidestep.engines.folding import Folder
+from sidestep.engines.items import (
+    Family,
+    Item,
+    Sample,
+    Samples,
+    VllmStep,
+    encode_item,
+)
+from sidestep.engines.slo_rows import REQUESTS, UNJUDGED
+from sidestep.engines.vllm.wire import FinishedRequestStats, IterationStats
+from sidestep.exposition import json_format as values
+from sidestep.exposition import protobuf_page as protobuf
+from sidestep.exposition.aggregated_text import Merged
+from sidestep.exposition.series_filter import Choice
+from sidestep.exposition.text_page import render
+from sidestep.metrics.histogram import Histogram
+from sidestep.metrics.native_histogram import Native, NativeHistogram
+from sidestep.metrics.record_codec import decode_record
+from sidestep.metrics.slo import Limit, Objective, parse
+from sidestep.metrics.slo_histogram import Judge, judged
+from sidestep.protocol import messages
+from sidestep.protocol.messages import EngineInfo, Settings
+from sidestep.protocol.records import (
+    Child,
+    Head,
+    Record,
+    Totals,
+)
 from trees import Node, samples
 
 VLLM = EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"})

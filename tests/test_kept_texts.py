@@ -20,29 +20,31 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 import metric_families
 from conftest import Start
 from pages import parse
-from sidestep.apply import Applier
-from sidestep.catalogue import DIALECTS
-from sidestep.catalogue.engine_core import FEATURE
-from sidestep.choice import Choice
-from sidestep.compiler import compile_layout
-from sidestep.engine import Engine
-from sidestep.forwarding.summing import Sum
-from sidestep.histograms.histogram import Histogram
-from sidestep.histograms.native import Native
-from sidestep.registry import GONE, Registry
-from sidestep.render import protobuf, protobuf_samples, values
-from sidestep.render.kept import Block, changed, renewed
-from sidestep.render.merged import Merged
-from sidestep.render.own import OwnTexts
-from sidestep.render.rosters import LabelTexts
-from sidestep.render.text import Texts, render
-from sidestep.samples import add_samples
-from sidestep.saving.records import decode_record, encode_record, totals_of
-from sidestep.selfmetrics import SelfMetrics, own_registry
-from sidestep.serving.packing import NOTHING, Body, deflated
-from sidestep.web.parts import PIECE, pieces
-from sidestep.wire.items import Family, Sample, Samples
-from sidestep.wire.messages import EngineInfo
+from sidestep.catalog.layout_builder import compile_layout
+from sidestep.engines.apply import Applier
+from sidestep.engines.dialects import DIALECTS
+from sidestep.engines.items import Family, Sample, Samples
+from sidestep.engines.vllm.core_rows import FEATURE
+from sidestep.exposition import json_format as values
+from sidestep.exposition import protobuf_page as protobuf
+from sidestep.exposition import protobuf_samples
+from sidestep.exposition.aggregated_text import Merged
+from sidestep.exposition.block_cache import Block, changed, renewed
+from sidestep.exposition.compression import NOTHING, Body, deflated
+from sidestep.exposition.own_families import OwnTexts
+from sidestep.exposition.selection import LabelTexts
+from sidestep.exposition.series_filter import Choice
+from sidestep.exposition.text_page import Texts, render
+from sidestep.federation.summing import Sum
+from sidestep.http.chunked_response import PIECE, pieces
+from sidestep.metrics.engine import Engine
+from sidestep.metrics.histogram import Histogram
+from sidestep.metrics.native_histogram import Native
+from sidestep.metrics.record_codec import decode_record, encode_record, totals_of
+from sidestep.metrics.registry import GONE, Registry
+from sidestep.metrics.self_described import add_samples
+from sidestep.protocol.messages import EngineInfo
+from sidestep.telemetry.self_metrics import SelfMetrics, own_registry
 
 LAYOUTS = {name: compile_layout(name, legacy=True, common=True) for name in DIALECTS}
 LABELS = {

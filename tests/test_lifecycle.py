@@ -12,12 +12,8 @@ from hypothesis import strategies as st
 
 from schedulers import ABORT, WALL, Scheduler, actions, by_definition, found
 from sidestep.errors import WireError
-from sidestep.lifecycle.machine import Lifecycle
-from sidestep.lifecycle.outcomes import Outcomes
-from sidestep.lifecycle.rules import Rules
-from sidestep.lifecycle.siblings import MAX_OPEN, Questions
-from sidestep.wire.limits import MAX_OPEN_VALUES, OTHER
-from sidestep.wire.requests import (
+from sidestep.protocol.limits import MAX_OPEN_VALUES, OTHER
+from sidestep.protocol.request_events import (
     PREEMPTED,
     RUNNING,
     WAITING,
@@ -32,6 +28,10 @@ from sidestep.wire.requests import (
     RequestEvents,
     Scheduled,
 )
+from sidestep.tracking.requests.machine import Lifecycle
+from sidestep.tracking.requests.outcomes import Outcomes
+from sidestep.tracking.requests.parallel_samples import MAX_OPEN, Questions
+from sidestep.tracking.requests.rules import Rules
 
 STOP, LENGTH = 0, 1
 

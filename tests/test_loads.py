@@ -13,14 +13,14 @@ from pages import get, parse
 from peers import count, publisher
 from ramped import AHEAD, SMALL, overload, play
 from ramps import Simulation
-from sidestep.catalogue import DIALECTS
-from sidestep.compiler import compile_layout
-from sidestep.registry import SILENT, Registry
-from sidestep.signals.loads import AT_ONCE, INTERVAL, Loads
-from sidestep.wire.items import Sample
-from sidestep.wire.messages import EngineInfo
-from sidestep.wire.sglang import QueueCount
-from sidestep.wire.vllm import SchedulerStats
+from sidestep.catalog.layout_builder import compile_layout
+from sidestep.engines.dialects import DIALECTS
+from sidestep.engines.items import Sample
+from sidestep.engines.sglang.wire import QueueCount
+from sidestep.engines.vllm.wire import SchedulerStats
+from sidestep.metrics.load_inputs import AT_ONCE, INTERVAL, Loads
+from sidestep.metrics.registry import SILENT, Registry
+from sidestep.protocol.messages import EngineInfo
 from test_apply import Bench, step, tokens
 from test_sglang_items import SCHEDULER, family, stats
 from test_sglang_items import Bench as SglangBench

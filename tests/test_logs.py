@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from sidestep.logs import Limited
+from sidestep.telemetry.logs import Limited
 
 log = logging.getLogger("sidestep.test")
 
@@ -88,7 +88,7 @@ def test_a_traceback_where_it_is_asked_for(caplog: pytest.LogCaptureFixture) -> 
 def test_what_runs_in_the_exporter_logs_as_the_exporter_does() -> None:
     """In its form and at its level, whichever package it is from."""
     program = (
-        "import logging; from sidestep.logs import set_up; set_up('info', 'json');"
+        "import logging; from sidestep.telemetry.logs import set_up; set_up('info', 'json');"
         "[logging.getLogger(f'{name}.part').info(name) for name in ('sidestep', 'sidestep_adapters')]"
     )
     done = subprocess.run(

@@ -11,19 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pages import Family, Labels, parse
-from sidestep.apply import Applier
-from sidestep.catalogue import DIALECTS
-from sidestep.choice import POD, Choice
-from sidestep.combining import combined_info, combined_numbers, merged_histograms
-from sidestep.compiler import compile_layout
-from sidestep.engine import Engine
-from sidestep.histograms.histogram import Histogram
-from sidestep.registry import GONE, Registry
-from sidestep.render.merged import Merged
-from sidestep.render.text import render
-from sidestep.wire.items import Family as SampledFamily
-from sidestep.wire.items import Sample, Samples
-from sidestep.wire.messages import EngineInfo
+from sidestep.catalog.layout_builder import compile_layout
+from sidestep.engines.apply import Applier
+from sidestep.engines.dialects import DIALECTS
+from sidestep.engines.items import Family as SampledFamily
+from sidestep.engines.items import Sample, Samples
+from sidestep.exposition.aggregate import combined_info, combined_numbers, merged_histograms
+from sidestep.exposition.aggregated_text import Merged
+from sidestep.exposition.series_filter import POD, Choice
+from sidestep.exposition.text_page import render
+from sidestep.metrics.engine import Engine
+from sidestep.metrics.histogram import Histogram
+from sidestep.metrics.registry import GONE, Registry
+from sidestep.protocol.messages import EngineInfo
 from slices import made
 
 RANDOMS = st.integers(0, 1 << 32).map(Random)

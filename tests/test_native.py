@@ -9,13 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sidestep.catalog.buckets import DEFAULTS
 from sidestep.errors import WireError
-from sidestep.histograms.buckets import DEFAULTS
-from sidestep.histograms.exponential import MOST, ZERO, check, coarser, index_of, upper
-from sidestep.histograms.histogram import Histogram
-from sidestep.histograms.native import Native, NativeHistogram
-from sidestep.wire.limits import VALUE_LIMIT
-from sidestep.wire.native import COARSEST, FINEST, NativeBuckets
+from sidestep.metrics.exponential_buckets import (
+    MOST,
+    ZERO,
+    check,
+    coarser,
+    index_of,
+    upper,
+)
+from sidestep.metrics.histogram import Histogram
+from sidestep.metrics.native_histogram import Native, NativeHistogram
+from sidestep.protocol.limits import VALUE_LIMIT
+from sidestep.protocol.native_buckets import COARSEST, FINEST, NativeBuckets
 
 BOUNDS = DEFAULTS["inter_token_latency"]
 SCHEMAS = st.integers(COARSEST, FINEST)

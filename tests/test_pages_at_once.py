@@ -14,18 +14,19 @@ from typing import Any
 import pytest
 
 import metric_families
-from sidestep.choice import Choice
-from sidestep.compiler import compile_layout
-from sidestep.engine import Engine
-from sidestep.histograms.native import Native
-from sidestep.registry import GONE, Registry
-from sidestep.render import protobuf, values
-from sidestep.render.merged import Merged
-from sidestep.render.text import Texts, render
-from sidestep.samples import add_samples
-from sidestep.signals.objectives import Objective, Objectives
-from sidestep.wire.items import Family, Sample, Samples
-from sidestep.wire.messages import EngineInfo
+from sidestep.catalog.layout_builder import compile_layout
+from sidestep.engines.items import Family, Sample, Samples
+from sidestep.exposition import json_format as values
+from sidestep.exposition import protobuf_page as protobuf
+from sidestep.exposition.aggregated_text import Merged
+from sidestep.exposition.series_filter import Choice
+from sidestep.exposition.text_page import Texts, render
+from sidestep.metrics.engine import Engine
+from sidestep.metrics.native_histogram import Native
+from sidestep.metrics.registry import GONE, Registry
+from sidestep.metrics.self_described import add_samples
+from sidestep.metrics.slo import Objective, Objectives
+from sidestep.protocol.messages import EngineInfo
 
 SHORT = {
     "copies": ("AT_ONCE",),

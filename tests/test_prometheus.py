@@ -37,8 +37,8 @@ from conftest import (
 from polled import page, polled
 from prometheus_server import BINARIES
 from sidestep.app import Exporter
-from sidestep.settings.config import read
-from sidestep_adapters.replay import Replay
+from sidestep.config.settings import read
+from sidestep_adapters.recording.replay import Replay
 
 RUNS = {"main": MAIN_RUN, "spec": SPEC_RUN, "dp": PARALLEL_RUN, "lora": LORA_RUN}
 FAMILIES = {

@@ -20,20 +20,26 @@ from intakes import CORE_RUNS, Fed, lines, steps
 from metric_families import buckets_of, families, labels_of, parsed
 from pages import parse
 from sidestep.app import Exporter
-from sidestep.histograms.histogram import Histogram as Classic
-from sidestep.histograms.native import Native, NativeHistogram
-from sidestep.render import messages
-from sidestep.render.protobuf import pieces
-from sidestep.render.protobuf_samples import generate
-from sidestep.saving.records import decode_record
-from sidestep.saving.snapshot import restore
-from sidestep.serving.formats import CONTENT_TYPES
-from sidestep.session.folding import Folder
-from sidestep.wire.items import Family, Sample, Samples, VllmStep, encode_item
-from sidestep.wire.messages import EngineInfo, Settings
-from sidestep.wire.native import NativeBuckets
-from sidestep.wire.vllm import IterationStats
-from sidestep_adapters.replay import Replay
+from sidestep.engines.folding import Folder
+from sidestep.engines.items import (
+    Family,
+    Sample,
+    Samples,
+    VllmStep,
+    encode_item,
+)
+from sidestep.engines.vllm.wire import IterationStats
+from sidestep.exposition import proto_format as messages
+from sidestep.exposition.negotiation import CONTENT_TYPES
+from sidestep.exposition.protobuf_page import pieces
+from sidestep.exposition.protobuf_samples import generate
+from sidestep.metrics.histogram import Histogram as Classic
+from sidestep.metrics.native_histogram import Native, NativeHistogram
+from sidestep.metrics.record_codec import decode_record
+from sidestep.protocol.messages import EngineInfo, Settings
+from sidestep.protocol.native_buckets import NativeBuckets
+from sidestep.snapshot.capture import restore
+from sidestep_adapters.recording.replay import Replay
 
 PROTOBUF = CONTENT_TYPES["protobuf"].replace(" ", "")
 BOTH = Native({}, lambda: 1000.25, both=True)
@@ -154,7 +160,7 @@ def test_a_histogram_is_encoded_when_it_has_changed() -> None:
 
 def test_a_family_is_of_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long it takes, what comes meanwhile is on the next page, and not forgotten there."""
-    monkeypatch.setattr("sidestep.render.protobuf.AT_ONCE", 1)
+    monkeypatch.setattr("sidestep.exposition.protobuf_page.AT_ONCE", 1)
     fed = Fed(native=NATIVE)
     for number in range(5):
         labels = {"engine": str(number), "model_name": "m"}

@@ -9,9 +9,9 @@ from typing import Any
 
 from conftest import Start
 from pages import get, parse
-from sidestep.wire.vllm import FINISH_REASONS
-from sidestep_adapters.recording import objects
-from sidestep_adapters.replay import Replay
+from sidestep.engines.vllm.wire import FINISH_REASONS
+from sidestep_adapters.recording.format import objects
+from sidestep_adapters.recording.replay import Replay
 
 
 def line(call: str, instance: int, at: float, **fields: Any) -> str:

@@ -42,10 +42,7 @@ from kv_blocks import (
     values,
 )
 from sidestep.errors import WireError
-from sidestep.residency import room
-from sidestep.residency.follower import CachedLives, Lives, Observation, Residency
-from sidestep.residency.sampling import ALL, mix
-from sidestep.wire.blocks import (
+from sidestep.protocol.block_events import (
     ALLOCATED,
     EVICTED,
     MAX_HASHES,
@@ -54,7 +51,15 @@ from sidestep.wire.blocks import (
     BlockEvents,
     CacheEvents,
 )
-from sidestep.wire.limits import MAX_LABELS
+from sidestep.protocol.limits import MAX_LABELS
+from sidestep.tracking.kv_blocks import capacity as room
+from sidestep.tracking.kv_blocks.sampling import ALL, mix
+from sidestep.tracking.kv_blocks.tracker import (
+    CachedLives,
+    Lives,
+    Observation,
+    Residency,
+)
 
 UNBOUNDED = 1 << 40
 

@@ -12,7 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramps import Look, Model, Rate, Simulation, knee, ramp
-from sidestep.signals.saturation import BLOCKED, GAP, MOST, UNBLOCKED, Load, Offered, Saturation
+from sidestep.metrics.saturation import (
+    BLOCKED,
+    GAP,
+    MOST,
+    UNBLOCKED,
+    Load,
+    Offered,
+    Saturation,
+)
 
 MODELS = {
     "batch": Model(),

@@ -12,12 +12,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from sidestep.engines.folding import Folder
 from sidestep.errors import WireError
-from sidestep.session.folding import Folder
-from sidestep.session.receiver import ACK_BYTES, ACK_INTERVAL, MAX_STREAMS, Receiver
-from sidestep.session.sender import ACK_TIMEOUT, BATCH_BYTES, Sender, State
-from sidestep.wire.limits import VERSION
-from sidestep.wire.messages import (
+from sidestep.protocol.limits import VERSION
+from sidestep.protocol.messages import (
     Ack,
     Batch,
     Bye,
@@ -29,6 +27,18 @@ from sidestep.wire.messages import (
     decode_from_exporter,
     decode_from_sender,
     encode,
+)
+from sidestep.protocol.receiver import (
+    ACK_BYTES,
+    ACK_INTERVAL,
+    MAX_STREAMS,
+    Receiver,
+)
+from sidestep.protocol.sender import (
+    ACK_TIMEOUT,
+    BATCH_BYTES,
+    Sender,
+    State,
 )
 
 ENGINE = EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"})

@@ -11,15 +11,23 @@ from typing import Any
 import msgspec
 import pytest
 
-from sidestep import catalogue
-from sidestep.catalogue import objectives, sglang, sglang_legacy, vllm_own
-from sidestep.catalogue.model import Hook, Row, Same, Sampled
-from sidestep.compiler import compile_layout
+from sidestep.catalog.buckets import DEFAULTS, SGLANG, checked
+from sidestep.catalog.layout import taken
+from sidestep.catalog.layout_builder import compile_layout
+from sidestep.catalog.model import (
+    Hook,
+    Row,
+    Same,
+    Sampled,
+)
+from sidestep.engines import dialects as catalogue
+from sidestep.engines import slo_rows as objectives
+from sidestep.engines.items import SglangStats, decode_item, encode_item
+from sidestep.engines.sglang import legacy_rows as sglang_legacy
+from sidestep.engines.sglang import rows as sglang
+from sidestep.engines.sglang.wire import QueueCount, SchedulerStats
+from sidestep.engines.vllm import own_rows as vllm_own
 from sidestep.errors import WireError
-from sidestep.histograms.buckets import DEFAULTS, SGLANG, checked
-from sidestep.plan import taken
-from sidestep.wire.items import SglangStats, decode_item, encode_item
-from sidestep.wire.sglang import QueueCount, SchedulerStats
 
 REFERENCE = Path(__file__).parents[2] / "shared" / "reference" / "sglang" / "metrics.json"
 ROWS = {row.name: row for row in catalogue.rows_of("sglang", legacy=True)}

@@ -13,18 +13,11 @@ from hypothesis import strategies as st
 from collectors import RANK, seen
 from intakes import Fed
 from pages import parse
-from sidestep.apply import Applier
-from sidestep.catalogue import DIALECTS
-from sidestep.compiler import compile_layout
-from sidestep.engine import Engine
-from sidestep.errors import WireError
-from sidestep.registry import Registry
-from sidestep.render import values
-from sidestep.render.text import render
-from sidestep.saving.folded import MAX_CHILDREN
-from sidestep.saving.records import decode_record, encode_record, totals_of
-from sidestep.session.folding import Folder
-from sidestep.wire.items import (
+from sidestep.catalog.layout_builder import compile_layout
+from sidestep.engines.apply import Applier
+from sidestep.engines.dialects import DIALECTS
+from sidestep.engines.folding import Folder
+from sidestep.engines.items import (
     Family,
     Item,
     Sample,
@@ -34,9 +27,16 @@ from sidestep.wire.items import (
     decode_item,
     encode_item,
 )
-from sidestep.wire.limits import COUNT_LIMIT, MAX_OPEN_VALUES, OTHER
-from sidestep.wire.messages import EngineInfo
-from sidestep.wire.sglang import QueueCount, SchedulerStats
+from sidestep.engines.sglang.wire import QueueCount, SchedulerStats
+from sidestep.errors import WireError
+from sidestep.exposition import json_format as values
+from sidestep.exposition.text_page import render
+from sidestep.metrics.engine import Engine
+from sidestep.metrics.record_codec import decode_record, encode_record, totals_of
+from sidestep.metrics.registry import Registry
+from sidestep.metrics.validate_record import MAX_CHILDREN
+from sidestep.protocol.limits import COUNT_LIMIT, MAX_OPEN_VALUES, OTHER
+from sidestep.protocol.messages import EngineInfo
 
 TOKENIZER = EngineInfo("t", "sglang", {"engine_type": "unified", "model_name": "m"})
 SCHEDULER = EngineInfo("s", "sglang", {name: str(value) for name, value in RANK.items()})

@@ -13,7 +13,7 @@ import pytest
 from conftest import DATA, Start, page_of_engine
 from pages import Family, get, parse
 from sglang_pages import ALLOWED, differences, rests, says_nothing
-from sidestep_adapters.replay import Replay
+from sidestep_adapters.recording.replay import Replay
 
 TOLERANCE = 1e-9
 """Relative. Sums of floats are added per batch here, one by one in the engine."""

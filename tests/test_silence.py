@@ -7,10 +7,21 @@ from itertools import cycle
 import pytest
 
 from intakes import Fed
-from sidestep.registry import GONE, KEPT, MAX_ENGINES, SILENT
-from sidestep.wire.items import Family, Sample, Samples, VllmStep, encode_item
-from sidestep.wire.messages import Bye, EngineInfo, Heartbeat
-from sidestep.wire.vllm import IterationStats, SchedulerStats
+from sidestep.engines.items import (
+    Family,
+    Sample,
+    Samples,
+    VllmStep,
+    encode_item,
+)
+from sidestep.engines.vllm.wire import IterationStats, SchedulerStats
+from sidestep.metrics.registry import (
+    GONE,
+    KEPT,
+    MAX_ENGINES,
+    SILENT,
+)
+from sidestep.protocol.messages import Bye, EngineInfo, Heartbeat
 
 INFO = {"cache_config": {"block_size": "16"}}
 

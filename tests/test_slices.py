@@ -17,25 +17,31 @@ import pytest
 import metric_families
 from intakes import Fed
 from pages import parse
-from sidestep.apply import Applier
-from sidestep.catalogue.model import Kind
-from sidestep.choice import Choice
-from sidestep.combining import merged_states
-from sidestep.compiler import compile_layout
-from sidestep.engine import Engine
-from sidestep.engine_metrics import SeriesCount, series_of
-from sidestep.histograms.histogram import Histogram
-from sidestep.histograms.native import Native
-from sidestep.registry import Registry
-from sidestep.render import protobuf, values
-from sidestep.render.merged import Merged
-from sidestep.render.own import AT_ONCE, OwnTexts
-from sidestep.render.text import Texts
-from sidestep.selfmetrics import OwnRegistry
-from sidestep.serving.formats import Format
-from sidestep.serving.turns import LONGEST, SLICE, collected
-from sidestep.wire.items import Family, Sample, Samples, encode_item
-from sidestep.wire.messages import EngineInfo
+from sidestep.catalog.layout_builder import compile_layout
+from sidestep.catalog.model import Kind
+from sidestep.engines.apply import Applier
+from sidestep.engines.items import (
+    Family,
+    Sample,
+    Samples,
+    encode_item,
+)
+from sidestep.exposition import json_format as values
+from sidestep.exposition import protobuf_page as protobuf
+from sidestep.exposition.aggregate import merged_states
+from sidestep.exposition.aggregated_text import Merged
+from sidestep.exposition.negotiation import Format
+from sidestep.exposition.own_families import AT_ONCE, OwnTexts
+from sidestep.exposition.series_filter import Choice
+from sidestep.exposition.text_page import Texts
+from sidestep.ingest.engine_metrics import SeriesCount, series_of
+from sidestep.metrics.engine import Engine
+from sidestep.metrics.histogram import Histogram
+from sidestep.metrics.native_histogram import Native
+from sidestep.metrics.registry import Registry
+from sidestep.protocol.messages import EngineInfo
+from sidestep.telemetry.cooperative import LONGEST, SLICE, collected
+from sidestep.telemetry.self_metrics import OwnRegistry
 from slices import MOST, counted, made, slices
 
 MANY = 512
@@ -459,7 +465,9 @@ async def test_the_loop_gets_its_turn_before_work_that_would_hold_it_for_too_lon
     """Where one piece took most of a slice any next one may; small ones fill theirs."""
     now = 0.0
     turns: list[float] = []
-    monkeypatch.setattr("sidestep.serving.turns.time", SimpleNamespace(perf_counter=lambda: now))
+    monkeypatch.setattr(
+        "sidestep.telemetry.cooperative.time", SimpleNamespace(perf_counter=lambda: now)
+    )
 
     def work(durations: Iterable[float]) -> Iterator[float]:
         nonlocal now
@@ -491,7 +499,9 @@ async def test_one_interruption_does_not_make_all_later_slices_short(
     """A page of thousands of small pieces would wait for as many turns of everybody else."""
     now = 0.0
     turns = 0
-    monkeypatch.setattr("sidestep.serving.turns.time", SimpleNamespace(perf_counter=lambda: now))
+    monkeypatch.setattr(
+        "sidestep.telemetry.cooperative.time", SimpleNamespace(perf_counter=lambda: now)
+    )
 
     def work() -> Iterator[None]:
         nonlocal now

@@ -18,12 +18,12 @@ from conftest import DATA, MAIN_RUN, SPEC_RUN, Start, until
 from pages import Family, get, parse
 from peers import publisher
 from sidestep.app import Exporter
+from sidestep.config.settings import read
+from sidestep.engines.items import VllmStep
+from sidestep.engines.vllm.wire import IterationStats
 from sidestep.errors import ConfigError
-from sidestep.settings.config import read
-from sidestep.signals.objectives import Objective, checked
-from sidestep.wire.items import VllmStep
-from sidestep.wire.vllm import IterationStats
-from sidestep_adapters.replay import Replay
+from sidestep.metrics.slo import Objective, checked
+from sidestep_adapters.recording.replay import Replay
 from test_cli import one_line, serving, sidestep
 from test_views import PROMTOOL, complaints
 

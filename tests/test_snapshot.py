@@ -11,13 +11,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from intakes import CORE_RUNS, Fed, lines, steps
+from sidestep.engines.items import encode_item
 from sidestep.errors import ConfigError, WireError
-from sidestep.lifecycle.kept import CHUNK
-from sidestep.saving.durable import DAMAGED, HEADER, SNAPSHOT, StateDirectory, verified
-from sidestep.saving.snapshot import restore
-from sidestep.wire.items import encode_item
-from sidestep.wire.messages import EngineInfo
-from sidestep.wire.requests import Finished, Iteration, Output, Queued, RequestEvents, Scheduled
+from sidestep.protocol.messages import EngineInfo
+from sidestep.protocol.request_events import (
+    Finished,
+    Iteration,
+    Output,
+    Queued,
+    RequestEvents,
+    Scheduled,
+)
+from sidestep.snapshot.capture import restore
+from sidestep.snapshot.state_file import (
+    DAMAGED,
+    HEADER,
+    SNAPSHOT,
+    StateDirectory,
+    verified,
+)
+from sidestep.tracking.requests.inflight_state import CHUNK
 
 SAMPLED = ("vllm:kv_block", "sidestep_kv", "sidestep_recent")
 """Lives of blocks are followed anew; a hit rate is of the last requests, as one."""

@@ -6,15 +6,15 @@ import logging
 
 import pytest
 
-from sidestep.statslog import StatsLog
-from sidestep.wire.items import VllmStep
-from sidestep.wire.vllm import (
+from sidestep.engines.items import VllmStep
+from sidestep.engines.vllm.wire import (
     CacheStats,
     IterationStats,
     PromptTokenStats,
     SchedulerStats,
     SpecDecodingStats,
 )
+from sidestep.exposition.statistics_log import StatsLog
 from test_apply import Bench
 
 

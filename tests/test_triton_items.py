@@ -14,17 +14,17 @@ from tools import docs
 
 from intakes import Fed
 from pages import Family, parse
-from sidestep.catalogue.triton import CACHE, EXECUTES, FAILURES
-from sidestep.catalogue.triton_fields import LEFT_OUT, READS
-from sidestep.errors import WireError
-from sidestep.feeds import ServerFeed
-from sidestep.items.statistics import NOTHING, BegunAnewError, difference
-from sidestep.render.text import render
-from sidestep.session.folding import Folder
-from sidestep.wire.items import Samples, VllmSleep, decode_item, encode_item
-from sidestep.wire.limits import MAX_OPEN_VALUES, OTHER
-from sidestep.wire.messages import EngineInfo
-from sidestep.wire.triton import (
+from sidestep.engines.folding import Folder
+from sidestep.engines.items import (
+    Samples,
+    VllmSleep,
+    decode_item,
+    encode_item,
+)
+from sidestep.engines.triton.fields import LEFT_OUT, READS
+from sidestep.engines.triton.rows import CACHE, EXECUTES, FAILURES
+from sidestep.engines.triton.statistics import NOTHING, BegunAnewError, difference
+from sidestep.engines.triton.wire import (
     Batch,
     InferenceStats,
     Memory,
@@ -33,6 +33,11 @@ from sidestep.wire.triton import (
     Timed,
     TritonStats,
 )
+from sidestep.errors import WireError
+from sidestep.exposition.text_page import render
+from sidestep.ingest.local_stream import ServerFeed
+from sidestep.protocol.limits import MAX_OPEN_VALUES, OTHER
+from sidestep.protocol.messages import EngineInfo
 
 LABELS = {"model": "m", "version": "1"}
 MODEL = EngineInfo("t/m/1", "triton", LABELS, features=[FAILURES, EXECUTES])

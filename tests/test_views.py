@@ -23,16 +23,16 @@ from harm import World
 from intakes import Fed, steps
 from pages import Family, get, parse
 from sidestep.app import Exporter
-from sidestep.choice import Choice
+from sidestep.config.settings import read
 from sidestep.errors import ConfigError
-from sidestep.render.merged import Merged
-from sidestep.render.own import OwnTexts
-from sidestep.selfmetrics import OwnRegistry, SelfMetrics
-from sidestep.serving.formats import CONTENT_TYPES
-from sidestep.serving.pod_pages import LONGEST, PodPages
-from sidestep.settings.config import read
-from sidestep.wire.messages import EngineInfo
-from sidestep_adapters.replay import Replay
+from sidestep.exposition.aggregated_text import Merged
+from sidestep.exposition.negotiation import CONTENT_TYPES
+from sidestep.exposition.own_families import OwnTexts
+from sidestep.exposition.pod_page_cache import LONGEST, PodPages
+from sidestep.exposition.series_filter import Choice
+from sidestep.protocol.messages import EngineInfo
+from sidestep.telemetry.self_metrics import OwnRegistry, SelfMetrics
+from sidestep_adapters.recording.replay import Replay
 
 RUNS = ("core_dp", "sglang_dp")
 OWN = OwnTexts(OwnRegistry(SelfMetrics()))
@@ -185,7 +185,7 @@ async def test_a_page_is_made_as_rarely_as_may_be(monkeypatch: pytest.MonkeyPatc
     fed.feed(found[:1000])
     merged, pages = counted(fed)
     # Histograms may be a page older, as the next test has it.
-    monkeypatch.setattr("sidestep.serving.pod_pages.OBSERVED", 0.0)
+    monkeypatch.setattr("sidestep.exposition.pod_page_cache.OBSERVED", 0.0)
 
     async def ask(*, packed: bool) -> bytes:
         page = pages.page(openmetrics=False, names=frozenset())
@@ -232,7 +232,7 @@ async def test_histograms_of_a_page_are_made_less_often(monkeypatch: pytest.Monk
         return of(parse(b"".join(chain.from_iterable(pieces)).decode()))
 
     # How long they are kept is not left to the machine here.
-    monkeypatch.setattr("sidestep.serving.pod_pages.OBSERVED", math.inf)
+    monkeypatch.setattr("sidestep.exposition.pod_page_cache.OBSERVED", math.inf)
     first = of(await ask())
     assert first == now()
     for number in range(10):

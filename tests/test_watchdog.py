@@ -15,13 +15,13 @@ from conftest import Start, until
 from pages import get
 from peers import LABELS, count, endless, publisher
 from sidestep.errors import ConfigError
-from sidestep.selfmetrics import SelfMetrics
+from sidestep.protocol.limits import VERSION
+from sidestep.protocol.messages import EngineInfo, Hello, Nack
+from sidestep.telemetry.self_metrics import SelfMetrics
 from sidestep.transport.listener import Listener
 from sidestep.transport.process import raise_open_files, resident
 from sidestep.transport.upkeep import PAUSE, Upkeep
 from sidestep.transport.watchdog import MIB, Watchdog
-from sidestep.wire.limits import VERSION
-from sidestep.wire.messages import EngineInfo, Hello, Nack
 from test_cli import serving, taken_port
 from test_ingest import connect
 

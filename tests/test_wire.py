@@ -9,10 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidestep.errors import WireError
-from sidestep.wire import items as wire_items
-from sidestep.wire.blocks import BlockEvents, CacheChange, CacheEvents
-from sidestep.wire.items import (
+from sidestep.engines import items as wire_items
+from sidestep.engines.items import (
     Family,
     Item,
     Sample,
@@ -23,14 +21,24 @@ from sidestep.wire.items import (
     decode_item,
     encode_item,
 )
-from sidestep.wire.limits import (
+from sidestep.engines.vllm.wire import (
+    CacheStats,
+    FinishedRequestStats,
+    IterationStats,
+    KVCacheEvictionEvent,
+    SchedulerStats,
+    SpecDecodingStats,
+)
+from sidestep.errors import WireError
+from sidestep.protocol.block_events import BlockEvents, CacheChange, CacheEvents
+from sidestep.protocol.limits import (
     COUNT_LIMIT,
     MAX_FRAME_BYTES,
     MAX_OBSERVATIONS,
     TOKENS_LIMIT,
     VERSION,
 )
-from sidestep.wire.messages import (
+from sidestep.protocol.messages import (
     Ack,
     Batch,
     Bye,
@@ -42,7 +50,7 @@ from sidestep.wire.messages import (
     decode_from_sender,
     encode,
 )
-from sidestep.wire.requests import (
+from sidestep.protocol.request_events import (
     MAX_BATCH,
     MAX_EVENTS,
     Alive,
@@ -55,14 +63,6 @@ from sidestep.wire.requests import (
     Queued,
     RequestEvents,
     Scheduled,
-)
-from sidestep.wire.vllm import (
-    CacheStats,
-    FinishedRequestStats,
-    IterationStats,
-    KVCacheEvictionEvent,
-    SchedulerStats,
-    SpecDecodingStats,
 )
 
 counts = st.integers(0, COUNT_LIMIT)

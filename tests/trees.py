@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
 from intakes import Fed
-from sidestep.forwarding.outbox import Due, Outbox
-from sidestep.forwarding.told import Present, Records
-from sidestep.histograms.native import Native
-from sidestep.saving.snapshot import Capture, restore
-from sidestep.session.outgoing import REFRESH
-from sidestep.signals.objectives import Objective
-from sidestep.wire.forwarded import encode_forward, split
+from sidestep.federation.computed_records import Present, Records
+from sidestep.federation.messages import encode_forward, split
+from sidestep.federation.outbox import Due, Outbox
+from sidestep.federation.outgoing import REFRESH
+from sidestep.metrics.native_histogram import Native
+from sidestep.metrics.slo import Objective
+from sidestep.snapshot.capture import Capture, restore
 
 
 class Node(Fed):

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from sidestep_adapters.sources.triton_proto import MESSAGES
+from sidestep_adapters.triton.proto import MESSAGES
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
 SERVICE = "inference.GRPCInferenceService"

@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from conftest import DATA
-from sidestep.wire.triton import ModelStats
-from sidestep_adapters.sources.triton_statistics import read, translate
+from sidestep.engines.triton.wire import ModelStats
+from sidestep_adapters.triton.statistics import read, translate
 
 Says = Callable[[asyncio.StreamWriter], Awaitable[None]]
 PARTS = ("compute_input", "compute_infer", "compute_output")

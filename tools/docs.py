@@ -14,10 +14,8 @@ from typing import get_args, get_origin, get_type_hints
 
 import msgspec
 
-from sidestep.catalogue import COMMON, DIALECTS, triton, triton_fields
-from sidestep.catalogue import objectives as slo
-from sidestep.catalogue.engine_core import ROWS as TAPPED
-from sidestep.catalogue.model import (
+from sidestep.catalog.buckets import DEFAULTS, SCHEMA, SCHEMAS
+from sidestep.catalog.model import (
     Also,
     Constant,
     Hook,
@@ -27,10 +25,14 @@ from sidestep.catalogue.model import (
     Same,
     Sampled,
 )
-from sidestep.catalogue.self_metrics import ROWS as SELF_ROWS
-from sidestep.histograms.buckets import DEFAULTS, SCHEMA, SCHEMAS
-from sidestep.settings.config import CONFIG_FILE, SETTINGS
-from sidestep.wire.triton import ModelStats
+from sidestep.config.settings import CONFIG_FILE, SETTINGS
+from sidestep.engines import slo_rows as slo
+from sidestep.engines.dialects import COMMON, DIALECTS
+from sidestep.engines.triton import fields as triton_fields
+from sidestep.engines.triton import rows as triton
+from sidestep.engines.triton.wire import ModelStats
+from sidestep.engines.vllm.core_rows import ROWS as TAPPED
+from sidestep.telemetry.rows import ROWS as SELF_ROWS
 
 DOCS = Path(__file__).parents[1] / "docs"
 CORE = (
@@ -227,7 +229,7 @@ def source(row: Row) -> str:
 
 def fields_page() -> str:
     """Every field of Triton's statistics, and what shows it."""
-    text = NOTE.format(source="exporter/sidestep/catalogue/triton.py and triton_fields.py")
+    text = NOTE.format(source="exporter/sidestep/engines/triton/rows.py and triton_fields.py")
     text += "# Triton's statistics, field by field\n\n"
     text += (
         "Below `model_stats[]`, whose `name` and `version` are the labels. Nanoseconds are kept\n"
@@ -282,7 +284,7 @@ def fields_of(struct: type[msgspec.Struct], before: str = "") -> Iterator[str]:
 def configuration() -> str:
     """Every setting in its three forms."""
     adjustable = " and ".join(f"`{setting.flag}`" for setting in SETTINGS if setting.adjustable)
-    text = NOTE.format(source="exporter/sidestep/settings/config.py") + "# Configuration\n\n"
+    text = NOTE.format(source="exporter/sidestep/config/settings.py") + "# Configuration\n\n"
     text += (
         "A flag wins over its environment variable, which wins over the file. A repeatable\n"
         "setting takes several flags, a comma-separated variable, or a list in the file. In the\n"

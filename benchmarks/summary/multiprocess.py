@@ -29,8 +29,8 @@ from benchmarks.process import SERVE
 from benchmarks.steps import Steps, engine_info
 from benchmarks.summary.pages import costs, fleet, milliseconds
 from benchmarks.summary.rows import LEFT_OUT, Figure, Row, Topic
-from sidestep.compiler import compile_layout
-from sidestep.registry import Registry
+from sidestep.catalog.layout_builder import compile_layout
+from sidestep.metrics.registry import Registry
 
 PROCESSES = (8, 64, 256)
 PEER = "prometheus_client, multiprocess"

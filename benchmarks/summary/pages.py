@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 
 from benchmarks.bench_scrape import add_engine, dirty
 from benchmarks.steps import Steps
-from sidestep.apply import Applier
-from sidestep.compiler import compile_layout
-from sidestep.registry import Registry
-from sidestep.render.text import Texts
+from sidestep.catalog.layout_builder import compile_layout
+from sidestep.engines.apply import Applier
+from sidestep.exposition.text_page import Texts
+from sidestep.metrics.registry import Registry
 
 STATES: Mapping[str, int] = {"all dirty": 1, "10 % dirty": 10, "none dirty": 0}
 """One engine in so many has changed since the page before; 0 is none."""

@@ -16,7 +16,7 @@ from benchmarks.bench_views import SETTLE, flowing
 from benchmarks.process import SERVE, ExporterProcess
 from benchmarks.summary.pages import milliseconds
 from benchmarks.summary.rows import Figure, Row, Topic
-from sidestep.serving.formats import CONTENT_TYPES
+from sidestep.exposition.negotiation import CONTENT_TYPES
 
 ENGINES = 64
 TEXT = "prometheus_client's text"

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from benchmarks.process import cpu_seconds, free_port, totals
 from benchmarks.steps import Steps
-from sidestep.compiler import compile_layout
-from sidestep.histograms.buckets import DEFAULTS
+from sidestep.catalog.buckets import DEFAULTS
+from sidestep.catalog.layout_builder import compile_layout
 
 NAME = "statsd_exporter"
 VARIABLE = "STATSD_EXPORTER"

@@ -16,32 +16,41 @@ from typing import Any
 
 from prometheus_client.registry import Collector
 
-from sidestep import __version__, installed, logs, loops
-from sidestep.catalogue import DIALECTS
-from sidestep.compiler import compile_layout
-from sidestep.ending import Ending
+from sidestep import __version__
+from sidestep.catalog.layout_builder import compile_layout
+from sidestep.config.settings import Config
+from sidestep.engines.dialects import DIALECTS
 from sidestep.errors import ConfigError
-from sidestep.forwarding.forward import Forwarder
-from sidestep.forwarding.told import Present
-from sidestep.http import application
-from sidestep.ingest import Ingest
-from sidestep.intake import Intake
-from sidestep.lifecycle.rules import Rules
-from sidestep.registry import Registry, Sampling
-from sidestep.saving.durable import StateDirectory
-from sidestep.saving.snapshots import Snapshots
-from sidestep.selfmetrics import SelfMetrics, names, own_registry
-from sidestep.serving import packing
-from sidestep.serving.scrapes import Pages
-from sidestep.settings.config import Config
-from sidestep.settings.parts import access, check_labels, chosen, engine_settings, native
-from sidestep.signals.objectives import Objectives
-from sidestep.statslog import StatsLog
+from sidestep.exposition import compression as packing
+from sidestep.exposition.page_cache import Pages
+from sidestep.exposition.parts import (
+    access,
+    check_labels,
+    chosen,
+    engine_settings,
+    native,
+)
+from sidestep.exposition.statistics_log import StatsLog
+from sidestep.federation.computed_records import Present
+from sidestep.federation.sender import Forwarder
+from sidestep.http.routes import application
+from sidestep.http.server import Front
+from sidestep.http.sockets import listen
+from sidestep.ingest import event_loop as loops
+from sidestep.ingest import plugins as installed
+from sidestep.ingest.intake import Intake
+from sidestep.ingest.shutdown import Ending
+from sidestep.ingest.socket_loop import Ingest
+from sidestep.metrics.registry import Registry, Sampling
+from sidestep.metrics.slo import Objectives
+from sidestep.snapshot.schedule import Snapshots
+from sidestep.snapshot.state_file import StateDirectory
+from sidestep.telemetry import logs
+from sidestep.telemetry.self_metrics import SelfMetrics, names, own_registry
+from sidestep.tracking.requests.rules import Rules
 from sidestep.transport.guard import Guard
 from sidestep.transport.process import calm_collector, raise_open_files, resident
 from sidestep.transport.watchdog import MIB, Watchdog
-from sidestep.web.front import Front
-from sidestep.web.sockets import listen
 
 log = logging.getLogger(__name__)
 

@@ -15,9 +15,16 @@ from typing import Any, NoReturn, TypeVar
 
 import click
 
-from sidestep import __version__, logs
+from sidestep import __version__
+from sidestep.config.settings import (
+    CONFIG_FILE,
+    SETTINGS,
+    Setting,
+    default_endpoint,
+    read,
+)
 from sidestep.errors import ConfigError, SidestepError
-from sidestep.settings.config import CONFIG_FILE, SETTINGS, Setting, default_endpoint, read
+from sidestep.telemetry import logs
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 RECORDING = "vllm-0.32.jsonl.gz"
@@ -60,7 +67,7 @@ def _option(setting: Setting) -> Callable[[Command], Command]:
 def serve(**flags: Any) -> None:
     """Run the exporter: engines push to it, Prometheus scrapes it."""
     from sidestep.app import serve as run_exporter
-    from sidestep.loops import run
+    from sidestep.ingest.event_loop import run
 
     config = read(flags, os.environ)
     logs.set_up(config.log_level, config.log_format)
@@ -99,7 +106,7 @@ def demo(*, once: bool, speed: str, **flags: Any) -> None:
 def replay(file: Path, connect: str | None, speed: str, namespace: str) -> None:
     """Play FILE, a recording of either form, to an exporter."""
     from sidestep.transport.client_keys import keys_for
-    from sidestep_adapters.replay import Replay
+    from sidestep_adapters.recording.replay import Replay
 
     logs.set_up("warning", "text")
     endpoint = _endpoint(connect or os.environ.get("SIDESTEP_ENDPOINT") or default_endpoint())
@@ -115,8 +122,8 @@ def replay(file: Path, connect: str | None, speed: str, namespace: str) -> None:
 @click.option("--connect", metavar="ENDPOINT", default="", help="Exporter to pass everything to.")
 def record(file: Path, listen: str | None, connect: str) -> None:
     """Write what engines send to FILE, and pass it on to an exporter if there is one."""
-    from sidestep.settings.parts import access
-    from sidestep_adapters.tee import Tee
+    from sidestep.exposition.parts import access
+    from sidestep_adapters.recording.recorder import Tee
 
     logs.set_up("info", "text")
     stop = threading.Event()
@@ -138,8 +145,8 @@ def record(file: Path, listen: str | None, connect: str) -> None:
 def poll_triton(servers: tuple[str, ...], connect: str | None, namespace: str | None) -> None:
     """Poll Triton servers as serve --triton does, and push what they say to an exporter elsewhere."""
     from sidestep.transport.client_keys import keys_for
-    from sidestep_adapters.environment import namespace as usual_namespace
-    from sidestep_adapters.poll_triton import poll
+    from sidestep_adapters.publisher.environment import namespace as usual_namespace
+    from sidestep_adapters.triton.poll_triton import poll
 
     config = read({"triton": servers}, os.environ)
     logs.set_up(config.log_level, config.log_format)

@@ -10,10 +10,10 @@ import threading
 from pathlib import Path
 
 from sidestep.app import Exporter
+from sidestep.config.settings import Config
 from sidestep.errors import SidestepError
-from sidestep.settings.config import Config
-from sidestep.signals.readings import scalar
-from sidestep_adapters.replay import Replay
+from sidestep.metrics.computed_gauges import scalar
+from sidestep_adapters.recording.replay import Replay
 
 REFRESH = 0.5
 

@@ -10,17 +10,23 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from sidestep.wire.items import Item, Sample, Samples, decode_item, encode_item
-from sidestep.wire.limits import (
+from sidestep.engines.items import (
+    Item,
+    Sample,
+    Samples,
+    decode_item,
+    encode_item,
+)
+from sidestep.protocol.limits import (
     MAX_ITEM_BYTES,
     MAX_LABEL_CHARS,
     MAX_OBSERVATIONS,
     MAX_OPEN_VALUES,
     VALUE_LIMIT,
 )
-from sidestep_adapters import notes as module
-from sidestep_adapters.meters import Both, Meter
-from sidestep_adapters.notes import SLICE, Notes, Source
+from sidestep_adapters.sglang import deferred_metrics as module
+from sidestep_adapters.sglang.deferred_metrics import SLICE, Notes, Source
+from sidestep_adapters.sglang.metric_stubs import Both, Meter
 
 NAMES = ("model", "rank", "mode")
 

@@ -18,8 +18,13 @@ import pytest
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import CollectorRegistry
 
-from sidestep.wire.items import Family, Samples, decode_item, encode_item
-from sidestep_adapters.process_metrics import LISTING_CALLS, PREFIX, ProcessTap
+from sidestep.engines.items import (
+    Family,
+    Samples,
+    decode_item,
+    encode_item,
+)
+from sidestep_adapters.publisher.process_metrics import LISTING_CALLS, PREFIX, ProcessTap
 
 Values = dict[tuple[str, ...], float]
 KERNEL = tuple(int(number) for number in re.findall(r"\d+", os.uname().release)[:2])
@@ -244,7 +249,7 @@ def test_without_a_free_descriptor_they_are_still_counted() -> None:
 
 FORK = """
 import gc, os, threading, time
-from sidestep_adapters.process_metrics import ProcessTap
+from sidestep_adapters.publisher.process_metrics import ProcessTap
 
 def numbers():
     return {(f.name[24:], *s.labels): s.value for f in tap.families() for s in f.samples}

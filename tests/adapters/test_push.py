@@ -17,14 +17,14 @@ import pytest
 
 from conftest import Start, until
 from sidestep.app import Exporter
-from sidestep.signals.readings import scalar
-from sidestep.wire.items import VllmStep
-from sidestep.wire.messages import EngineInfo
-from sidestep.wire.vllm import IterationStats
-from sidestep_adapters import push
-from sidestep_adapters.pending import QUEUE_ITEMS
-from sidestep_adapters.push import Publisher
-from sidestep_adapters.vllm import VllmTap
+from sidestep.engines.items import VllmStep
+from sidestep.engines.vllm.wire import IterationStats
+from sidestep.metrics.computed_gauges import scalar
+from sidestep.protocol.messages import EngineInfo
+from sidestep_adapters.publisher import publisher as push
+from sidestep_adapters.publisher.publisher import Publisher
+from sidestep_adapters.publisher.queue import QUEUE_ITEMS
+from sidestep_adapters.vllm.stats import VllmTap
 
 ENGINE = EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"})
 

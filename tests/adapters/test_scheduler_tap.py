@@ -8,10 +8,17 @@ from typing import Any
 
 import pytest
 
-from sidestep.wire.blocks import ALLOCATED, EVICTED, RESET, TOUCHED, BlockEvents
-from sidestep.wire.items import decode_item, encode_item
-from sidestep.wire.limits import MAX_OBSERVATIONS
-from sidestep.wire.requests import (
+from sidestep.engines.items import decode_item, encode_item
+from sidestep.engines.vllm.wire import FINISH_REASONS
+from sidestep.protocol.block_events import (
+    ALLOCATED,
+    EVICTED,
+    RESET,
+    TOUCHED,
+    BlockEvents,
+)
+from sidestep.protocol.limits import MAX_OBSERVATIONS
+from sidestep.protocol.request_events import (
     MAX_EVENTS,
     PREEMPTED,
     RUNNING,
@@ -26,9 +33,8 @@ from sidestep.wire.requests import (
     RequestEvents,
     Scheduled,
 )
-from sidestep.wire.vllm import FINISH_REASONS
-from sidestep_adapters.block_tap import BlockTap
-from sidestep_adapters.scheduler_tap import SchedulerTap
+from sidestep_adapters.vllm.kv_block_tap import BlockTap
+from sidestep_adapters.vllm.scheduler_tap import SchedulerTap
 
 ABORT = FINISH_REASONS.index("abort")
 

@@ -32,18 +32,19 @@ from collectors import (
     seen,
 )
 from pages import Family
-from sidestep.catalogue.sglang import QUEUES
-from sidestep.histograms.buckets import DEFAULTS
-from sidestep.wire.items import Samples, SglangStats
-from sidestep.wire.messages import EngineInfo
-from sidestep.wire.sglang import QueueCount as Queued
-from sidestep.wire.sglang import SchedulerStats as Told
-from sidestep_adapters import notes as notes_module
-from sidestep_adapters import sglang_plugin, sglang_taps
-from sidestep_adapters.meters import Meter
-from sidestep_adapters.notes import Notes
-from sidestep_adapters.sglang import Process, StatsSource, wrap
-from sidestep_adapters.sglang_readers import OwnFamilies, Queues
+from sidestep.catalog.buckets import DEFAULTS
+from sidestep.engines.items import Samples, SglangStats
+from sidestep.engines.sglang.rows import QUEUES
+from sidestep.engines.sglang.wire import QueueCount as Queued
+from sidestep.engines.sglang.wire import SchedulerStats as Told
+from sidestep.protocol.messages import EngineInfo
+from sidestep_adapters.sglang import deferred_metrics as notes_module
+from sidestep_adapters.sglang import plugin as sglang_plugin
+from sidestep_adapters.sglang import taps as sglang_taps
+from sidestep_adapters.sglang.collectors import Process, StatsSource, wrap
+from sidestep_adapters.sglang.deferred_metrics import Notes
+from sidestep_adapters.sglang.metric_stubs import Meter
+from sidestep_adapters.sglang.readers import OwnFamilies, Queues
 
 Make = Callable[..., Process]
 RANKED = {name: str(value) for name, value in RANK.items()}
@@ -859,8 +860,8 @@ def python(program: str, **environment: str) -> str:
 
 READING = """
     from prometheus_client import Counter, Gauge, Histogram, values
-    from sidestep_adapters.sglang import Process
-    from sidestep_adapters.sglang_readers import OwnFamilies
+    from sidestep_adapters.sglang.collectors import Process
+    from sidestep_adapters.sglang.readers import OwnFamilies
     from collectors import ROWS, Shown
 
     process = Process("ipc://nowhere", "pod", beside=False)
@@ -911,8 +912,8 @@ def test_sglang_imports_prometheus_client_first(module: str) -> None:
 FORK = """
     import os
     from collectors import Shown, TokenizerMetricsCollector
-    from sidestep_adapters import processes
-    from sidestep_adapters.sglang import Process, wrap
+    from sidestep_adapters.publisher import process_hooks as processes
+    from sidestep_adapters.sglang.collectors import Process, wrap
 
     process = Process("ipc:///nonexistent/x", "pod", beside=False)
     collector = TokenizerMetricsCollector()

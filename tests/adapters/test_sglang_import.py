@@ -113,7 +113,8 @@ def test_an_interpreter_starts_without_us(tree: Path) -> None:
 
 BROKEN = """
     import sys
-    from sidestep_adapters import sglang_import, sglang_plugin
+    from sidestep_adapters.sglang import import_hook as sglang_import
+    from sidestep_adapters.sglang import plugin as sglang_plugin
 
     def broken(_):
         raise RuntimeError("a bug")
@@ -135,8 +136,9 @@ def test_a_bug_of_ours_leaves_the_module_as_it_is(tree: Path) -> None:
 
 COUNTING = """
     import types
-    from sidestep_adapters import sglang_import, sglang_taps
-    from sidestep_adapters.sglang import Process
+    from sidestep_adapters.sglang import import_hook as sglang_import
+    from sidestep_adapters.sglang import taps as sglang_taps
+    from sidestep_adapters.sglang.collectors import Process
 
     sglang_import.install()
     sglang_import.install()

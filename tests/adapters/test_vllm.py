@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidestep.wire.items import (
+from sidestep.engines.items import (
     Samples,
     VllmRejection,
     VllmSleep,
@@ -19,10 +19,10 @@ from sidestep.wire.items import (
     decode_item,
     encode_item,
 )
-from sidestep.wire.limits import MAX_OBSERVATIONS, MAX_STRUCTS
-from sidestep_adapters.translate import printable
-from sidestep_adapters.vllm import VllmTap, split
-from sidestep_adapters.vllm_description import describe
+from sidestep.protocol.limits import MAX_OBSERVATIONS, MAX_STRUCTS
+from sidestep_adapters.publisher.translate import printable
+from sidestep_adapters.vllm.description import describe
+from sidestep_adapters.vllm.stats import VllmTap, split
 
 
 class Reason(enum.IntEnum):

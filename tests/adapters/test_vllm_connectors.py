@@ -11,12 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidestep.catalogue.model import check
-from sidestep.catalogue.vllm_connectors import FRONT_END, ROWS
-from sidestep.histograms import buckets
-from sidestep.wire.items import Family, Samples, decode_item, encode_item
-from sidestep.wire.limits import MAX_FAMILIES, MAX_OBSERVATIONS
-from sidestep_adapters.vllm_connectors import FEATURES, families
+from sidestep.catalog import buckets
+from sidestep.catalog.model import check
+from sidestep.engines.items import (
+    Family,
+    Samples,
+    decode_item,
+    encode_item,
+)
+from sidestep.engines.vllm.connector_rows import FRONT_END, ROWS
+from sidestep.protocol.limits import MAX_FAMILIES, MAX_OBSERVATIONS
+from sidestep_adapters.vllm.connectors import FEATURES, families
 
 REFERENCE = Path(__file__).parents[2].parent / "shared" / "reference" / "vllm" / "metrics.json"
 GROUPS = (

@@ -15,9 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from sidestep.catalogue.vllm_connectors import FRONT_END
-from sidestep.wire.items import Family, Sample, Samples, decode_item, encode_item
-from sidestep_adapters.vllm_frontend import FrontendTap
+from sidestep.engines.items import (
+    Family,
+    Sample,
+    Samples,
+    decode_item,
+    encode_item,
+)
+from sidestep.engines.vllm.connector_rows import FRONT_END
+from sidestep_adapters.vllm.frontend import FrontendTap
 
 BOUNDS = {row.name: row.bounds for row in FRONT_END}
 SLEEP = "vllm:sleep_mode_operation_duration_seconds"
@@ -170,7 +176,7 @@ def test_process_registry_is_found_when_it_is_loaded() -> None:
     printed = python(
         """
         import sys
-        from sidestep_adapters.vllm_frontend import FrontendTap
+        from sidestep_adapters.vllm.frontend import FrontendTap
         tap = FrontendTap()
         assert tap.families() == []
         assert not {"prometheus_client", "vllm"} & set(sys.modules)
@@ -189,7 +195,7 @@ def test_multiprocess_mode_gives_own_values(tmp_path: Path) -> None:
     program = """
         import json
         from prometheus_client import CollectorRegistry, Gauge, Histogram, multiprocess
-        from sidestep_adapters.vllm_frontend import FrontendTap
+        from sidestep_adapters.vllm.frontend import FrontendTap
         duration = Histogram(
             "vllm:sleep_mode_operation_duration_seconds", "Help.", ["operation"], buckets=(1, 2)
         )

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from sidestep.wire.items import VllmStep
-from sidestep.wire.vllm import CacheStats, IterationStats, SchedulerStats
-from sidestep_adapters.vllm import VllmTap
-from sidestep_adapters.vllm_description import describe
-from sidestep_adapters.vllm_ownership import (
+from sidestep.engines.items import VllmStep
+from sidestep.engines.vllm.wire import CacheStats, IterationStats, SchedulerStats
+from sidestep_adapters.vllm.description import describe
+from sidestep_adapters.vllm.ownership import (
     FRONT_END,
     SCHEDULER_MODULE,
     UNOWNED,
     Role,
     is_tapped,
 )
+from sidestep_adapters.vllm.stats import VllmTap
 
 NUMBERS = {
     "scheduler": [

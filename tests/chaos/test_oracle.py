@@ -12,11 +12,11 @@ from chaos.traffic import ENGINES, MODEL, PATTERN, Traffic, infos
 from chaos.verdict import MARKERS, Comparison, broken_promises, compare
 from chaos.watch import parse
 
-from sidestep.apply import Applier
-from sidestep.compiler import compile_layout
-from sidestep.registry import Registry
-from sidestep.render.text import render
-from sidestep.wire.items import decode_item, encode_item
+from sidestep.catalog.layout_builder import compile_layout
+from sidestep.engines.apply import Applier
+from sidestep.engines.items import decode_item, encode_item
+from sidestep.exposition.text_page import render
+from sidestep.metrics.registry import Registry
 
 
 def books(traffic: Traffic, items: int) -> dict[str, float]:

@@ -13,7 +13,7 @@ import yaml
 
 from manifests import ROOT, resources, template
 from schemas import validate
-from sidestep.catalogue import DIALECTS
+from sidestep.engines.dialects import DIALECTS
 
 EXAMPLES = sorted((ROOT / "deploy" / "examples").iterdir())
 RESOURCES = (

@@ -17,7 +17,7 @@ from counting_page import READS
 from manifests import ROOT
 from pages import get, parse
 from prometheus_server import AGENT, BINARIES, Prometheus
-from sidestep_adapters.replay import Replay
+from sidestep_adapters.recording.replay import Replay
 
 FLEET = ROOT / "deploy" / "fleet"
 TOKENS = "vllm:generation_tokens_total"

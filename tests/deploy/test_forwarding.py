@@ -32,7 +32,7 @@ from manifests import (
 )
 from pages import parse
 from peers import count, publisher
-from sidestep.settings.parsing import source
+from sidestep.config.parsing import source
 from sidestep.transport import keys
 
 GROUP = {"LWS_LEADER_ADDRESS": "vllm-0.vllm.llm"}

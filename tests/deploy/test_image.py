@@ -206,10 +206,10 @@ def test_an_engine_of_any_user_reaches_it(
     program = f"""
 import sys; sys.path[1:1] = ["/mnt"]
 import time
-from sidestep.wire.items import VllmStep
-from sidestep.wire.messages import EngineInfo
-from sidestep.wire.vllm import IterationStats
-from sidestep_adapters import push
+from sidestep.engines.items import VllmStep
+from sidestep.protocol.messages import EngineInfo
+from sidestep.engines.vllm.wire import IterationStats
+from sidestep_adapters.publisher import publisher as push
 assert push.__file__.startswith("/mnt/"), push.__file__
 engine = EngineInfo("e", "vllm", {{"model_name": "m", "engine": "0"}})
 publisher = push.Publisher({endpoint!r}, "s", [engine])

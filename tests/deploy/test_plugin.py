@@ -23,15 +23,15 @@ BROUGHT = (msgspec, zmq)
 FIND = """
 import json, sys
 from importlib.metadata import entry_points, version
-import sidestep_adapters.sglang, sidestep_adapters.vllm, sidestep_adapters.vllm_frontend
+import sidestep_adapters.sglang.collectors, sidestep_adapters.vllm.stats, sidestep_adapters.vllm.frontend
 found = {g: [e.name for e in entry_points(group=g)] for g in ("vllm.stat_logger_plugins", "sglang.srt.plugins")}
 print(json.dumps([found, version("sidestep"), sidestep_adapters.__file__, sys.path]))
 """
 PUSH = """
 import sys
-from sidestep.wire.messages import EngineInfo
-from sidestep_adapters.environment import endpoint, namespace
-from sidestep_adapters.push import Publisher
+from sidestep.protocol.messages import EngineInfo
+from sidestep_adapters.publisher.environment import endpoint, namespace
+from sidestep_adapters.publisher.publisher import Publisher
 labels = {"model_name": "m", "engine": "0"}
 publisher = Publisher(endpoint(), "s", [EngineInfo(f"{namespace()}/m/0", "vllm", labels)])
 sys.stdin.read()

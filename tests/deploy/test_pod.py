@@ -9,7 +9,7 @@ import pytest
 
 from manifests import ROOT, Resource, defaults, named, settings, template, tool
 from sidestep import __version__
-from sidestep.settings.config import SETTINGS
+from sidestep.config.settings import SETTINGS
 
 SIDECAR = named(template()["initContainers"], "sidestep")
 PLUGIN = named(template()["initContainers"], "sidestep-plugin")

@@ -14,7 +14,7 @@ from vllm import SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from sidestep_adapters.vllm_plugin import SidestepStatLogger
+from sidestep_adapters.vllm.plugin import SidestepStatLogger
 
 
 async def run(model: str, page: Path) -> None:

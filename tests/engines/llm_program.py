@@ -16,7 +16,7 @@ def main() -> None:
         max_model_len=512,
         enforce_eager=True,
         block_size=32,
-        scheduler_cls="sidestep_adapters.vllm_scheduler.SidestepScheduler",
+        scheduler_cls="sidestep_adapters.vllm.scheduler.SidestepScheduler",
     )
     outputs = llm.generate(
         ["one two three"] * 6, SamplingParams(max_tokens=20, ignore_eos=True, n=2)

@@ -21,8 +21,8 @@ from engines.processes import ExporterProcess, until
 from engines.sglang_runs import LABELLED, MIXED, PARALLEL, Run
 from engines.sglang_server import SglangServer, interpreter
 from engines.tiny_model import make_model
-from sidestep_adapters.recording import Call, Writer, read
-from sidestep_adapters.tee import Tee
+from sidestep_adapters.recording.format import Call, Writer, read
+from sidestep_adapters.recording.recorder import Tee
 
 RUNS = {"sglang": MIXED, "sglang_dp": PARALLEL, "sglang_labels": LABELLED}
 DATA = Path(__file__).parents[1] / "data"

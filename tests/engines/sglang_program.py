@@ -11,7 +11,7 @@ from pathlib import Path
 
 import sglang
 
-from sidestep_adapters import sglang_plugin
+from sidestep_adapters.sglang import plugin as sglang_plugin
 
 
 def run(model: str, page: Path, end: Path) -> None:

@@ -36,7 +36,7 @@ STALL = 10.0
 """Seconds between two tokens that no busy machine explains; the engine makes one in 10 ms."""
 SILENCE = 60.0
 """Seconds within which an engine that was killed must be known to be down: it takes 30."""
-PUBLISHER = "sidestep_adapters/push.py"
+PUBLISHER = "sidestep_adapters/publisher/publisher.py"
 DUMP_THREADS = """
 import faulthandler, os, pathlib, signal
 faulthandler.register(signal.SIGUSR2)

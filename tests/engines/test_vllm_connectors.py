@@ -18,12 +18,12 @@ pytest.importorskip("vllm", reason="no vLLM in this environment")
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
-from sidestep.catalogue.model import Row
-from sidestep.catalogue.vllm_connectors import FRONT_END, ROWS
-from sidestep.histograms import buckets
-from sidestep.wire.items import Family
-from sidestep_adapters.vllm_connectors import families
-from sidestep_adapters.vllm_frontend import FrontendTap
+from sidestep.catalog import buckets
+from sidestep.catalog.model import Row
+from sidestep.engines.items import Family
+from sidestep.engines.vllm.connector_rows import FRONT_END, ROWS
+from sidestep_adapters.vllm.connectors import families
+from sidestep_adapters.vllm.frontend import FrontendTap
 
 pytestmark = pytest.mark.engine
 
@@ -482,7 +482,7 @@ def test_front_end() -> None:
 
 def test_adapters_load_no_vllm() -> None:
     """The two translations import neither vLLM nor prometheus_client."""
-    for name in ("sidestep_adapters.vllm_connectors", "sidestep_adapters.vllm_frontend"):
+    for name in ("sidestep_adapters.vllm.connectors", "sidestep_adapters.vllm.frontend"):
         module = sys.modules[name]
 
         assert not {"vllm", "prometheus_client"} & set(vars(module))

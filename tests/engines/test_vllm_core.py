@@ -32,11 +32,11 @@ from engines.processes import (
     engine_environ,
     until,
 )
-from sidestep.catalogue.engine_core import STATES
+from sidestep.engines.vllm.core_rows import STATES
 
 pytestmark = pytest.mark.engine
 
-TAP = ["--scheduler-cls", "sidestep_adapters.vllm_scheduler.SidestepScheduler"]
+TAP = ["--scheduler-cls", "sidestep_adapters.vllm.scheduler.SidestepScheduler"]
 NO_PLUGIN = {"VLLM_PLUGINS": "none"}
 ARRIVAL = ("vllm:time_to_first_token_seconds", "vllm:e2e_request_latency_seconds")
 """The engine's own end in the front end, after the output's hop from the core."""
@@ -284,8 +284,8 @@ async def test_an_exporter_that_comes_in_the_middle(
 TWO_COLLECTORS = """
 import copy
 
-from sidestep_adapters.block_tap import BlockTap
-from sidestep_adapters.vllm_scheduler import SidestepScheduler
+from sidestep_adapters.vllm.kv_block_tap import BlockTap
+from sidestep_adapters.vllm.scheduler import SidestepScheduler
 
 
 class Pair:
@@ -361,9 +361,9 @@ async def test_block_lives_agree_with_the_engines_collector(
 
 BROKEN_TAP = """
 import itertools
-import sidestep_adapters.block_tap as blocks
-import sidestep_adapters.scheduler_events as events
-import sidestep_adapters.scheduler_tap as tap
+import sidestep_adapters.vllm.kv_block_tap as blocks
+import sidestep_adapters.vllm.scheduler_events as events
+import sidestep_adapters.vllm.scheduler_tap as tap
 
 turns = itertools.count()
 

@@ -30,7 +30,7 @@ from engines.comparison import (
 )
 from engines.load import MAIN_ENVIRON, MAIN_FLAGS, Answer, Ask, Client, generated, reasons
 from engines.processes import ExporterProcess, Process, VllmServer, engine_environ, until
-from sidestep.catalogue.vllm_connectors import FRONT_END
+from sidestep.engines.vllm.connector_rows import FRONT_END
 
 pytestmark = pytest.mark.engine
 

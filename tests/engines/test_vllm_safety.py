@@ -34,7 +34,7 @@ pytestmark = pytest.mark.engine
 TOKENS = 40
 STALL = 10.0
 """Seconds between two tokens that no busy machine explains; the engine makes one in 5 ms."""
-PUBLISHER = "sidestep_adapters/push.py"
+PUBLISHER = "sidestep_adapters/publisher/publisher.py"
 
 DUMP_THREADS = """
 import faulthandler, signal
@@ -42,7 +42,7 @@ faulthandler.register(signal.SIGUSR2)
 """
 BREAK_TRANSLATION = """
 import itertools
-import sidestep_adapters.vllm as plugin
+import sidestep_adapters.vllm.stats as plugin
 
 own, turns = plugin._own, itertools.count()
 
@@ -247,7 +247,7 @@ async def test_without_an_endpoint_the_plugin_does_nothing(
                 stacks.append(await threads(server))
                 sockets.append(zmq_threads(server.pid))
 
-    assert "sidestep_adapters.vllm_plugin:SidestepStatLogger" in with_it.output
+    assert "sidestep_adapters.vllm.plugin:SidestepStatLogger" in with_it.output
     assert [False, False] == [PUBLISHER in stack for stack in stacks]
     assert sockets[0] == sockets[1]
     assert shape(pages[0]) == shape(pages[1])
@@ -263,7 +263,7 @@ async def test_no_request_notices_a_hostile_exporter(
     vllm_python: Path, tiny: Path, home: Path, endpoint: str
 ) -> None:
     """Front end and core connect to whoever floods and resets them: all requests are answered."""
-    core = "sidestep_adapters.vllm_scheduler.SidestepScheduler"
+    core = "sidestep_adapters.vllm.scheduler.SidestepScheduler"
     flags = ["--max-num-seqs", "32", "--scheduler-cls", core]
     path = Path(endpoint.removeprefix("ipc://"))
     environ = {"SIDESTEP_ENDPOINT": endpoint}

@@ -156,8 +156,8 @@ def test_an_exporter_that_aborts_loses_nothing(tmp_path: Path) -> None:
 
 WITHOUT_DESCRIPTORS = """
 import os, resource, sys, time
-from sidestep.wire.messages import EngineInfo
-from sidestep_adapters.push import Publisher
+from sidestep.protocol.messages import EngineInfo
+from sidestep_adapters.publisher.publisher import Publisher
 opened = []
 limit = len(os.listdir("/proc/self/fd")) + 40
 resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))

@@ -17,19 +17,34 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from harm import World, check_page
 from intakes import Fed
-from sidestep.engine import ORIGIN
-from sidestep.lifecycle.inflight import InFlight
-from sidestep.lifecycle.places import Places
-from sidestep.registry import GONE, MAX_ENGINES, Registry, Sampling
-from sidestep.render.text import render
-from sidestep.room import MAX_ENGINE_BYTES, MAX_OPEN_FAMILIES
-from sidestep.saving.folded import LARGEST
-from sidestep.saving.records import encode_record, totals_of
-from sidestep.serving.scrapes import REUSED, Pages
-from sidestep.statslog import StatsLog
-from sidestep.wire.blocks import MAX_HASHES, BlockEvents, CacheChange, CacheEvents
-from sidestep.wire.items import Family, Sample, Samples, VllmStep, encode_item
-from sidestep.wire.limits import (
+from sidestep.engines.items import (
+    Family,
+    Sample,
+    Samples,
+    VllmStep,
+    encode_item,
+)
+from sidestep.engines.vllm.wire import CUDAGraphStat, IterationStats, SchedulerStats
+from sidestep.exposition.page_cache import REUSED, Pages
+from sidestep.exposition.statistics_log import StatsLog
+from sidestep.exposition.text_page import render
+from sidestep.metrics.engine import ORIGIN
+from sidestep.metrics.quotas import MAX_ENGINE_BYTES, MAX_OPEN_FAMILIES
+from sidestep.metrics.record_codec import encode_record, totals_of
+from sidestep.metrics.registry import (
+    GONE,
+    MAX_ENGINES,
+    Registry,
+    Sampling,
+)
+from sidestep.metrics.validate_record import LARGEST
+from sidestep.protocol.block_events import (
+    MAX_HASHES,
+    BlockEvents,
+    CacheChange,
+    CacheEvents,
+)
+from sidestep.protocol.limits import (
     COUNT_LIMIT,
     MAX_ENGINES_PER_STREAM,
     MAX_LABEL_CHARS,
@@ -37,10 +52,30 @@ from sidestep.wire.limits import (
     MAX_OPEN_VALUES,
     VALUE_LIMIT,
 )
-from sidestep.wire.messages import Aggregate, Bye, EngineInfo, Heartbeat
-from sidestep.wire.requests import MAX_REQUESTS, Iteration, Output, Queued, RequestEvents
-from sidestep.wire.totals import TOTAL_LIMIT, Buckets, Child, Hits, OpenTotals, Record, Totals
-from sidestep.wire.vllm import CUDAGraphStat, IterationStats, SchedulerStats
+from sidestep.protocol.messages import (
+    Aggregate,
+    Bye,
+    EngineInfo,
+    Heartbeat,
+)
+from sidestep.protocol.records import (
+    TOTAL_LIMIT,
+    Buckets,
+    Child,
+    Hits,
+    OpenTotals,
+    Record,
+    Totals,
+)
+from sidestep.protocol.request_events import (
+    MAX_REQUESTS,
+    Iteration,
+    Output,
+    Queued,
+    RequestEvents,
+)
+from sidestep.tracking.requests.capacity import Places
+from sidestep.tracking.requests.inflight import InFlight
 
 LABELS = {"engine": "0", "model_name": "m"}
 TOKENS = "vllm:generation_tokens_total"

@@ -11,14 +11,24 @@ from hypothesis import strategies as st
 
 import forgery
 from harm import World
-from sidestep.saving.records import encode_record, totals_of
-from sidestep.wire.blocks import BlockEvents, CacheEvents
-from sidestep.wire.items import Samples, VllmRejection, VllmSleep, VllmStep
-from sidestep.wire.limits import VERSION
-from sidestep.wire.messages import Bye, EngineInfo, Heartbeat, Hello
-from sidestep.wire.requests import RequestEvents
-from sidestep.wire.streams import ForwardPass, LoadStat
-from sidestep.wire.totals import Totals
+from sidestep.engines.items import (
+    Samples,
+    VllmRejection,
+    VllmSleep,
+    VllmStep,
+)
+from sidestep.engines.streams.wire import ForwardPass, LoadStat
+from sidestep.metrics.record_codec import encode_record, totals_of
+from sidestep.protocol.block_events import BlockEvents, CacheEvents
+from sidestep.protocol.limits import VERSION
+from sidestep.protocol.messages import (
+    Bye,
+    EngineInfo,
+    Heartbeat,
+    Hello,
+)
+from sidestep.protocol.records import Totals
+from sidestep.protocol.request_events import RequestEvents
 
 ITEMS = (
     VllmStep,

@@ -16,8 +16,8 @@ from chaos.exporter import knows
 from fuzz.siege import Siege, besieged
 
 from peers import endless, zmtp
-from sidestep.wire.limits import VERSION
-from sidestep.wire.messages import EngineInfo
+from sidestep.protocol.limits import VERSION
+from sidestep.protocol.messages import EngineInfo
 
 pytestmark = pytest.mark.skipif(
     not knows("limits.memory-hard"), reason="nothing limits what libzmq takes in"

@@ -21,7 +21,7 @@ from polled import page, polled
 from ramped import overload
 from rulefiles import ROOT, groups, recordings
 from sidestep.app import Exporter
-from sidestep_adapters.replay import Replay
+from sidestep_adapters.recording.replay import Replay
 
 BINARIES = {
     "2": shutil.which("prometheus"),

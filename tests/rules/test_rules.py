@@ -27,8 +27,8 @@ from rulefiles import (
     recordings,
     selectors,
 )
-from sidestep.catalogue import objectives as slo
-from sidestep.histograms.buckets import DEFAULTS
+from sidestep.catalog.buckets import DEFAULTS
+from sidestep.engines import slo_rows as slo
 
 PROMTOOLS = {
     "2": shutil.which("promtool"),

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidestep.errors import WireError
-from sidestep.passing import exposition
-from sidestep.passing.exposition import (
+from sidestep.exposition.passthrough import parser as exposition
+from sidestep.exposition.passthrough.parser import (
     MAX_LINE_BYTES,
     comment,
     head,

@@ -15,10 +15,10 @@ import pytest
 from conftest import until
 from fronts import Authority
 from polled import Says, head, page, polled, raw, stall
+from sidestep.config import scrape_targets as polls
 from sidestep.errors import ConfigError, PollError
-from sidestep.passing import polls
-from sidestep_adapters.sources import http_client
-from sidestep_adapters.sources.http_client import Answer, Client
+from sidestep_adapters.scrape import http_client
+from sidestep_adapters.scrape.http_client import Answer, Client
 
 BODY = b"a 1\n"
 CHUNKED = head(None, more="Transfer-Encoding: chunked\r\n")

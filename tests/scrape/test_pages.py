@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from conftest import page_of_engine
 from scraped import Passing, openmetrics_samples, samples, shown
 from sidestep.errors import PollError
-from sidestep.passing import pages
-from sidestep.render.passed import pieces
+from sidestep.exposition.passthrough import page as pages
+from sidestep.exposition.passthrough_text import pieces
 
 TRITON = ("page_triton", "page_triton_custom", "page_triton_responses")
 ENGINES = (*TRITON, "page_main", "page_sglang_dp")

@@ -16,10 +16,10 @@ from conftest import page_of_engine
 from metric_families import families, labels_of, parsed
 from pages import Family, parse
 from scraped import Passing, samples
-from sidestep.catalogue.triton import FED
-from sidestep.passing.exposition import Labels
-from sidestep.render.passed import typed
-from sidestep.render.protobuf_samples import passed_pieces
+from sidestep.engines.triton.rows import FED
+from sidestep.exposition.passthrough.parser import Labels
+from sidestep.exposition.passthrough_text import typed
+from sidestep.exposition.protobuf_samples import passed_pieces
 
 REFERENCE = Path(__file__).parents[3] / "shared" / "reference" / "triton" / "metrics.json"
 A: Labels = (("pod", "a"),)

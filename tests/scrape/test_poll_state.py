@@ -6,7 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidestep.passing.poll_state import GRACE, PATIENT, STATES, PollState
+from sidestep.config.poll_state import (
+    GRACE,
+    PATIENT,
+    STATES,
+    PollState,
+)
 
 CAUSES = ("unreachable", "slow", "truncated", "bad_answer", "http_503", "unreadable")
 

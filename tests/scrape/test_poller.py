@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 import pytest
 
 from conftest import until
+from sidestep.config.scrape_targets import parse
 from sidestep.errors import PollError
-from sidestep.passing.polls import parse
-from sidestep.selfmetrics import SelfMetrics
-from sidestep_adapters.sources.poller import Poller, Question
+from sidestep.telemetry.self_metrics import SelfMetrics
+from sidestep_adapters.scrape.poller import Poller, Question
 
 NAME = "http://h/metrics"
 PREFIX = "sidestep_scrape_"

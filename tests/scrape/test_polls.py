@@ -9,9 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sidestep.config.scrape_targets import (
+    MAX_TARGETS,
+    Form,
+    Header,
+    Target,
+    parse,
+    target,
+)
+from sidestep.config.settings import read
 from sidestep.errors import ConfigError
-from sidestep.passing.polls import MAX_TARGETS, Form, Header, Target, parse, target
-from sidestep.settings.config import read
 
 URL = "http://host:8002/metrics"
 SAFE = "https://host/metrics"

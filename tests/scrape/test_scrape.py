@@ -21,10 +21,10 @@ from pages import get
 from polled import Polled, Says, head, page, polled, raw, stall
 from scraped import openmetrics_samples, samples
 from sidestep.app import Exporter
+from sidestep.config import poll_state
 from sidestep.errors import ConfigError
-from sidestep.passing import poll_state
-from sidestep_adapters.replay import Replay
-from sidestep_adapters.sources import http_client, poller
+from sidestep_adapters.recording.replay import Replay
+from sidestep_adapters.scrape import http_client, poller
 
 TRITON = page_of_engine("page_triton")
 PROMTOOL = shutil.which("promtool")

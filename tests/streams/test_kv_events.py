@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from recorded import read
 from sidestep.errors import WireError
-from sidestep.wire.blocks import CacheChange
-from sidestep.wire.limits import MAX_OBSERVATIONS
-from sidestep_adapters.sources.kv_events import (
+from sidestep.protocol.block_events import CacheChange
+from sidestep.protocol.limits import MAX_OBSERVATIONS
+from sidestep_adapters.streams.kv_events import (
     MAX_EVENT_HASHES,
     MAX_EVENTS,
     PIECE_BYTES,

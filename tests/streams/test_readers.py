@@ -10,14 +10,14 @@ import pytest
 
 from intakes import Fed
 from recorded import read
-from sidestep.feeds import MAX_FED, RankFeed
-from sidestep.registry import GONE, SILENT
-from sidestep.saving.snapshot import Capture, restore
-from sidestep.settings.subscriptions import parse
-from sidestep.wire.blocks import MAX_CHANGES
-from sidestep.wire.messages import EngineInfo
-from sidestep_adapters.sources.readers import READERS
-from sidestep_adapters.sources.sequence import Break
+from sidestep.config.subscriptions import parse
+from sidestep.ingest.local_stream import MAX_FED, RankFeed
+from sidestep.metrics.registry import GONE, SILENT
+from sidestep.protocol.block_events import MAX_CHANGES
+from sidestep.protocol.messages import EngineInfo
+from sidestep.snapshot.capture import Capture, restore
+from sidestep_adapters.streams.readers import READERS
+from sidestep_adapters.streams.sequence import Break
 
 WHOLE = Break(0, restarted=False, whole=True)
 LATE = Break(0, restarted=False, whole=False)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from recorded import read
 from sidestep.errors import WireError
-from sidestep.wire.limits import COUNT_LIMIT
-from sidestep_adapters.sources import forward_pass, load
-from sidestep_adapters.sources.load import MOST, Totals
+from sidestep.protocol.limits import COUNT_LIMIT
+from sidestep_adapters.streams import forward_pass, load
+from sidestep_adapters.streams.load import MOST, Totals
 
 SCHEDULED = {
     "num_prefill_requests": 1,

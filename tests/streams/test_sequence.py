@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sidestep_adapters.sources.sequence import (
+from sidestep_adapters.streams.sequence import (
     BACKOFF,
     LOST_LIMIT,
     TIMEOUT,

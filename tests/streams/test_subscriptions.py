@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sidestep.config.settings import read
+from sidestep.config.subscriptions import MAX_RANKS, Subscription, parse
 from sidestep.errors import ConfigError
-from sidestep.settings.config import read
-from sidestep.settings.subscriptions import MAX_RANKS, Subscription, parse
 
 KV = "kv-events=tcp://host:5557"
 

@@ -16,15 +16,26 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from conftest import Start, page_of_engine, until
 from intakes import Fed
 from polled import head, polled
-from sidestep.feeds import ServerFeed
-from sidestep.passing.pages import Plan
-from sidestep.passing.passed import Passed
-from sidestep.settings.triton_servers import parse as flag
-from sidestep.signals.readings import scalar
-from sidestep_adapters.sources.triton import Triton
-from sidestep_adapters.sources.triton_counters import NATIVE, UNKNOWN, Places, numbers, raised
-from sidestep_adapters.sources.triton_drain import Drain
-from sidestep_adapters.sources.triton_statistics import Head, read, split, translate
+from sidestep.config.triton_servers import parse as flag
+from sidestep.exposition.passthrough.page import Plan
+from sidestep.exposition.passthrough.registry import Passed
+from sidestep.ingest.local_stream import ServerFeed
+from sidestep.metrics.computed_gauges import scalar
+from sidestep_adapters.triton.counters import (
+    NATIVE,
+    UNKNOWN,
+    Places,
+    numbers,
+    raised,
+)
+from sidestep_adapters.triton.drain import Drain
+from sidestep_adapters.triton.poller import Triton
+from sidestep_adapters.triton.statistics import (
+    Head,
+    read,
+    split,
+    translate,
+)
 from triton.test_histories import NoConnection, Server
 from tritons import Model, recording, tritons
 

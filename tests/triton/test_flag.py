@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from sidestep.config.scrape_targets import Header, Target
+from sidestep.config.settings import read
+from sidestep.config.triton_servers import MAX_MODELS, Server, parse
 from sidestep.errors import ConfigError
-from sidestep.passing.polls import Header, Target
-from sidestep.settings.config import read
-from sidestep.settings.triton_servers import MAX_MODELS, Server, parse
 
 URL = "http://host:8000"
 

@@ -8,10 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from intakes import Fed, lines
-from sidestep.session.folding import Folder
-from sidestep.wire.items import encode_item
-from sidestep.wire.messages import EngineInfo
-from sidestep.wire.triton import (
+from sidestep.engines.folding import Folder
+from sidestep.engines.items import encode_item
+from sidestep.engines.triton.wire import (
     Batch,
     InferenceStats,
     Memory,
@@ -20,6 +19,7 @@ from sidestep.wire.triton import (
     Timed,
     TritonStats,
 )
+from sidestep.protocol.messages import EngineInfo
 
 MODELS = [
     EngineInfo(

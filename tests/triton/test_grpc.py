@@ -18,14 +18,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fronts import Authority
+from sidestep.config.scrape_targets import Header, Target
+from sidestep.engines.triton.wire import ModelStats
 from sidestep.errors import ConfigError, PollError, WireError
-from sidestep.passing.polls import Header, Target
-from sidestep.wire.triton import ModelStats
-from sidestep_adapters.sources import triton_grpc, triton_proto, triton_statistics
-from sidestep_adapters.sources.triton_config import ModelConfig
-from sidestep_adapters.sources.triton_grpc import MAX_BYTES, GrpcServer, place
-from sidestep_adapters.sources.triton_proto import MESSAGES
-from sidestep_adapters.sources.triton_statistics import Head, translate
+from sidestep_adapters.triton import grpc as triton_grpc
+from sidestep_adapters.triton import proto as triton_proto
+from sidestep_adapters.triton import statistics as triton_statistics
+from sidestep_adapters.triton.grpc import MAX_BYTES, GrpcServer, place
+from sidestep_adapters.triton.model_config import ModelConfig
+from sidestep_adapters.triton.proto import MESSAGES
+from sidestep_adapters.triton.statistics import Head, translate
 from triton_grpc_server import FakeTriton, serving
 from tritons import recording
 
@@ -387,7 +389,7 @@ def test_without_grpc_it_says_what_to_install() -> None:
     """The extra is not for everybody."""
     code = (
         "import sys; sys.modules['grpc'] = None\n"
-        "try: import sidestep_adapters.sources.triton_grpc\n"
+        "try: import sidestep_adapters.triton.grpc\n"
         "except Exception as error: print(type(error).__name__, error)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -15,16 +15,16 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from intakes import Fed
 from pages import parse
+from sidestep.config.triton_servers import parse as flag
+from sidestep.engines.triton.wire import ModelStats
 from sidestep.errors import PollError
-from sidestep.feeds import ServerFeed
-from sidestep.render.text import render
-from sidestep.settings.triton_servers import parse as flag
-from sidestep.wire.triton import ModelStats
-from sidestep_adapters.sources import triton_statistics
-from sidestep_adapters.sources.triton import Triton
-from sidestep_adapters.sources.triton_config import ModelConfig
-from sidestep_adapters.sources.triton_server import NAMESPACED
-from sidestep_adapters.sources.triton_statistics import Head
+from sidestep.exposition.text_page import render
+from sidestep.ingest.local_stream import ServerFeed
+from sidestep_adapters.triton import statistics as triton_statistics
+from sidestep_adapters.triton.model_config import ModelConfig
+from sidestep_adapters.triton.poller import Triton
+from sidestep_adapters.triton.server import NAMESPACED
+from sidestep_adapters.triton.statistics import Head
 from tritons import Model
 
 FAMILY = "nv_inference_request_success"

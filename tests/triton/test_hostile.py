@@ -9,17 +9,17 @@ import pytest
 
 from conftest import Start, until
 from pages import parse
-from sidestep import descriptions
 from sidestep.app import Exporter
-from sidestep.descriptions import check
 from sidestep.errors import PollError
-from sidestep.logs import Limited
-from sidestep.render.text import render
-from sidestep.wire.messages import EngineInfo
-from sidestep_adapters.sources import triton_questions
-from sidestep_adapters.sources.triton import log
-from sidestep_adapters.sources.triton_config import ModelConfig
-from sidestep_adapters.sources.triton_questions import ATTEMPTS, Questions
+from sidestep.exposition.text_page import render
+from sidestep.ingest import hello_limits as descriptions
+from sidestep.ingest.hello_limits import check
+from sidestep.protocol.messages import EngineInfo
+from sidestep.telemetry.logs import Limited
+from sidestep_adapters.triton import queries as triton_questions
+from sidestep_adapters.triton.model_config import ModelConfig
+from sidestep_adapters.triton.poller import log
+from sidestep_adapters.triton.queries import ATTEMPTS, Questions
 from tritons import Model, Triton, answer, tritons
 
 BULK = "/v2/models/stats"

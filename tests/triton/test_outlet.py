@@ -13,13 +13,19 @@ import pytest
 
 from conftest import Start, until
 from sidestep.app import Exporter
-from sidestep.session import sender
-from sidestep.signals.readings import scalar
-from sidestep.wire.messages import EngineInfo
-from sidestep.wire.triton import InferenceStats, ModelStats, Timed, TritonStats
-from sidestep_adapters import push, stream_outlet
-from sidestep_adapters.push import Publisher
-from sidestep_adapters.stream_outlet import StreamOutlet
+from sidestep.engines.triton.wire import (
+    InferenceStats,
+    ModelStats,
+    Timed,
+    TritonStats,
+)
+from sidestep.metrics.computed_gauges import scalar
+from sidestep.protocol import sender
+from sidestep.protocol.messages import EngineInfo
+from sidestep_adapters.publisher import publisher as push
+from sidestep_adapters.publisher.publisher import Publisher
+from sidestep_adapters.triton import stream_outlet
+from sidestep_adapters.triton.stream_outlet import StreamOutlet
 
 SERVER = EngineInfo("triton/s", "triton")
 

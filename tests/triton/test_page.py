@@ -8,7 +8,7 @@ import pytest
 from conftest import Start, page_of_engine, until
 from pages import Family, parse
 from sidestep.app import Exporter
-from sidestep.catalogue.triton import FED
+from sidestep.engines.triton.rows import FED
 from tritons import PAGE, STATS, Triton, answer, recording, tritons
 
 FAILURE = "nv_inference_request_failure"

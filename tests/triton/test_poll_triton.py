@@ -16,8 +16,8 @@ import pytest
 
 from conftest import Start, until
 from sidestep.app import Exporter
-from sidestep.signals.readings import scalar
-from sidestep_adapters.sources.triton_proto import MESSAGES
+from sidestep.metrics.computed_gauges import scalar
+from sidestep_adapters.triton.proto import MESSAGES
 from triton_grpc_server import FakeTriton, serving
 
 ENVIRON = {

@@ -11,8 +11,8 @@ import pytest
 from conftest import Start, until
 from pages import parse
 from sidestep.app import Exporter
-from sidestep.render.text import render
-from sidestep_adapters.sources import triton_questions
+from sidestep.exposition.text_page import render
+from sidestep_adapters.triton import queries as triton_questions
 from tritons import STATS, Triton, answer, error, recording, tritons
 
 

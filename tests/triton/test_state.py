@@ -8,12 +8,12 @@ import pytest
 
 from intakes import Fed
 from pages import parse
+from sidestep.engines.items import Item
+from sidestep.engines.triton.wire import ModelStats, TritonStats
 from sidestep.errors import PollError
-from sidestep.feeds import ServerFeed
-from sidestep.wire.items import Item
-from sidestep.wire.messages import EngineInfo
-from sidestep.wire.triton import ModelStats, TritonStats
-from sidestep_adapters.sources.triton_state import CONNECTING, DOUBT, State
+from sidestep.ingest.local_stream import ServerFeed
+from sidestep.protocol.messages import EngineInfo
+from sidestep_adapters.triton.state import CONNECTING, DOUBT, State
 
 SERVER = EngineInfo("triton/t", "triton", {})
 MODEL = EngineInfo("triton/t/m/1", "triton", {"model": "m", "version": "1"})

@@ -14,9 +14,9 @@ from aiohttp import web
 from conftest import Start, until
 from fronts import HASH, PAGE, Site, application, front, user
 from pages import get
-from sidestep.serving.scrapes import Pages
-from sidestep.web.limits import Limits, TokenBucket
-from sidestep.web.webconfig import RateLimit
+from sidestep.exposition.page_cache import Pages
+from sidestep.http.limits import Limits, TokenBucket
+from sidestep.http.web_config import RateLimit
 
 QUICK = Limits(asking=0.4, answering=0.8, tick=0.05)
 REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"

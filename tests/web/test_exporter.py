@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from conftest import Start
 from fronts import HASH, Authority, user
 from sidestep.cli import cli
-from sidestep.settings.config import read
+from sidestep.config.settings import read
 
 ENVIRON = {key: value for key, value in os.environ.items() if not key.startswith("SIDESTEP_")}
 

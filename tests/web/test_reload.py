@@ -9,8 +9,8 @@ import pytest
 
 from conftest import until
 from fronts import HASH, Authority, front, user
-from sidestep.selfmetrics import SelfMetrics
-from sidestep.web.current import Current
+from sidestep.http.current_config import Current
+from sidestep.telemetry.self_metrics import SelfMetrics
 
 ALICE = f"basic_auth_users:\n  alice: {HASH}\n"
 BOTH = f"{ALICE}  bob: {HASH}\n"

@@ -11,7 +11,7 @@ import pytest
 
 from conftest import until
 from fronts import Authority, Site, front, only
-from sidestep.web.limits import Limits
+from sidestep.http.limits import Limits
 
 TLS12, TLS13 = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3
 

@@ -16,10 +16,15 @@ from hypothesis import strategies as st
 
 from fronts import HASH, Authority
 from sidestep.errors import ConfigError
-from sidestep.web.files import MAX_CONFIG_BYTES, Files
-from sidestep.web.names import CIPHERS
-from sidestep.web.tls import make_context
-from sidestep.web.webconfig import HEADERS, RateLimit, WebConfig, load
+from sidestep.http.config_files import MAX_CONFIG_BYTES, Files
+from sidestep.http.tls import make_context
+from sidestep.http.tls_names import CIPHERS
+from sidestep.http.web_config import (
+    HEADERS,
+    RateLimit,
+    WebConfig,
+    load,
+)
 
 SECURITY = Path(__file__).parents[2] / "docs" / "security.md"
 

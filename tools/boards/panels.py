@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from sidestep.catalogue import DIALECTS
+from sidestep.engines.dialects import DIALECTS
 
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 QUANTILES = (0.5, 0.9, 0.95, 0.99)

@@ -14,10 +14,10 @@ from pathlib import Path
 import zmq
 
 from sidestep.errors import ConfigError
+from sidestep.protocol.limits import MAX_FRAME_BYTES
 from sidestep.transport.options import reachable
 from sidestep.transport.reach import IPC, TCP
 from sidestep.transport.zap import DOMAIN
-from sidestep.wire.limits import MAX_FRAME_BYTES
 
 IPC_PATH_CHARS = 107
 """Of a Unix socket's address, less its closing NUL."""

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from sidestep.errors import WireError
-from sidestep.logs import Limited
-from sidestep.selfmetrics import SelfMetrics
+from sidestep.protocol.messages import Hello
+from sidestep.telemetry.logs import Limited
+from sidestep.telemetry.self_metrics import SelfMetrics
 from sidestep.transport.bindings import LOCAL, Bindings
 from sidestep.transport.throttle import PENALTY, Throttle
-from sidestep.wire.messages import Hello
 
 log = logging.getLogger(__name__)
 

@@ -10,9 +10,14 @@ from typing import NamedTuple
 import zmq
 
 from sidestep.errors import ConfigError
-from sidestep.logs import Limited
+from sidestep.telemetry.logs import Limited
 from sidestep.transport.access import Access
-from sidestep.transport.endpoint import Claim, claim, require_keys, router
+from sidestep.transport.endpoint import (
+    Claim,
+    claim,
+    require_keys,
+    router,
+)
 from sidestep.transport.process import seed_library
 from sidestep.transport.reach import TCP
 from sidestep.transport.zap import Authenticator

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from sidestep.selfmetrics import SelfMetrics
+from sidestep.telemetry.self_metrics import SelfMetrics
 from sidestep.transport.listener import Listener
 from sidestep.transport.process import lowest_free_descriptor, open_files_limit, trim
 from sidestep.transport.watchdog import Watchdog

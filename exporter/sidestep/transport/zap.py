@@ -13,7 +13,7 @@ from collections.abc import Callable
 import zmq
 from zmq.utils import z85
 
-from sidestep.logs import Limited
+from sidestep.telemetry.logs import Limited
 
 log = logging.getLogger(__name__)
 

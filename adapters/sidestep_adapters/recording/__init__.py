@@ -1,0 +1,1 @@
+"""Recordings of what engines send: written, read, and replayed."""

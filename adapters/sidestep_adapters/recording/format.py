@@ -1,0 +1,198 @@
+"""Recordings: sidestep's own, made by ``sidestep record``, and stat-logger calls as JSON lines.
+
+Sidestep's own form is a line of text, then records, each four bytes of length
+(big-endian) and as much msgpack: what a stream fed (``Greeting``) and what it
+sent (``Items``). The JSON-lines form has one object a call of vLLM's stat
+logger: ``call``, ``t_mono``, its arguments, and ``instance`` where several
+front-end processes share the file. Either may be compressed with gzip.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import struct
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, BinaryIO
+
+import msgspec
+
+from sidestep.catalog.buckets import checked
+from sidestep.engines.vllm.wire import FINISH_REASONS
+from sidestep.errors import ConfigError
+from sidestep.protocol.limits import MAX_FRAME_BYTES
+from sidestep.protocol.messages import DECODE_ERRORS, EngineInfo
+from sidestep_adapters.vllm.description import Description, served_name
+
+MAGIC = b"sidestep recording 1\n"
+_LENGTH = struct.Struct(">I")
+_GZIP = b"\x1f\x8b"
+
+
+class Greeting(msgspec.Struct, array_like=True, gc=False, tag="G"):
+    """From ``at`` seconds after the start, ``stream`` feeds ``engines``."""
+
+    at: float
+    stream: str
+    engines: list[EngineInfo]
+
+
+class Items(msgspec.Struct, array_like=True, gc=False, tag="I"):
+    """``stream`` sent ``items`` at ``at`` seconds after the start."""
+
+    at: float
+    stream: str
+    items: list[msgspec.Raw]
+
+
+class Call(msgspec.Struct):
+    """One call of a stat logger: of process ``instance``, ``at`` seconds after the start."""
+
+    at: float
+    instance: str
+    name: str
+    fields: dict[str, Any]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Greeting | Items)
+
+
+class Writer:
+    """Writes a recording; records reach the file as they come, so that a kill costs none."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._file: BinaryIO = path.open("wb", buffering=0)
+        except OSError as error:
+            raise ConfigError(f"cannot write {path}: {error.strerror}") from None
+        self._file.write(MAGIC)
+
+    def write(self, record: Greeting | Items) -> None:
+        """Append ``record``.
+
+        Raises:
+            OSError: The disk is full; what was written before stays readable.
+        """
+        data = _encoder.encode(record)
+        self._file.write(_LENGTH.pack(len(data)) + data)
+
+    def close(self) -> None:
+        """End the file."""
+        self._file.close()
+
+
+def read(path: Path) -> Iterator[Greeting | Items] | Iterator[Call]:
+    """The records of a recording in either form.
+
+    Raises:
+        ConfigError: Unreadable, or no recording; names the line or the place.
+    """
+    try:
+        data = path.read_bytes()
+        if data.startswith(_GZIP):
+            data = gzip.decompress(data)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
+    except (EOFError, zlib.error):
+        raise ConfigError(f"{path}: the gzip data is cut short or damaged") from None
+    if data.startswith(MAGIC):
+        return _own(path, memoryview(data)[len(MAGIC) :])
+    if data.lstrip()[:1] == b"{":
+        return _calls(path, io.BytesIO(data))
+    raise ConfigError(f"{path}: neither a sidestep recording nor JSON lines of stat-logger calls")
+
+
+def _own(path: Path, data: memoryview) -> Iterator[Greeting | Items]:
+    place = 0
+    while place < len(data):
+        head = data[place : place + _LENGTH.size]
+        size = _LENGTH.unpack(head)[0] if len(head) == _LENGTH.size else -1
+        body = data[place + _LENGTH.size : place + _LENGTH.size + max(size, 0)]
+        if not 0 <= size <= 2 * MAX_FRAME_BYTES or len(body) != size:
+            raise ConfigError(f"{path}: cut short at byte {len(MAGIC) + place}")
+        try:
+            yield _decoder.decode(body)
+        except DECODE_ERRORS as error:
+            raise ConfigError(f"{path}: damaged at byte {len(MAGIC) + place}: {error}") from None
+        place += _LENGTH.size + size
+
+
+def _calls(path: Path, lines: Iterable[bytes]) -> Iterator[Call]:
+    start: float | None = None
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            fields = json.loads(line)
+            at = float(fields.pop("t_mono"))
+            name = str(fields.pop("call"))
+        except (
+            ArithmeticError,
+            AttributeError,
+            KeyError,
+            RecursionError,
+            TypeError,
+            ValueError,
+        ) as error:
+            raise ConfigError(f"{path}: line {number} is no stat-logger call: {error!r}") from None
+        start = at if start is None else start
+        yield Call(max(at - start, 0.0), str(fields.pop("instance", "")), name, fields)
+
+
+def described(fields: dict[str, Any], api_server: int, namespace: str) -> Description:
+    """The front end that a recorded ``__init__`` call made.
+
+    The call holds no environment, so that whether logits were checked for NaNs
+    is unknown: its counter is shown, as it would be with the check on.
+
+    Raises:
+        ConfigError: The call lacks what every one has.
+    """
+    try:
+        observability = fields.get("observability") or {}
+        options = {
+            "nan_check": True,
+            "kv_cache_metrics": observability.get("kv_cache_metrics"),
+            "iteration_details": observability.get("enable_logging_iteration_details"),
+            "cudagraph": observability.get("cudagraph_metrics"),
+        }
+        custom = observability.get("custom_histogram_buckets") or {}
+        return Description(
+            model=served_name(fields["model"]),
+            max_model_len=int(fields["max_model_len"]),
+            engines=tuple(int(index) for index in fields["engine_indexes"]),
+            namespace=namespace,
+            api_server=api_server,
+            features=tuple(name for name, on in options.items() if on),
+            custom_buckets={str(name): checked(name, bounds) for name, bounds in custom.items()},
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise ConfigError(f"an __init__ call of the recording lacks a field: {error!r}") from None
+
+
+def objects(value: Any) -> Any:
+    """Recorded JSON as the objects that vLLM passes: attributes instead of members."""
+    if isinstance(value, list):
+        return [objects(element) for element in value]
+    if not isinstance(value, dict):
+        return value
+    if "__type__" not in value:
+        return {key: objects(member) for key, member in value.items()}
+    members = {key: objects(member) for key, member in value.items() if key != "__type__"}
+    reason = members.get("finish_reason")
+    if isinstance(reason, str):
+        # An IntEnum in the engine, recorded by its name; an unknown one stays the last.
+        known = reason.lower() in FINISH_REASONS
+        index = FINISH_REASONS.index(reason.lower()) if known else len(FINISH_REASONS)
+        members["finish_reason"] = index
+    return SimpleNamespace(**members)
+
+
+def engines_of(records: Sequence[Greeting | Items]) -> dict[str, list[EngineInfo]]:
+    """What each stream of a recording feeds at its end."""
+    return {record.stream: record.engines for record in records if isinstance(record, Greeting)}

@@ -1,0 +1,162 @@
+"""``sidestep record``: stands where an exporter would, and writes down what engines send.
+
+With an exporter behind it, frames pass through in both directions untouched, so
+that delivery stays between the engine and the exporter. Without one, the tee
+answers for itself.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from sidestep.errors import RunError, WireError
+from sidestep.protocol.messages import FromExporter, decode_from_sender, encode
+from sidestep.protocol.receiver import Received, Receiver
+from sidestep.transport.access import Access
+from sidestep.transport.client_keys import keys_for
+from sidestep.transport.connection import connect
+from sidestep.transport.listener import Listener
+from sidestep_adapters.recording.format import Greeting, Items, Writer
+
+POLL_MS = 50
+Socket = zmq.Socket[bytes]
+
+
+class Tee:
+    """One listening socket, a recording, and a connection to the exporter per engine connection.
+
+    Args:
+        upstream: The exporter's endpoint; empty where there is none.
+        path: The recording; written anew.
+        access: Who may connect, as to an exporter.
+
+    Raises:
+        ConfigError: The endpoint, the recording or a key cannot be had.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        upstream: str,
+        path: Path,
+        access: Access = Access(),  # noqa: B008 - frozen
+    ) -> None:
+        self.items = 0
+        self._upstream = upstream
+        self._peers: dict[str, bytes] = {}
+        self._receiver = Receiver(secrets.randbits(63))
+        self._started = time.monotonic()
+        self._context = zmq.Context()
+        self._backs: dict[bytes, Socket] = {}
+        keys_for(upstream)
+        self._listener = Listener([endpoint], access)
+        front = self._listener.socket
+        assert front is not None
+        self._front: Socket = front
+        self._poller = zmq.Poller()
+        self._poller.register(self._front, zmq.POLLIN)
+        if self._listener.zap is not None:
+            self._poller.register(self._listener.zap.socket, zmq.POLLIN)
+        try:
+            # Not before: an endpoint that cannot be had must not empty an old recording.
+            self._writer = Writer(path)
+        except Exception:
+            self._listener.close(0)
+            self._context.term()
+            raise
+
+    def run(self, stop: threading.Event, report: Callable[[int], None] = lambda _: None) -> None:
+        """Record until ``stop``.
+
+        Raises:
+            RunError: The recording cannot be written.
+        """
+        try:
+            while not stop.is_set():
+                for socket, _ in self._poller.poll(POLL_MS):
+                    if self._listener.zap is not None and socket is self._listener.zap.socket:
+                        self._listener.authenticate()
+                    elif not socket.closed:
+                        self._read(socket)
+                if not self._upstream:
+                    self._answer(self._receiver.acks(time.monotonic()))
+                report(self.items)
+        except (OSError, zmq.ZMQError) as error:
+            raise RunError(f"cannot go on recording: {error.strerror}") from None
+        finally:
+            for back in self._backs.values():
+                back.close(linger=200)
+            self._context.term()
+            self._listener.close(linger=200)
+            self._writer.close()
+
+    def _read(self, socket: Any) -> None:
+        for _ in range(100):
+            try:
+                frames = socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            if socket is self._front:
+                self._from_engine(frames)
+            else:
+                peer = next((p for p, back in self._backs.items() if back is socket), b"")
+                self._send(self._front, [peer, *frames])
+
+    def _from_engine(self, frames: list[bytes]) -> None:
+        peer, *payload = frames
+        try:
+            frame = payload[0] if payload else b""
+            message = decode_from_sender(frame)
+            received = self._receiver.receive(peer, message, time.monotonic(), len(frame))
+            self._record(received)
+            replies = received.replies
+        except WireError as error:
+            replies = self._receiver.refuse_frame(peer, error)
+        if self._upstream:
+            self._send(self._back(peer), payload)
+        else:
+            self._answer(replies)
+
+    def _record(self, received: Received) -> None:
+        stream = received.stream
+        if stream is None:
+            return
+        at = time.monotonic() - self._started
+        if received.greeted:
+            before = self._peers.get(stream.id, stream.peer)
+            self._peers[stream.id] = stream.peer
+            if before != stream.peer and before in self._backs:
+                # The engine has connected anew; nothing comes over the old connection any more.
+                gone = self._backs.pop(before)
+                self._poller.unregister(gone)
+                gone.close(linger=0)
+            self._writer.write(Greeting(at, stream.id, stream.engines))
+        if received.items:
+            self.items += len(received.items)
+            self._writer.write(Items(at, stream.id, list(received.items)))
+
+    def _back(self, peer: bytes) -> Socket:
+        """The connection to the exporter that stands for ``peer``."""
+        back = self._backs.get(peer)
+        if back is None:
+            back = self._backs[peer] = connect(self._context, self._upstream)
+            self._poller.register(back, zmq.POLLIN)
+        return back
+
+    def _answer(self, replies: list[tuple[bytes, FromExporter]]) -> None:
+        for peer, message in replies:
+            self._send(self._front, [peer, encode(message)])
+
+    def _send(self, socket: Socket, frames: list[bytes]) -> None:
+        try:
+            socket.send_multipart(frames, zmq.NOBLOCK)
+        except zmq.ZMQError:
+            # As on any lossy link: whoever misses it asks again.
+            return

@@ -1,0 +1,258 @@
+"""Plays a recording through the real plugin translation and the real socket."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from sidestep.engines.items import (
+    Item,
+    SglangStats,
+    VllmStep,
+    decode_item,
+)
+from sidestep.errors import ConfigError, RunError, WireError
+from sidestep.protocol.block_events import BlockEvents, CacheEvents
+from sidestep.protocol.limits import COUNT_LIMIT
+from sidestep.protocol.request_events import RequestEvents
+from sidestep_adapters.publisher.publisher import Publisher
+from sidestep_adapters.publisher.queue import QUEUE_ITEMS
+from sidestep_adapters.publisher.translate import printable
+from sidestep_adapters.recording.format import (
+    Call,
+    Greeting,
+    Items,
+    described,
+    engines_of,
+    objects,
+    read,
+)
+from sidestep_adapters.vllm.description import Description
+from sidestep_adapters.vllm.stats import VllmTap
+
+BACKLOG_BYTES = 2 << 20
+"""A replay as fast as possible waits while more than this is on its way."""
+ANSWER = 10.0
+"""Seconds to wait for the exporter to answer, unless told otherwise."""
+
+
+@dataclasses.dataclass(slots=True)
+class Progress:
+    """What has been played so far; ``total`` is the recording's number of records."""
+
+    records: int = 0
+    total: int = 0
+    rounds: int = 0
+
+
+class Replay:
+    """One recording, played to one exporter, as often as asked.
+
+    Args:
+        path: In either form that ``recording`` reads.
+        endpoint: The exporter's.
+        realtime: As the records were taken, or as fast as the exporter takes them.
+        namespace: Put before the identities of streams and engines, so that a live
+            engine's are left alone.
+        patience: Seconds to wait for the exporter to answer.
+
+    Raises:
+        ConfigError: The file is no recording.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        endpoint: str,
+        *,
+        realtime: bool,
+        namespace: str,
+        patience: float = ANSWER,
+    ) -> None:
+        self.endpoint = endpoint
+        self.patience = patience
+        self.realtime = realtime
+        self.progress = Progress()
+        records = list(read(path))
+        calls = [record for record in records if isinstance(record, Call)]
+        frames = [record for record in records if not isinstance(record, Call)]
+        self._player: _Calls | _Frames = (
+            _Calls(path, calls, namespace) if calls else _Frames(path, frames, namespace)
+        )
+        self.progress.total = self._player.total
+
+    def run(self, *, once: bool = True, halted: threading.Event | None = None) -> None:
+        """Play; where not ``once``, over and over until ``halted``.
+
+        Raises:
+            RunError: No exporter answers, or it does not take what is sent.
+        """
+        self._halted = halted or threading.Event()
+        publishers = self._player.open(self.endpoint)
+        try:
+            self._wait(lambda: all(p.connected for p in publishers))
+            while not self._halted.is_set():
+                self._round(publishers)
+                self.progress.rounds += 1
+                if once:
+                    break
+            self._wait(lambda: all(p.drained for p in publishers))
+        finally:
+            for publisher in publishers:
+                publisher.close()
+        dropped = sum(publisher.dropped for publisher in publishers)
+        errors = sum(publisher.errors for publisher in publishers)
+        if dropped or errors:
+            raise RunError(f"replay lost {dropped} items; {errors} records could not be read")
+
+    def _round(self, publishers: Sequence[Publisher]) -> None:
+        started = time.monotonic()
+        for at, play in self._player.steps():
+            if self.realtime:
+                self._halted.wait(max(started + at - time.monotonic(), 0.0))
+            if self._halted.is_set():
+                return
+            self._wait(
+                lambda: (
+                    self._halted.is_set()
+                    or not any(
+                        p.queued > QUEUE_ITEMS // 2 or p.held > BACKLOG_BYTES for p in publishers
+                    )
+                )
+            )
+            if any(p.refused for p in publishers):
+                raise RunError("another process plays or feeds this stream at the same time")
+            play()
+            self.progress.records += 1
+
+    def _wait(self, done: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + self.patience
+        while not done():
+            if time.monotonic() > deadline:
+                raise RunError(
+                    f"no exporter answers at {self.endpoint}; is sidestep serve running there?"
+                )
+            time.sleep(0.002)
+
+
+Step = tuple[float, Callable[[], None]]
+
+
+class _Calls:
+    """Stat-logger calls: each recorded process is a front end of its own."""
+
+    def __init__(self, path: Path, calls: list[Call], namespace: str) -> None:
+        self.calls = calls
+        self.total = sum(call.name == "record" for call in calls)
+        self._taps: dict[str, VllmTap] = {}
+        self._descriptions: dict[str, Description] = {}
+        for call in calls:
+            if call.name == "__init__" and call.instance not in self._descriptions:
+                self._descriptions[call.instance] = described(
+                    call.fields, len(self._descriptions), namespace
+                )
+        for number, call in enumerate(calls, start=1):
+            if call.instance not in self._descriptions:
+                raise ConfigError(f"{path}: line {number}: no __init__ call of its process")
+            try:
+                numbers = (call.fields.get(name, 0) for name in ("engine_idx", "sleep", "level"))
+                all(map(int, numbers))
+            except (TypeError, ValueError, OverflowError) as error:
+                raise ConfigError(f"{path}: line {number}: {error}") from None
+
+    def open(self, endpoint: str) -> list[Publisher]:
+        """A publisher and a tap per recorded process."""
+        publishers: list[Publisher] = []
+        for instance, description in self._descriptions.items():
+            publisher = Publisher(endpoint, description.stream, description.engine_infos)
+            publishers.append(publisher)
+            tap = VllmTap(publisher.push, publisher.fail, description.engines)
+            tap.record_sleep_state()
+            self._taps[instance] = tap
+        return publishers
+
+    def steps(self) -> Iterator[Step]:
+        """Every record in the order of the file."""
+        for call in self.calls:
+            play = self._play(self._taps[call.instance], call)
+            if play is not None:
+                yield call.at, play
+
+    def _play(self, tap: VllmTap, call: Call) -> Callable[[], None] | None:
+        fields = call.fields
+        match call.name:
+            case "record":
+                scheduler, iteration, mm_cache = (
+                    objects(fields.get(name))
+                    for name in ("scheduler_stats", "iteration_stats", "mm_cache_stats")
+                )
+                engine = int(fields.get("engine_idx", 0))
+                return lambda: tap.record(scheduler, iteration, mm_cache, engine)
+            case "record_sleep_state":
+                sleep, level = int(fields.get("sleep", 0)), int(fields.get("level", 0))
+                return lambda: tap.record_sleep_state(sleep, level)
+            case "record_admission_rejection":
+                reason = str(fields.get("reason", ""))
+                return lambda: tap.record_admission_rejection(reason)
+        return None
+
+
+class _Frames:
+    """Sidestep's own recording: items as they were sent, with the time of now."""
+
+    def __init__(self, path: Path, records: list[Greeting | Items], namespace: str) -> None:
+        self.records = [record for record in records if isinstance(record, Items)]
+        self.engines = engines_of(records)
+        self.namespace = namespace
+        if not self.records:
+            raise ConfigError(f"{path}: the recording is empty")
+        self.total = sum(len(record.items) for record in self.records)
+        self._publishers: dict[str, Publisher] = {}
+        self._round = secrets.randbits(32)
+        try:
+            for record in self.records:
+                for raw in record.items:
+                    decode_item(raw)
+        except WireError as error:
+            raise ConfigError(f"{path}: an item cannot be read: {error}") from None
+
+    def open(self, endpoint: str) -> list[Publisher]:
+        """A publisher per recorded stream."""
+        for stream, engines in self.engines.items():
+            for engine in engines:
+                engine.id = printable(f"{self.namespace}/{engine.id}")
+            name = printable(f"{self.namespace}/{stream}")
+            self._publishers[stream] = Publisher(endpoint, name, engines)
+        return list(self._publishers.values())
+
+    def steps(self) -> Iterator[Step]:
+        """Every item in the order of the file."""
+        self._round += 1
+        for record in self.records:
+            publisher = self._publishers.get(record.stream)
+            if publisher is None:
+                continue
+            for raw in record.items:
+                item = decode_item(raw)
+                if isinstance(item, RequestEvents | BlockEvents | CacheEvents):
+                    # A run played again is another process's: its numbers mean others.
+                    item.source = (item.source + self._round) % COUNT_LIMIT
+                yield record.at, _Push(publisher, item)
+
+
+@dataclasses.dataclass(slots=True)
+class _Push:
+    publisher: Publisher
+    item: Item
+
+    def __call__(self) -> None:
+        if not isinstance(self.item, RequestEvents):
+            # Request events are on one clock throughout, that of their recording.
+            self.item.stamp = time.monotonic()
+        if isinstance(self.item, VllmStep | SglangStats):
+            self.item.wall = time.time()
+        self.publisher.push(self.item)

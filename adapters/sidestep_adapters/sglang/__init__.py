@@ -1,0 +1,1 @@
+"""SGLang: the plugin that taps its metric collectors."""

@@ -1,0 +1,1 @@
+"""Subscribers to the streams that engines publish by themselves."""

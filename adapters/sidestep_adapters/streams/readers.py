@@ -1,0 +1,188 @@
+"""What becomes of each kind of stream's messages: decoded, and put to the engine they are of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import ClassVar, Protocol
+
+from msgspec import Raw
+
+from sidestep.engines.streams.rows import FORWARD_PASS, KV_EVENTS, LOAD
+from sidestep.errors import WireError
+from sidestep.ingest.local_stream import RankFeed
+from sidestep.metrics.engine import Engine
+from sidestep.protocol.block_events import CacheChange, CacheEvents
+from sidestep.protocol.limits import MAX_OBSERVATIONS
+from sidestep_adapters.streams import forward_pass, kv_events, load
+from sidestep_adapters.streams.sequence import Break
+
+LOST = Break(1, restarted=False, whole=False)
+
+
+class Reader(Protocol):
+    """One stream's.
+
+    Attributes:
+        feature: What its engines have from it.
+        mark: What a next process has to go on with.
+    """
+
+    feature: ClassVar[str]
+    mark: Sequence[int]
+
+    def __init__(self, feed: RankFeed) -> None: ...
+
+    def take(self, payload: bytes, now: float) -> None:
+        """Apply a message.
+
+        Raises:
+            WireError: It cannot be.
+        """
+
+    def broke(self, found: Break) -> None:
+        """What comes next does not continue what came before."""
+
+
+class KvEvents:
+    """Changes of prefix caches, a piece of a message at a time."""
+
+    feature: ClassVar[str] = KV_EVENTS
+    mark: Sequence[int] = ()
+
+    def __init__(self, feed: RankFeed) -> None:
+        self._feed = feed
+        self._source = 0
+        self._word: CacheChange | None = None
+        """What to say first to an engine, of this source."""
+        self._told: dict[str, int] = {}
+        """By engine: the source it has heard of."""
+
+    def take(self, payload: bytes, now: float) -> None:
+        """Apply a message.
+
+        Raises:
+            WireError: It cannot be; what it would have told is missing.
+        """
+        try:
+            batch = kv_events.decode(payload)
+        except WireError:
+            self.broke(LOST)
+            raise
+        engine = self._feed.engine(_label(self._feed, batch.rank))
+        parts = kv_events.pieces(batch.events)
+        if len(payload) <= kv_events.PIECE_BYTES and len(batch.events) <= kv_events.PIECE_EVENTS:
+            for events in parts:
+                self._piece(engine, events, batch.stamp, now)
+        else:
+            self._feed.intake.insert([partial(self._pieces, engine, parts, batch.stamp, now)])
+
+    def broke(self, found: Break) -> None:
+        """Begin anew: with nothing, or with what nobody knows."""
+        self._source += 1
+        self._word = CacheChange("begun" if found.whole else "lost", 0.0)
+        for engine in self._feed.engines:
+            self._put(engine, [], 0.0)
+
+    def _pieces(
+        self, engine: Engine, parts: Iterator[Sequence[Raw]], stamp: float, now: float
+    ) -> None:
+        """The next one, and after it the others."""
+        events = next(parts, None)
+        if events is not None:
+            rest = partial(self._pieces, engine, parts, stamp, now)
+            self._feed.intake.insert([partial(self._piece, engine, events, stamp, now), rest])
+
+    def _piece(self, engine: Engine, events: Sequence[Raw], stamp: float, now: float) -> None:
+        changes = kv_events.Changes(events, stamp)
+        for reason, count in changes.refused.items():
+            self._feed.intake.reject(reason, count)
+        works = [partial(self._put, engine, part, now) for part in _parts(changes.found)]
+        if "bad_event" in changes.refused:
+            works.append(partial(self.broke, LOST))
+        if len(works) == 1:
+            works[0]()
+        else:
+            self._feed.intake.insert(works)
+
+    def _put(self, engine: Engine, changes: list[CacheChange], now: float) -> None:
+        word = self._word
+        if word is not None and self._told.get(engine.id) != self._source:
+            self._told[engine.id] = self._source
+            changes = [word, *changes]
+        self._feed.put(engine, CacheEvents(0, now, self._source, changes))
+
+
+class ForwardPasses:
+    """Forward-pass metrics."""
+
+    feature: ClassVar[str] = FORWARD_PASS
+    mark: Sequence[int] = ()
+
+    def __init__(self, feed: RankFeed) -> None:
+        self._feed = feed
+
+    def take(self, payload: bytes, now: float) -> None:
+        """Apply a record.
+
+        Raises:
+            WireError: It cannot be.
+        """
+        record = forward_pass.decode(payload, now)
+        self._feed.put(self._feed.engine(_label(self._feed, record.rank)), record.item)
+
+    def broke(self, found: Break) -> None:
+        """Nothing: each record stands for itself."""
+
+
+class Loads:
+    """Load, and what its totals grow by."""
+
+    feature: ClassVar[str] = LOAD
+
+    def __init__(self, feed: RankFeed) -> None:
+        self._feed = feed
+        self.mark: Sequence[int] = feed.mark[1:]
+
+    def take(self, payload: bytes, now: float) -> None:
+        """Apply a record.
+
+        Raises:
+            WireError: It cannot be.
+        """
+        record = load.decode(payload, now)
+        engine = self._feed.engine(_label(self._feed, record.rank))
+        known = len(self.mark) == len(record.totals)
+        load.add(record.item, record.totals, load.Totals(*self.mark) if known else None)
+        self.mark = record.totals
+        self._feed.put(engine, record.item)
+
+    def broke(self, found: Break) -> None:
+        """Another process counts from nothing."""
+        if found.restarted:
+            self.mark = load.Totals()
+
+
+READERS: Mapping[str, type[Reader]] = {
+    "kv-events": KvEvents,
+    "forward-pass": ForwardPasses,
+    "load": Loads,
+}
+
+
+def _label(feed: RankFeed, rank: int | None) -> str:
+    return str(feed.subscription.rank if rank is None else rank)
+
+
+def _parts(changes: Sequence[CacheChange]) -> Iterator[list[CacheChange]]:
+    """``changes`` in parts that take a fraction of a millisecond each."""
+    part: list[CacheChange] = []
+    size = 0
+    for change in changes:
+        size += len(change.hashes)
+        if part and size > MAX_OBSERVATIONS:
+            yield part
+            part, size = [], len(change.hashes)
+        part.append(change)
+    if part:
+        yield part

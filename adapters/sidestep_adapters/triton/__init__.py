@@ -1,0 +1,1 @@
+"""Triton: pollers of its statistics extension."""

@@ -1,0 +1,245 @@
+"""Triton's answers over gRPC: one channel, which lasts as long as it works."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import ssl
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from sidestep.config.scrape_targets import Header, Target
+from sidestep.engines.triton.wire import ModelStats
+from sidestep.errors import ConfigError, PollError
+from sidestep.http.config_files import MAX_PEM_BYTES, Files
+from sidestep_adapters.scrape.http_client import (
+    CONNECT_SECONDS,
+    client_context,
+    line,
+    secret,
+)
+from sidestep_adapters.triton.model_config import ModelConfig
+from sidestep_adapters.triton.statistics import Head, translate
+
+# It would write to standard error of each connection that fails, which polls tell by name.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+try:
+    import grpc
+    import grpc.aio
+    from google.protobuf.message import DecodeError
+
+    from sidestep_adapters.triton import proto
+except ImportError as error:
+    raise ConfigError(
+        f"a URL with grpc:// needs grpcio and protobuf: pip install 'sidestep[grpc]' ({error})"
+    ) from None
+
+PORT = 8001
+SERVICE = "/inference.GRPCInferenceService"
+MAX_BYTES = 8 << 20
+"""Of one answer: the event loop stands still while it is taken apart."""
+OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_BYTES),
+    # A proxy that the environment names is for what is far away.
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+Code = grpc.StatusCode
+CAUSES: Sequence[tuple[grpc.StatusCode, str, str]] = (
+    (Code.UNAVAILABLE, "restricted, expecting header", "restricted"),
+    (Code.UNAVAILABLE, "not support", "unsupported"),
+    (Code.UNAVAILABLE, "not ready", "not_ready"),
+    (Code.UNAVAILABLE, "", "unreachable"),
+    (Code.UNIMPLEMENTED, "", "unsupported"),
+    (Code.INVALID_ARGUMENT, "", "unknown_model"),
+    (Code.DEADLINE_EXCEEDED, "", "slow"),
+    (Code.RESOURCE_EXHAUSTED, "larger than max", "bad_answer"),
+)
+"""Status, what it says, and what that is called over HTTP, too."""
+
+_KEY = re.compile(r"[0-9a-z_.-]+")
+_State = grpc.ChannelConnectivity
+
+
+class GrpcServer:
+    """A ``triton_server.Server``; asked again after ``close`` it connects again.
+
+    Raises:
+        ConfigError: A header's name cannot be sent.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._place = place(target.url)
+        self._keys = [_key(header) for header in target.headers]
+        self._has_files = any(header.file for header in target.headers)
+        self._channel: grpc.aio.Channel | None = None
+        self._opening = asyncio.Lock()
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def check(self) -> None:
+        """Read all files that questions need, once before the first.
+
+        Raises:
+            ConfigError: One cannot be read, or is not what it should be.
+        """
+        self._credentials()
+        self._metadata()
+
+    def open(self) -> None:
+        """Begin; the first question connects."""
+
+    async def extensions(self) -> Sequence[str]:
+        """See ``Server``."""
+        return list((await self._ask("ServerMetadata")).extensions)
+
+    async def statistics(self, model: str = "") -> Sequence[bytes]:
+        """See ``Server``."""
+        return list((await self._ask("ModelStatistics", name=model)).model_stats)
+
+    async def ready(self) -> Sequence[str]:
+        """See ``Server``."""
+        models = (await self._ask("RepositoryIndex", ready=True)).models
+        return sorted({each.name for each in models if each.state == "READY"})
+
+    async def config(self, model: str) -> ModelConfig:
+        """See ``Server``."""
+        return proto.config((await self._ask("ModelConfig", name=model)).config)
+
+    def head(self, piece: bytes) -> Head:
+        """See ``Server``."""
+        return proto.head(piece)
+
+    def stats(self, piece: bytes, has_cache: bool) -> ModelStats:
+        """See ``Server``."""
+        return translate(proto.read(piece), has_cache=has_cache)
+
+    async def close(self) -> None:
+        """Let go of the connection, and of questions in flight."""
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.close()
+        for task in tuple(self._closing):
+            task.cancel()
+        await asyncio.gather(*self._closing, return_exceptions=True)
+
+    async def _ask(self, method: str, **fields: str | bool) -> Any:
+        """The message that answers ``method``.
+
+        Raises:
+            PollError: There is none.
+        """
+        question = proto.MESSAGES[f"{method}Request"](**fields).SerializeToString()
+        try:
+            if self._has_files:
+                metadata = await asyncio.to_thread(self._metadata)
+            else:
+                metadata = self._metadata()
+            channel = await self._open()
+        except ConfigError as error:
+            raise PollError("unreadable", str(error)) from None
+        try:
+            await _connect(channel)
+            # As bytes: what cannot be read the library would log, and give None for.
+            answer: bytes = await channel.unary_unary(f"{SERVICE}/{method}")(
+                question, timeout=self._target.timeout, metadata=metadata
+            )
+        except grpc.aio.AioRpcError as error:
+            found = failure(error.code(), error.details() or "")
+        except PollError as error:
+            found = error
+        else:
+            try:
+                return proto.MESSAGES[f"{method}Response"].FromString(answer)
+            except DecodeError as error:
+                raise PollError("bad_answer", line(error)) from None
+        if found.cause in ("slow", "unreachable"):
+            self._replace(channel)
+        raise found
+
+    async def _open(self) -> grpc.aio.Channel:
+        async with self._opening:
+            if self._channel is None:
+                if self._target.url.startswith("grpcs://"):
+                    credentials = await asyncio.to_thread(self._credentials)
+                    made = grpc.aio.secure_channel(self._place, credentials, options=OPTIONS)
+                else:
+                    made = grpc.aio.insecure_channel(self._place, options=OPTIONS)
+                self._channel = made
+            return self._channel
+
+    def _replace(self, channel: grpc.aio.Channel) -> None:
+        """A new one connects at once, reads its files anew, and has no peer that is gone."""
+        if channel is self._channel:
+            self._channel = None
+            # Without grace other questions would end as if their tasks had been cancelled.
+            task = asyncio.ensure_future(channel.close(self._target.timeout + CONNECT_SECONDS))
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    def _credentials(self) -> grpc.ChannelCredentials:
+        target, files = self._target, Files()
+        # gRPC itself says nothing of a file that it cannot use.
+        client_context(target, files)
+        # Those that it has with it are of another date than the system's.
+        ca = target.ca or ssl.get_default_verify_paths().cafile
+        roots, key, chain = (
+            files.read(Path(name), MAX_PEM_BYTES) if name else None
+            for name in (ca, target.key or target.cert, target.cert)
+        )
+        return grpc.ssl_channel_credentials(roots, key, chain)
+
+    def _metadata(self) -> list[tuple[str, str]]:
+        return [
+            (key, header.text + (secret(Path(header.file)) if header.file else ""))
+            for key, header in zip(self._keys, self._target.headers, strict=True)
+        ]
+
+
+async def _connect(channel: grpc.aio.Channel) -> None:
+    """Wait for the connection, or for one that failed: a call says why.
+
+    Raises:
+        PollError: There is neither.
+    """
+
+    async def settle() -> None:
+        state = channel.get_state(try_to_connect=True)
+        while state not in (_State.READY, _State.TRANSIENT_FAILURE):
+            await channel.wait_for_state_change(state)
+            state = channel.get_state(try_to_connect=True)
+
+    if channel.get_state() is _State.READY:
+        return
+    try:
+        await asyncio.wait_for(settle(), CONNECT_SECONDS)
+    except asyncio.TimeoutError:
+        raise PollError("unreachable", f"no connection within {CONNECT_SECONDS:g} s") from None
+
+
+def place(url: str) -> str:
+    """Host and port of a URL."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    return f"{f'[{host}]' if ':' in host else host}:{parts.port or PORT}"
+
+
+def failure(code: grpc.StatusCode, details: str) -> PollError:
+    """What a status other than OK means."""
+    cause = f"grpc_{code.name.lower()}"
+    for status, text, name in CAUSES:
+        if code is status and text in details:
+            cause = name
+            break
+    return PollError(cause, f"gRPC {code.name}, {line(details)!r}")
+
+
+def _key(header: Header) -> str:
+    """The header's name as metadata has it, where letters are small."""
+    key = header.name.lower()
+    if not _KEY.fullmatch(key) or key.endswith("-bin") or key.startswith("grpc-"):
+        raise ConfigError(f"header.{header.name}= cannot be sent over gRPC")
+    return key

@@ -1,0 +1,101 @@
+"""Triton's answers over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+from urllib.parse import quote
+
+from sidestep.engines.triton.wire import ModelStats
+from sidestep.errors import PollError, WireError
+from sidestep_adapters.scrape.http_client import Client
+from sidestep_adapters.triton import model_config as triton_config
+from sidestep_adapters.triton import statistics as triton_statistics
+from sidestep_adapters.triton.model_config import ModelConfig
+from sidestep_adapters.triton.server import detail
+from sidestep_adapters.triton.statistics import Head
+
+JSON = "application/json"
+MAX_BODY_BYTES = 8 << 20
+"""The event loop stands still while an answer is taken apart, a millisecond for each of them."""
+MAX_SHORT_BYTES = 1 << 20
+"""Of answers about one model, or of names alone."""
+
+T = TypeVar("T")
+
+
+class HttpServer:
+    """A ``triton_server.Server``.
+
+    Args:
+        url: Of the server, without any path of Triton's.
+    """
+
+    def __init__(self, client: Client, url: str) -> None:
+        self._client = client
+        self._url = url.rstrip("/")
+
+    async def extensions(self) -> Sequence[str]:
+        """See ``Server``."""
+        return await self._ask("/v2", triton_config.extensions, most=MAX_SHORT_BYTES)
+
+    async def statistics(self, model: str = "") -> Sequence[bytes]:
+        """See ``Server``."""
+        path = f"/v2/models/{_quoted(model)}/stats" if model else "/v2/models/stats"
+        return await self._ask(path, triton_statistics.split)
+
+    async def ready(self) -> Sequence[str]:
+        """See ``Server``."""
+        path = "/v2/repository/index"
+        return await self._ask(path, triton_config.ready, "POST", most=MAX_SHORT_BYTES)
+
+    async def config(self, model: str) -> ModelConfig:
+        """See ``Server``."""
+        path = f"/v2/models/{_quoted(model)}/config"
+        return await self._ask(path, triton_config.config, most=MAX_SHORT_BYTES)
+
+    def head(self, piece: bytes) -> Head:
+        """See ``Server``."""
+        return triton_statistics.head(piece)
+
+    def stats(self, piece: bytes, has_cache: bool) -> ModelStats:
+        """See ``Server``."""
+        return triton_statistics.translate(triton_statistics.read(piece), has_cache=has_cache)
+
+    async def _ask(
+        self,
+        path: str,
+        read: Callable[[bytes], T],
+        method: str = "GET",
+        most: int = MAX_BODY_BYTES,
+    ) -> T:
+        try:
+            answer = await self._client.ask(self._url + path, JSON, (JSON,), method)
+        except PollError as error:
+            raise _translated(error) from None
+        if sum(map(len, answer.chunks)) > most:
+            raise PollError("bad_answer", f"more than {most >> 20} MiB")
+        try:
+            return read(answer.body)
+        except WireError as error:
+            raise PollError("bad_answer", detail(error)) from None
+
+
+def _quoted(model: str) -> str:
+    return quote(model, safe="")
+
+
+def _translated(error: PollError) -> PollError:
+    """``error`` in Triton's terms."""
+    cause, detail = error.cause, str(error)
+    if cause == "http_400":
+        cause = "unknown_model"
+    elif cause == "http_403":
+        cause = "restricted"
+    elif cause == "http_503" and "not support" in detail:
+        cause = "unsupported"
+    elif cause == "http_503" and "not ready" in detail:
+        cause = "not_ready"
+    elif cause == "truncated":
+        cause = "bad_answer"
+    return error if cause == error.cause else PollError(cause, detail)

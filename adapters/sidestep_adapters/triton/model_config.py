@@ -1,0 +1,148 @@
+"""What Triton says of itself and of a model's configuration, as far as metrics need it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from sidestep.engines.triton.wire import Whole
+from sidestep.errors import WireError
+from sidestep.protocol.limits import MAX_LABEL_CHARS, is_printable
+from sidestep.protocol.messages import DECODE_ERRORS
+
+STATISTICS = "statistics"
+"""The extension's name."""
+MAX_TAGS = 16
+MAX_INSTANCES = 1 << 40
+MAX_PART_BYTES = 32 << 10
+"""Of a configuration's list of groups, or its tags: the loop stands still while they are read."""
+
+_TAG = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_]{0,126}")
+
+
+class ModelConfig(msgspec.Struct, frozen=True):
+    """What is known of a model beside its statistics; by default nothing.
+
+    Attributes:
+        tags: More labels of its series, named as on Triton's own page.
+        instances: How many executions can run at once; 0 where that is not known.
+        has_cache: Whether its answers may come from the response cache.
+        executes: False for an ensemble, whose executions are its members'.
+    """
+
+    tags: Mapping[str, str] = {}
+    instances: int = 0
+    has_cache: bool = False
+    executes: bool = True
+
+
+class Group(msgspec.Struct, gc=False):
+    """One of ``instance_group``."""
+
+    kind: str = ""
+    count: Whole = 1
+    gpus: list[int] = []
+    passive: bool = False
+
+
+class _Cache(msgspec.Struct):
+    enable: bool = False
+
+
+class _Config(msgspec.Struct):
+    platform: str = ""
+    instance_group: msgspec.Raw = msgspec.Raw(b"[]")
+    metric_tags: msgspec.Raw = msgspec.Raw(b"{}")
+    response_cache: _Cache | None = None
+
+
+class _Server(msgspec.Struct):
+    extensions: list[str] = []
+
+
+class _Indexed(msgspec.Struct, gc=False):
+    name: str
+    state: str = ""
+
+
+_config = msgspec.json.Decoder(_Config)
+_groups = msgspec.json.Decoder(list[Group])
+_given = msgspec.json.Decoder(dict[str, str])
+_server = msgspec.json.Decoder(_Server)
+_index = msgspec.json.Decoder(list[_Indexed])
+
+
+def config(body: bytes) -> ModelConfig:
+    """The answer to ``/v2/models/NAME/config``.
+
+    Raises:
+        WireError: It is none.
+    """
+    try:
+        found = _config.decode(body)
+        groups = _groups.decode(_checked(found.instance_group))
+        tags = _given.decode(_checked(found.metric_tags))
+    except DECODE_ERRORS as error:
+        raise WireError("bad_answer", str(error)) from None
+    has_cache = found.response_cache is not None and found.response_cache.enable
+    return known(found.platform, groups, tags, has_cache=has_cache)
+
+
+def known(
+    platform: str, groups: Iterable[Group], tags: Mapping[str, str], *, has_cache: bool
+) -> ModelConfig:
+    """What a configuration's fields come to."""
+    executes = platform != "ensemble"
+    instances = sum(map(_instances, groups)) if executes else 0
+    return ModelConfig(_tags(tags), min(instances, MAX_INSTANCES), has_cache, executes)
+
+
+def extensions(body: bytes) -> list[str]:
+    """The answer to ``/v2``: what the server can do.
+
+    Raises:
+        WireError: It is none.
+    """
+    try:
+        return _server.decode(body).extensions
+    except DECODE_ERRORS as error:
+        raise WireError("bad_answer", str(error)) from None
+
+
+def ready(body: bytes) -> list[str]:
+    """The answer to ``/v2/repository/index``: names of models of which a version is ready.
+
+    Raises:
+        WireError: It is none.
+    """
+    try:
+        found = _index.decode(body)
+    except DECODE_ERRORS as error:
+        raise WireError("bad_answer", str(error)) from None
+    return sorted({each.name for each in found if each.state == "READY"})
+
+
+def _checked(part: msgspec.Raw) -> bytes:
+    raw = bytes(part)
+    if len(raw) > MAX_PART_BYTES:
+        raise WireError("bad_answer", f"more than {MAX_PART_BYTES >> 10} KiB of groups or tags")
+    return raw
+
+
+def _instances(group: Group) -> int:
+    """Those that requests are given to: a passive one gets none."""
+    if group.passive:
+        return 0
+    return group.count * (max(len(group.gpus), 1) if group.kind == "KIND_GPU" else 1)
+
+
+def _tags(found: Mapping[str, str]) -> dict[str, str]:
+    """Those that can be labels; Triton puts ``_`` before their names."""
+    named = (
+        (f"_{key}", text)
+        for key, text in sorted(found.items())
+        if _TAG.fullmatch(key) and len(text) <= MAX_LABEL_CHARS and is_printable(text)
+    )
+    return dict(list(named)[:MAX_TAGS])

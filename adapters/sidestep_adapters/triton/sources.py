@@ -1,0 +1,66 @@
+"""The pollers that ``--triton`` asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from sidestep.config.settings import Config
+from sidestep.config.triton_servers import Server
+from sidestep.errors import ConfigError, WireError
+from sidestep.ingest.intake import Intake
+from sidestep.ingest.local_stream import Outlet, ServerFeed
+from sidestep.protocol.messages import EngineInfo
+from sidestep_adapters.scrape.http_client import Client
+from sidestep_adapters.triton.http import HttpServer
+from sidestep_adapters.triton.models import DIALECT, identity
+from sidestep_adapters.triton.poller import Triton
+from sidestep_adapters.triton.queries import IN_FLIGHT
+
+
+def sources(config: Config, intake: Intake) -> Sequence[Triton]:
+    """One for each server.
+
+    Raises:
+        ConfigError: One's labels cannot be shown, or a file that it needs cannot be read.
+    """
+    # One family cannot come from a page and from statistics, with other labels.
+    has_failures = not any(server.metrics for server in config.triton)
+    return [_source(server, intake, has_failures=has_failures) for server in config.triton]
+
+
+def _source(server: Server, intake: Intake, *, has_failures: bool) -> Triton:
+    try:
+        intake.registry.check(engine_of(server))
+        outlet = ServerFeed(intake, f"triton {server.name}")
+        found = poller(server, outlet, intake.reject, has_failures=has_failures)
+    except (ConfigError, WireError) as error:
+        raise ConfigError(f"--triton {server.name}: {error}") from None
+    if server.metrics:
+        intake.registry.passed.readers[server.target.name] = found.drain()
+    return found
+
+
+def engine_of(server: Server) -> EngineInfo:
+    """The engine that the server itself is."""
+    return EngineInfo(identity(server.name), DIALECT, dict(server.target.labels))
+
+
+def poller(
+    server: Server, outlet: Outlet, reject: Callable[[str], None], *, has_failures: bool
+) -> Triton:
+    """The one of ``server``; see ``Triton``.
+
+    Raises:
+        ConfigError: A file that it needs cannot be read, or gRPC's libraries are not there.
+    """
+    if server.is_grpc:
+        # Of an extra that most do without.
+        from sidestep_adapters.triton.grpc import GrpcServer  # noqa: PLC0415
+
+        asked = GrpcServer(server.target)
+        asked.check()
+        return Triton(server, asked, asked, outlet, reject, has_failures=has_failures)
+    client = Client(server.target, IN_FLIGHT)
+    client.check()
+    answers = HttpServer(client, server.target.url)
+    return Triton(server, answers, client, outlet, reject, has_failures=has_failures)

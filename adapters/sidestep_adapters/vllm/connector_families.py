@@ -1,0 +1,116 @@
+"""Values that a KV connector reports, as families of the wire: whatever its payload looks like.
+
+What the wire does not take is left out, and costs nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, TypeVar
+
+from sidestep.catalog.model import Kind, Row, Sampled
+from sidestep.engines.items import Family, Sample
+from sidestep.engines.vllm.connector_rows import ROWS
+from sidestep.protocol.limits import (
+    MAX_LABEL_CHARS,
+    MAX_OBSERVATIONS,
+    VALUE_LIMIT,
+    is_printable,
+)
+
+Payload = Mapping[object, object]
+Children = dict[tuple[str, ...], list[float]]
+"""What was reported, by own label values in the order of the row's ``own_labels``."""
+
+KNOWN: Final = {row.name: row for row in ROWS}
+_NUMBER: Final = (int, float)
+_LIST: Final = (list, tuple)
+"""Made once: this runs for each value."""
+_NAME: Final = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]{0,127}\Z")
+_STRANGE_LABELS: Final = tuple(f"label_{number}" for number in range(1, 10))
+_STRANGE_SECONDS: Final = (
+    0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+)  # fmt: skip
+"""What the engine shows where a family names no bounds: those of prometheus_client."""
+_STRANGE_SIZES: Final = tuple(float(10**power) for power in range(11))
+
+T = TypeVar("T")
+
+
+def families_of(row: Row, children: Children) -> Iterator[Family]:
+    """What ``children`` of ``row`` reported, in parts of what the wire takes."""
+    samples: list[Sample] = []
+    for labels, values in children.items():
+        if row.kind == "histogram":
+            samples += [Sample(list(labels), observations=part) for part in _parts(values)]
+        elif row.kind == "counter":
+            total = math.fsum(value for value in values if value > 0)
+            if total <= VALUE_LIMIT:
+                samples.append(Sample(list(labels), total))
+        elif values:
+            samples.append(Sample(list(labels), values[-1]))
+    if not samples:
+        return
+    own = list(row.own_labels)
+    for part in _parts(samples):
+        if row.name in KNOWN:
+            yield Family(row.name, row.kind, own, part)
+        else:
+            yield Family(row.name, row.kind, own, part, row.help, list(row.bounds))
+
+
+def _parts(values: list[T]) -> Iterator[list[T]]:
+    """``values`` in lists of what the wire takes; of nothing, one empty list."""
+    for start in range(0, max(len(values), 1), MAX_OBSERVATIONS):
+        yield values[start : start + MAX_OBSERVATIONS]
+
+
+def numbers_of(value: object) -> list[float]:
+    """Those of ``value``, one or a list, that are numbers the wire takes."""
+    values = value if isinstance(value, _LIST) else (value,)
+    return [
+        float(each)
+        for each in values
+        if isinstance(each, _NUMBER) and -VALUE_LIMIT <= each <= VALUE_LIMIT
+    ]
+
+
+def records_of(value: object) -> Iterator[Payload]:
+    """Those of ``value``, one or a list, that are records."""
+    for each in value if isinstance(value, _LIST) else (value,):
+        if isinstance(each, Mapping):
+            yield each
+
+
+def label_values(values: Iterable[object]) -> tuple[str, ...] | None:
+    """``values`` as the engine would show them, unless one of them cannot travel."""
+    texts = []
+    for value in values:
+        if isinstance(value, str):
+            text = value
+        elif isinstance(value, _NUMBER) and -VALUE_LIMIT <= value <= VALUE_LIMIT:
+            text = str(value)
+        else:
+            return None
+        if len(text) > MAX_LABEL_CHARS or not is_printable(text):
+            return None
+        texts.append(text)
+    return tuple(texts)
+
+
+def stranger(name: str, kind: Kind, labels: int) -> Row | None:
+    """A row for a family that the catalogue does not know, from a tier or a spec of the user's."""
+    countable = (kind == "counter") == name.endswith("_total")
+    if not countable or not _NAME.match(name) or labels > len(_STRANGE_LABELS):
+        return None
+    bounds = _STRANGE_SECONDS if "seconds" in name else _STRANGE_SIZES
+    return Row(
+        name=name,
+        kind=kind,
+        source=Sampled(),
+        help="Reported by the KV connector of the engine.",
+        labels=_STRANGE_LABELS[:labels],
+        bounds=bounds if kind == "histogram" else (),
+    )

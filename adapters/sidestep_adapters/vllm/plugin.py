@@ -1,0 +1,129 @@
+"""The stat logger that vLLM loads through the entry-point group ``vllm.stat_logger_plugins``.
+
+Without ``SIDESTEP_ENDPOINT`` it does nothing at all: no socket, no thread.
+``SIDESTEP_VLLM_MODE`` is ``beside`` (vLLM's own metrics stay) or ``instead``
+(vLLM keeps none: it takes any PrometheusStatLogger subclass as its replacement).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from vllm.v1.metrics import loggers
+
+from sidestep.engines.items import Family, Samples
+from sidestep_adapters.publisher.environment import (
+    endpoint,
+    log_as,
+    mode,
+    usable_endpoint,
+)
+from sidestep_adapters.publisher.process_metrics import ProcessTap
+from sidestep_adapters.publisher.publisher import Publisher
+from sidestep_adapters.vllm.description import Description, describe, with_cache
+from sidestep_adapters.vllm.frontend import FrontendTap
+from sidestep_adapters.vllm.stats import VllmTap
+
+log = logging.getLogger(__name__)
+
+
+def _base() -> Any:
+    """What to derive from: it decides whether vLLM adds its own Prometheus logger.
+
+    Releases before the aggregate base wrap the plain one per engine.
+    """
+    if endpoint() and mode("SIDESTEP_VLLM_MODE") == "instead":
+        return loggers.PrometheusStatLogger
+    return getattr(loggers, "AggregateStatLoggerBase", loggers.StatLoggerBase)
+
+
+if endpoint():
+    log_as("vllm")
+
+
+class SidestepStatLogger(_base()):  # type: ignore[misc]
+    """Pushes what vLLM's front end records to sidestep's exporter."""
+
+    def __init__(self, vllm_config: Any, engine_indexes: Sequence[int] | int | None = None) -> None:
+        # Deliberately not the base's: PrometheusStatLogger's would register every metric.
+        self.engine_indexes = _indexes(engine_indexes)
+        self._tap: VllmTap | None = None
+        self._publisher: Publisher | None = None
+        self._config = vllm_config
+        if not usable_endpoint():
+            return
+        try:
+            self._connect(describe(vllm_config, self.engine_indexes))
+        except Exception:
+            log.exception("sidestep: the plugin could not start; the engine goes on without it")
+
+    def _connect(self, description: Description) -> None:
+        frontend = FrontendTap()
+        process = ProcessTap(f"api{description.api_server}")
+        publisher = Publisher(
+            endpoint(),
+            description.stream,
+            description.engine_infos,
+            extra=lambda: _samples([*frontend.families(), *process.families()]),
+            again=lambda: self._tap.again() if self._tap is not None else (),
+        )
+        self._description = description
+        self._publisher = publisher
+        self._tap = VllmTap(
+            publisher.push,
+            publisher.fail,
+            description.engines,
+            role="front_end" if description.tapped else "alone",
+            connector=description.connector,
+            diffusion="diffusion" in description.features,
+        )
+        self._tap.record_sleep_state()
+
+    def record(
+        self,
+        scheduler_stats: Any,
+        iteration_stats: Any,
+        mm_cache_stats: Any = None,
+        engine_idx: int = 0,
+    ) -> None:
+        """One engine step; never blocks and never raises."""
+        if self._tap is not None:
+            self._tap.record(scheduler_stats, iteration_stats, mm_cache_stats, engine_idx)
+
+    def log_engine_initialized(self) -> None:
+        """The cache's size is known now: say it again in the hello."""
+        if self._publisher is None:
+            return
+        try:
+            self._publisher.describe(with_cache(self._description, self._config).engine_infos)
+        except Exception:  # noqa: BLE001 - the engine must start all the same
+            self._publisher.fail("the cache configuration could not be read")
+
+    def record_sleep_state(self, sleep: int = 0, level: int = 0) -> None:
+        """The engines fell asleep or woke up."""
+        if self._tap is not None:
+            self._tap.record_sleep_state(sleep, level)
+
+    def record_admission_rejection(self, reason: str) -> None:
+        """The front end's queue was full."""
+        if self._tap is not None:
+            self._tap.record_admission_rejection(reason)
+
+    def log(self) -> None:
+        """Nothing: the exporter prints the statistics line."""
+
+
+def _samples(families: Iterable[Family]) -> list[Samples]:
+    """Runs in the publisher thread, about once a second; a family an item, as connectors'."""
+    now = time.monotonic()
+    return [Samples(0, now, [family]) for family in families]
+
+
+def _indexes(given: Sequence[int] | int | None) -> list[int]:
+    """Older releases make one logger per engine and pass its index alone."""
+    if given is None:
+        return [0]
+    return [given] if isinstance(given, int) else list(given)

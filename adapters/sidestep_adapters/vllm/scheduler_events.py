@@ -1,0 +1,277 @@
+"""What a vLLM scheduler did, in the form of the wire; runs in the publisher's thread.
+
+Requests get numbers here; their ids, prompts and tokens stay in the process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, cast
+
+from sidestep.engines.vllm.wire import FINISH_REASONS
+from sidestep.protocol.limits import MAX_OBSERVATIONS
+from sidestep.protocol.request_events import (
+    MAX_EVENTS,
+    MAX_REQUESTS,
+    PREEMPTED,
+    RUNNING,
+    WAITING,
+    Alive,
+    Event,
+    Finished,
+    Iteration,
+    Output,
+    Preempted,
+    Prompt,
+    Queued,
+    RequestEvents,
+    Scheduled,
+)
+from sidestep_adapters.publisher.translate import printable
+
+Raw = tuple[Callable[..., Event | None], Any]
+"""What makes an event, in the publisher's thread, and of what."""
+
+_SAMPLE = re.compile(r"(\d+)_(.+)", re.DOTALL)
+"""Id of a parallel sample: its number, and its question's id."""
+STOP = FINISH_REASONS.index("stop")
+_monotonic = time.monotonic
+
+
+class SchedulerEvents:
+    """Makes the items of one scheduler.
+
+    Args:
+        fail: Called inside ``except`` with what went wrong.
+        nan_check: Whether outputs say that logits held a NaN.
+    """
+
+    def __init__(self, fail: Callable[[str], None], *, nan_check: bool = False) -> None:
+        self._fail = fail
+        self._nan_check = nan_check
+        self._source = secrets.randbits(40)
+        self._numbers: dict[str, int] = {}
+        self._requests: dict[int, Any] = {}
+        self._unprompted: set[str] = set()
+        self._corrupted: set[int] = set()
+        self._last = 0
+
+    def tick(self) -> RequestEvents:
+        """No event, but the time: an idle engine's exporter waits for nothing then."""
+        return RequestEvents(0, _monotonic(), self._source)
+
+    def again(self) -> list[RequestEvents]:
+        """The requests in the scheduler, for an exporter that has not heard of them."""
+        stamp = _monotonic()
+        raw = [(_alive, (number, request, stamp)) for number, request in self._requests.items()]
+        return self.items(raw)
+
+    def resync(self) -> list[RequestEvents]:
+        """Begin anew after events were dropped: an end among them would never be heard.
+
+        What the exporter follows is cut off, by a new source, and it hears who is there.
+        """
+        for number, request in list(self._requests.items()):
+            if request.is_finished():
+                del self._requests[number]
+                self._numbers.pop(request.request_id, None)
+                self._unprompted.discard(request.request_id)
+                self._corrupted.discard(number)
+        self._numbers = {r.request_id: number for number, r in self._requests.items()}
+        self._source = secrets.randbits(40)
+        return self.again() or [self.tick()]
+
+    def items(self, raw: Iterable[Raw]) -> list[RequestEvents]:
+        """The items of what was collected; what cannot be read is left out, and told."""
+        events: list[Event] = []
+        for make, known in raw:
+            try:
+                event = make(*known)
+            except Exception:  # noqa: BLE001 - an odd value costs its own event
+                self._fail("a scheduler event could not be translated")
+                continue
+            if event is not None:
+                events.append(event)
+        return self._cut(events)
+
+    def _cut(self, events: Sequence[Event]) -> list[RequestEvents]:
+        stamp = _monotonic()
+        cut: list[list[Event]] = []
+        room = 0
+        for event in events:
+            size = event.size if isinstance(event, Iteration) else 0
+            if not cut or size > room or len(cut[-1]) >= MAX_EVENTS:
+                cut.append([])
+                room = MAX_REQUESTS
+            cut[-1].append(event)
+            room -= size
+        return [RequestEvents(0, stamp, self._source, some) for some in cut]
+
+    def _number(self, request_id: str) -> int:
+        number = self._numbers.get(request_id)
+        if number is None:
+            self._last += 1
+            number = self._numbers[request_id] = self._last
+        return number
+
+    def queued(self, request: Any, stamp: float, arrival: float, tokens: int) -> Queued:
+        """A request in the queue, with what it said of itself at that time."""
+        number = self._number(request.request_id)
+        self._requests[number] = request
+        self._unprompted.add(request.request_id)
+        group, sample = _sample(request.request_id)
+        return Queued(
+            number,
+            stamp,
+            arrival,
+            tokens,
+            _adapter(request),
+            group,
+            sample,
+        )
+
+    def scheduled(self, request_id: str, stamp: float) -> Scheduled:
+        """A request that joined the batch."""
+        return Scheduled(self._number(request_id), stamp)
+
+    def preempted(self, request_id: str, stamp: float) -> Preempted:
+        """A request that lost its place."""
+        return Preempted(self._number(request_id), stamp)
+
+    def iteration(
+        self,
+        started: float | None,
+        stamp: float,
+        wall: float,
+        batch: Any,
+        clients: Sequence[tuple[float, Sequence[Any]]],
+    ) -> Iteration:
+        """A step: ``clients`` are the stamp and the outputs of each API server."""
+        outputs: list[Output] = []
+        prompts: list[Prompt] = []
+        names: list[str] = []
+        for at, found in clients:
+            if found:
+                served = [output.request_id for output in found]
+                outputs.append(self._output(at, found, served))
+                prompts += self._prompts(found, served)
+                names += served
+        stamp = outputs[0].stamp if outputs else stamp
+        made = Iteration(started if started is not None else stamp, stamp, wall, outputs)
+        made.prompts = prompts
+        self._batch(made, names, batch.num_scheduled_tokens)
+        cached = batch.scheduled_cached_reqs
+        made.kv_tokens = sum(cached.num_computed_tokens) + sum(
+            new.num_computed_tokens for new in batch.scheduled_new_reqs
+        )
+        return made
+
+    def _output(self, stamp: float, found: Sequence[Any], names: Sequence[str]) -> Output:
+        requests = [*map(self._numbers.get, names)]
+        if None in requests:
+            # Its queueing was dropped, or is not told of by this release.
+            requests = [self._number(name) for name in names]
+        if self._nan_check:
+            self._corrupted.update(
+                self._number(output.request_id) for output in found if output.num_nans_in_logits
+            )
+        tokens = [len(output.new_token_ids) for output in found]
+        even = tokens.count(1) == len(tokens)
+        return Output(stamp, cast("list[int]", requests), [] if even else tokens)
+
+    def _batch(self, made: Iteration, names: Sequence[str], scheduled: Mapping[str, int]) -> None:
+        """The batch, where it is not just who got output, with a token each."""
+        even = sum(scheduled.values()) == len(scheduled)
+        if even and list(scheduled) == names and not any(o.tokens for o in made.outputs):
+            return
+        numbers = self._numbers
+        known = [(number, scheduled[n]) for n in scheduled if (number := numbers.get(n))]
+        made.scheduled = [number for number, _ in known]
+        made.tokens = [] if even else [count for _, count in known]
+
+    def _prompts(self, found: Sequence[Any], names: Sequence[str]) -> list[Prompt]:
+        """Of those that have output for the first time."""
+        first = self._unprompted.intersection(names) if self._unprompted else ()
+        self._unprompted.difference_update(first)
+        prompts = (self._prompt(name, found[names.index(name)]) for name in first)
+        return [prompt for prompt in prompts if prompt is not None]
+
+    def _prompt(self, name: str, output: Any) -> Prompt | None:
+        number = self._number(name)
+        stats = getattr(output, "prefill_stats", None)
+        if stats is not None:
+            local, external = stats.num_local_cached_tokens, stats.num_external_cached_tokens
+            return Prompt(number, stats.num_computed_tokens, local, external)
+        # Releases before the split by source say how much was cached, or nothing.
+        cached = getattr(output, "num_cached_tokens", None)
+        if cached is None or number not in self._requests:
+            return None
+        return Prompt(number, self._requests[number].num_prompt_tokens - cached, cached)
+
+    def finished(self, request: Any, stamp: float, wall: float, stopped: bool) -> Finished:
+        """A request that left; ``stopped``: as its user had said."""
+        number = self._number(request.request_id)
+        del self._numbers[request.request_id]
+        self._requests.pop(number, None)
+        self._unprompted.discard(request.request_id)
+        corrupted = number in self._corrupted
+        self._corrupted.discard(number)
+        sampling = request.sampling_params
+        ignored = getattr(request.status, "name", "") == "FINISHED_IGNORED"
+        return Finished(
+            number,
+            stamp,
+            wall,
+            STOP if stopped else int(request.get_finished_reason() or STOP),
+            request.num_prompt_tokens,
+            request.num_output_tokens,
+            request.num_preemptions,
+            getattr(sampling, "max_tokens", None),
+            bool(getattr(sampling, "stop", None)),
+            corrupted,
+            "prompt_too_long" if ignored else "",
+            _cached_elsewhere(request),
+        )
+
+
+def _cached_elsewhere(request: Any) -> int | None:
+    """What vLLM reports as cached of a prompt that another engine has computed."""
+    params = getattr(request, "kv_transfer_params", None)
+    if not isinstance(params, dict) or not params.get("do_remote_prefill"):
+        return None
+    cached = params.get("remote_prefill_cached_tokens")
+    return cached if isinstance(cached, int) and cached >= 0 else None
+
+
+def _adapter(request: Any) -> str:
+    adapter = request.lora_request
+    return "" if adapter is None else printable(adapter.lora_name)
+
+
+def _sample(request_id: str) -> tuple[int, int]:
+    """What tells the question of a parallel sample from others, and its number; 0 if lone."""
+    found = _SAMPLE.fullmatch(request_id)
+    if found is None or len(found[1]) > len(str(MAX_OBSERVATIONS)):
+        return 0, 0
+    digest = hashlib.blake2b(found[2].encode(), digest_size=5).digest()
+    return int.from_bytes(digest, "big") or 1, int(found[1])
+
+
+def _alive(number: int, request: Any, stamp: float) -> Alive:
+    states: Iterator[tuple[str, int]] = iter((("RUNNING", RUNNING), ("PREEMPTED", PREEMPTED)))
+    name = getattr(request.status, "name", "")
+    state = next((state for known, state in states if known == name), WAITING)
+    if state == WAITING and request.num_preemptions:
+        state = PREEMPTED
+    return Alive(
+        number,
+        stamp,
+        state,
+        request.arrival_time,
+        request.num_prompt_tokens,
+        _adapter(request),
+    )

@@ -1,0 +1,292 @@
+"""What the vLLM plugin does with vLLM's stats objects; needs no vLLM itself.
+
+``plugin`` wraps this in the class that vLLM loads; recordings are replayed
+through the very same code.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from operator import attrgetter
+from typing import Any
+
+import msgspec
+
+from sidestep.engines.items import (
+    Family,
+    Sample,
+    Samples,
+    VllmRejection,
+    VllmSleep,
+    VllmStep,
+)
+from sidestep.engines.vllm.wire import IterationStats, SchedulerStats, run_of
+from sidestep.protocol.limits import MAX_OBSERVATIONS, MAX_STRUCTS
+from sidestep_adapters.publisher.translate import printable, to_wire
+from sidestep_adapters.vllm.connectors import families
+from sidestep_adapters.vllm.ownership import FrontEndPart, Role
+
+PIECE_OBSERVATIONS = 2 * MAX_OBSERVATIONS
+
+
+class VllmTap:
+    """One process's records, translated and pushed. Nothing here ever raises.
+
+    Args:
+        push: Takes an item that owns its values; a Publisher's.
+        fail: Called inside ``except`` with what went wrong.
+        engines: vLLM's engine indexes, in the hello's order.
+        role: What of a record is this process's to tell.
+        connector: Class name of the KV connector, or empty.
+    """
+
+    def __init__(
+        self,
+        push: Callable[[Any], None],
+        fail: Callable[[str], None],
+        engines: Sequence[int],
+        *,
+        role: Role = "alone",
+        connector: str = "",
+        diffusion: bool = False,
+    ) -> None:
+        self._push = push
+        self._fail = fail
+        self._index = {engine: index for index, engine in enumerate(engines)}
+        self._role = role
+        self._connector = connector
+        self._diffusion = diffusion
+        self._sleep = 0, 0
+        self._last: dict[int, tuple[float, SchedulerStats]] = {}
+        self._infos: dict[tuple[int, str], Samples] = {}
+
+    def record(
+        self,
+        scheduler_stats: Any,
+        iteration_stats: Any,
+        mm_cache_stats: Any = None,
+        engine_idx: int = 0,
+    ) -> None:
+        """One engine step, as vLLM's stat loggers get it; runs on the serving event loop."""
+        try:
+            if isinstance(mm_cache_stats, int):
+                # vLLM 0.10 passes the engine's index third.
+                mm_cache_stats, engine_idx = None, mm_cache_stats
+            if self._role == "front_end":
+                scheduler_stats = None
+                part = FrontEndPart(iteration_stats)
+                iteration_stats = None if part.empty else part
+                if mm_cache_stats is None and iteration_stats is None:
+                    return
+            index = self._index[engine_idx]
+            stamp = _monotonic()
+            # Translating here would cost 8 us (hot) to 30 (after 5 ms of other work).
+            self._push(
+                partial(
+                    self._items,
+                    index,
+                    stamp,
+                    None if scheduler_stats is None else _own(scheduler_stats),
+                    None if iteration_stats is None else _own(iteration_stats),
+                    None if mm_cache_stats is None else _own(mm_cache_stats),
+                )
+            )
+            payload = getattr(scheduler_stats, "kv_connector_stats", None)
+            if payload:
+                # vLLM goes on extending these lists: this is the fastest copy there is
+                # (0.2-4 us), and the publisher thread makes families of it (12-130 us).
+                copy = msgspec.msgpack.encode(payload)
+                self._push(partial(self._connector_items, index, stamp, copy))
+        except Exception:  # noqa: BLE001 - an exception here kills the engine's serving
+            self._fail("a record could not be translated")
+
+    def record_sleep_state(self, sleep: int = 0, level: int = 0) -> None:
+        """All engines of this front end fall asleep or wake up."""
+        try:
+            self._sleep = int(sleep), int(level)
+            for index in self._index.values():
+                self._push(VllmSleep(index, time.monotonic(), *self._sleep))
+        except Exception:  # noqa: BLE001 - likewise
+            self._fail("a sleep state could not be translated")
+
+    def record_admission_rejection(self, reason: str) -> None:
+        """The front end turned a request away; vLLM does not say for which engine."""
+        try:
+            self._push(VllmRejection(0, time.monotonic(), printable(reason)))
+        except Exception:  # noqa: BLE001 - likewise
+            self._fail("a rejection could not be translated")
+
+    def _items(
+        self, engine: int, stamp: float, scheduler: Any, iteration: Any, mm_cache: Any
+    ) -> list[VllmStep]:
+        """What a record holds; in the publisher's thread."""
+        record = _Record(engine, stamp, time.time())
+        record.scheduler = _again(scheduler)
+        record.iteration = output = _again(iteration)
+        record.mm_cache = _again(mm_cache)
+        # Before anything reads its hundreds of values one by one.
+        run = run_of(getattr(output, "inter_token_latencies_iter", None))
+        if run is not None and iteration is not None and output is not iteration[0]:
+            output.inter_token_latencies_iter = ()
+        else:
+            run = None
+        step, lost = to_wire(record, VllmStep)
+        if lost:
+            self._fail(f"{lost} values of a record were left out")
+        stats = step.scheduler
+        if self._role == "core" and stats is not None:
+            # vLLM attaches them when the record is on its way here, or was.
+            stats.iteration_details = None
+        if self._diffusion and stats is not None:
+            # vLLM keeps a diffusion model's numbers in its struct of speculative decoding.
+            stats.diffusion_stats, stats.spec_decoding_stats = stats.spec_decoding_stats, None
+        if run is not None and step.iteration is not None:
+            step.iteration.inter_token_latencies_iter_runs = [run]
+        if stats is not None:
+            self._last[engine] = (stamp, stats)
+        return split(step)
+
+    def _connector_items(self, engine: int, stamp: float, payload: bytes) -> list[Samples]:
+        """What a KV connector reports, a family an item: one that is refused costs no other."""
+        found = families(msgspec.msgpack.decode(payload), self._connector)
+        items = [Samples(engine, stamp, [part]) for family in found for part in pieces(family)]
+        self._infos.update(
+            {(engine, i.families[0].name): i for i in items if i.families[0].name.endswith("_info")}
+        )
+        return items
+
+    def again(self) -> list[VllmStep | VllmSleep | Samples]:
+        """Gauges as they were last, for an exporter that has not heard them; in its thread.
+
+        An engine that has nothing to do sends nothing, and says some things only once.
+        """
+        now = time.time()
+        steps = [
+            VllmStep(engine, stamp, now, gauges_of(stats))
+            for engine, (stamp, stats) in list(self._last.items())
+        ]
+        if self._role == "core":
+            # It does not hear of sleeping.
+            return [*steps, *list(self._infos.values())]
+        sleep, level = self._sleep
+        asleep = [VllmSleep(i, time.monotonic(), sleep, level) for i in self._index.values()]
+        return [*steps, *asleep, *list(self._infos.values())]
+
+
+def gauges_of(stats: SchedulerStats) -> SchedulerStats:
+    """The scheduler's state alone, without what it counted since the step before."""
+    return SchedulerStats(
+        num_running_reqs=stats.num_running_reqs,
+        num_waiting_reqs=stats.num_waiting_reqs,
+        num_skipped_waiting_reqs=stats.num_skipped_waiting_reqs,
+        num_kv_fetch_reqs_by_stage=stats.num_kv_fetch_reqs_by_stage,
+        kv_cache_usage=stats.kv_cache_usage,
+        waiting_lora_adapters=stats.waiting_lora_adapters,
+        running_lora_adapters=stats.running_lora_adapters,
+    )
+
+
+def pieces(family: Family) -> list[Family]:
+    """``family`` in parts of so few observations that each fits into an item."""
+    parts: list[list[Sample]] = [[]] if family.samples else []
+    held = 0
+    for sample in family.samples:
+        held += len(sample.observations)
+        if parts[-1] and held > PIECE_OBSERVATIONS:
+            parts.append([])
+            held = len(sample.observations)
+        parts[-1].append(sample)
+    return [msgspec.structs.replace(family, samples=part) for part in parts]
+
+
+class _Record:
+    """A record's objects under the step's field names."""
+
+    __slots__ = ("engine", "iteration", "mm_cache", "scheduler", "stamp", "wall")
+    scheduler: Any
+    iteration: Any
+    mm_cache: Any
+
+    def __init__(self, engine: int, stamp: float, wall: float) -> None:
+        self.engine = engine
+        self.stamp = stamp
+        self.wall = wall
+
+
+_numbers: dict[type, tuple[tuple[str, ...], Callable[[Any], Any]]] = {}
+"""By class of stats: which of its attributes are numbers, and what reads them at once."""
+
+
+Owned = tuple[Any, tuple[str, ...], Any]
+
+
+def _own(source: Any) -> Owned:
+    """``source`` and its numbers as they are now, for the publisher's thread.
+
+    Lists and the structs below are referenced: vLLM makes them, and the object,
+    for this one step (the scheduler's are decoded from a message) and no longer
+    touches them after it, as of 0.32; what it does go on changing, a KV
+    connector's payload, is copied by the caller.
+    """
+    try:
+        names, read = _numbers[source.__class__]
+        return source, names, read(source)
+    except (KeyError, AttributeError):
+        # The first of its class, or one with other attributes than the first.
+        names, read = _numbers[source.__class__] = _find_numbers(source)
+        return source, names, read(source)
+
+
+def _find_numbers(source: Any) -> tuple[tuple[str, ...], Callable[[Any], Any]]:
+    found = getattr(source, "__dict__", {})
+    names = tuple(n for n, v in found.items() if isinstance(v, int | float))
+    # Two of them, so that the reader always makes a tuple.
+    names = (*names, *names[:1]) if len(names) == 1 else names
+    return names, attrgetter(*names) if names else lambda _: ()
+
+
+def _again(owned: Owned | None) -> Any:
+    """An object of our own with what ``_own`` kept."""
+    if owned is None:
+        return None
+    source, names, numbers = owned
+    if not hasattr(source, "__dict__"):
+        return source
+    kind = source.__class__
+    made = kind.__new__(kind)
+    made.__dict__.update(source.__dict__)
+    made.__dict__.update(zip(names, numbers, strict=True))
+    return made
+
+
+_monotonic = time.monotonic
+
+LISTS = (
+    ("iteration", "inter_token_latencies_iter", MAX_OBSERVATIONS),
+    ("iteration", "time_to_first_tokens_iter", MAX_OBSERVATIONS),
+    ("iteration", "max_num_generation_tokens_iter", MAX_OBSERVATIONS),
+    ("iteration", "n_params_iter", MAX_OBSERVATIONS),
+    ("iteration", "finished_requests", MAX_STRUCTS),
+    ("scheduler", "kv_cache_eviction_events", MAX_STRUCTS),
+)
+"""What a step may have more of than an item holds."""
+
+
+def split(step: VllmStep) -> list[VllmStep]:
+    """``step`` as items within the wire's limits; what follows the first is observations only."""
+    steps = [step]
+    for part, name, limit in LISTS:
+        owner = getattr(step, part)
+        values = () if owner is None else getattr(owner, name)
+        for start in range(limit, len(values), limit):
+            iteration, scheduler = IterationStats(), SchedulerStats()
+            target = iteration if part == "iteration" else scheduler
+            setattr(target, name, values[start : start + limit])
+            steps.append(
+                VllmStep(step.engine, step.stamp, step.wall, scheduler, iteration, None, more=True)
+            )
+        if len(values) > limit:
+            setattr(owner, name, values[:limit])
+    return steps

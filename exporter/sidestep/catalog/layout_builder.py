@@ -1,0 +1,226 @@
+"""The catalogue, compiled to a plan.
+
+A path such as ``scheduler.prefix_cache_stats.hits`` starts below the dialect's
+step item, or below what its request events come to (``outcomes``), or where both
+have such a field below either. ``[]`` behind a field means each of its elements: of a list of structs
+(``iteration.finished_requests[].e2e_latency``) or of a list of numbers, which a
+histogram observes one by one. A path is checked against the wire structs here,
+so that a row with a misspelt source stops the start-up, not the night.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from sidestep.catalog.layout import (
+    Fed,
+    Layout,
+    Placed,
+    Section,
+    Where,
+)
+from sidestep.catalog.model import (
+    Also,
+    Constant,
+    Hook,
+    Info,
+    Reading,
+    Row,
+    Same,
+    Sampled,
+)
+from sidestep.engines.dialects import rows_of
+from sidestep.engines.items import SglangStats, VllmStep
+from sidestep.engines.streams.wire import ForwardPass, LoadStat
+from sidestep.engines.triton.wire import ModelStats
+from sidestep.errors import CatalogueError
+from sidestep.tracking.requests.outcomes import Outcomes
+
+STEPS: Mapping[str, tuple[type[msgspec.Struct], ...]] = {
+    "vllm": (VllmStep, Outcomes),
+    "sglang": (SglangStats,),
+    "stream": (ForwardPass, LoadStat),
+    "triton": (ModelStats,),
+}
+"""The structs whose fields a dialect's paths name."""
+
+ELSEWHERE: Mapping[type, Where] = {
+    Sampled: "sampled",
+    Reading: "reading",
+    Constant: "constant",
+    Info: "info",
+}
+"""Sources without a slot."""
+
+
+@functools.cache
+def compile_layout(dialect: str, *, legacy: bool = False, common: bool = False) -> Layout:
+    """The plan of ``dialect``; see ``rows_of``.
+
+    Raises:
+        CatalogueError: A row's source names no field, or one of another shape.
+    """
+    return _Compiler(dialect).layout(rows_of(dialect, legacy=legacy, common=common))
+
+
+class _Compiler:
+    """Hands out slots while it walks the rows once."""
+
+    def __init__(self, dialect: str) -> None:
+        self.dialect = dialect
+        self.roots = {struct: Section("") for struct in STEPS[dialect]}
+        self.scalars = 0
+        self.histograms: list[Row] = []
+        self.keyed: list[Row] = []
+        self.hooks: dict[str, Placed] = {}
+        self.also: dict[str, list[Fed]] = {}
+
+    def layout(self, rows: tuple[Row, ...]) -> Layout:
+        placed = {row.name: self.place(row) for row in rows if not isinstance(row.source, Same)}
+        for row in rows:
+            if isinstance(row.source, Same):
+                shown = placed[row.source.name]
+                placed[row.name] = dataclasses.replace(shown, row=row)
+        sampled = {row.name: row for row in rows if isinstance(row.source, Sampled)}
+        for name in self.also.keys() - sampled.keys():
+            raise CatalogueError(f"{self.also[name][0].row.name}: no sampled row {name} to add")
+        return Layout(
+            dialect=self.dialect,
+            placed=tuple(placed[row.name] for row in rows),
+            roots=self.roots,
+            hooks=self.hooks,
+            sampled=sampled,
+            also=self.also,
+            gated=frozenset(name for root in self.roots.values() for name in root.gated),
+            scalars=self.scalars,
+            histograms=tuple(self.histograms),
+            keyed=tuple(self.keyed),
+        )
+
+    def place(self, row: Row) -> Placed:
+        """Give ``row`` its slots and connect its source."""
+        match row.source:
+            case Hook(name):
+                placed = self.allocate(row)
+                self.hooks[name] = placed
+            case Also() as also:
+                placed = self.allocate(row)
+                self.feed(placed, also, placed.slots[0])
+            case str() as path:
+                placed = self.allocate(row)
+                self.connect(placed, path, None)
+            case tuple() as paths:
+                placed = self.allocate(row)
+                for path in paths:
+                    self.connect(placed, path, None)
+            case Mapping() as mapping:
+                placed = self.allocate(row)
+                if tuple(mapping) != row.closed:
+                    raise CatalogueError(f"{row.name}: one path for each value of {row.closed}")
+                for slot, path in zip(placed.slots, mapping.values(), strict=False):
+                    if isinstance(path, Also):
+                        self.feed(placed, path, slot)
+                    else:
+                        self.connect(placed, path, slot)
+            case elsewhere:
+                return Placed(row, ELSEWHERE[type(elsewhere)])
+        return placed
+
+    def feed(self, placed: Placed, also: Also, slot: int) -> None:
+        """Have ``slot`` fed with another family."""
+        self.also.setdefault(also.name, []).append(Fed(placed.row, slot, also.values))
+
+    def allocate(self, row: Row) -> Placed:
+        if row.kind == "histogram":
+            first = len(self.histograms)
+            self.histograms += [row] * max(len(row.closed), 1)
+            return Placed(row, "histogram", tuple(range(first, len(self.histograms))))
+        if row.own_labels and not row.closed:
+            self.keyed.append(row)
+            return Placed(row, "keyed", (len(self.keyed) - 1,))
+        first = self.scalars
+        self.scalars += len(row.closed) + 1 if row.closed else 1
+        return Placed(row, "scalars", tuple(range(first, self.scalars)))
+
+    def connect(self, placed: Placed, path: str, slot: int | None) -> None:
+        """Add the reading of ``path`` to the section of its struct, below every root that has it."""
+        first = path.partition(".")[0].removesuffix("[]")
+        below = [struct for struct in self.roots if hasattr(struct, first)]
+        if not below:
+            raise CatalogueError(f"{placed.row.name}: no item has a field {first}")
+        for struct in below:
+            self.connect_below(struct, placed, path, slot)
+
+    def connect_below(
+        self, struct: type[msgspec.Struct], placed: Placed, path: str, slot: int | None
+    ) -> None:
+        row = placed.row
+        section = self.roots[struct]
+        *parents, leaf = path.split(".")
+        for index, parent in enumerate(parents):
+            inner, shape = self.field(row, struct, parent.removesuffix("[]"))
+            if not (isinstance(inner, type) and issubclass(inner, msgspec.Struct)):
+                raise CatalogueError(f"{row.name}: {parent} in {path} is no struct")
+            if parent.endswith("[]"):
+                if shape != "list" or index != len(parents) - 1:
+                    raise CatalogueError(f"{row.name}: {parent} in {path} is no list of structs")
+                self.connect_column(section.part(parent), placed, inner, leaf, slot)
+                return
+            section, struct = section.part(parent), inner
+        _, shape = self.field(row, struct, leaf.removesuffix("[]"))
+        target = placed.slots[0] if slot is None else slot
+        if row.kind == "histogram":
+            chosen = section.lists if leaf.endswith("[]") else section.single
+            chosen.append((leaf.removesuffix("[]"), target))
+            twin = f"{leaf.removesuffix('[]')}_runs"
+            if twin in struct.__struct_fields__:
+                section.runs.append((twin, target))
+        elif shape == "plain":
+            (section.counters if row.kind == "counter" else section.gauges).append((leaf, target))
+        elif row.own_labels:
+            section.tallies.append((leaf, placed))
+        else:
+            raise CatalogueError(f"{row.name}: {path} holds many values, the row has no label")
+        section.rows.append(placed)
+
+    def connect_column(
+        self, section: Section, placed: Placed, struct: type, leaf: str, slot: int | None
+    ) -> None:
+        row = placed.row
+        section.rows.append(placed)
+        self.field(row, struct, leaf.removesuffix("[]"))
+        if row.kind == "histogram":
+            nested = leaf.endswith("[]")
+            target = placed.slots[0] if slot is None else slot
+            section.columns.append((leaf.removesuffix("[]"), nested, target))
+        elif row.kind == "counter" and row.closed:
+            section.codes.append((leaf, placed))
+        else:
+            raise CatalogueError(f"{row.name}: {row.source} needs a histogram or closed values")
+
+    def field(self, row: Row, struct: type, name: str) -> tuple[Any, str]:
+        """Type and shape (plain, list, dict) of a struct's field or property.
+
+        Raises:
+            CatalogueError: There is none.
+        """
+        hints = typing.get_type_hints(struct)
+        if name not in hints:
+            if isinstance(getattr(struct, name, None), property):
+                return float, "plain"
+            raise CatalogueError(f"{row.name}: {struct.__name__} has no field {name}")
+        hint = hints[name]
+        if typing.get_origin(hint) in (typing.Union, types.UnionType):
+            hint = next(arg for arg in typing.get_args(hint) if arg is not type(None))
+        if typing.get_origin(hint) is list:
+            return typing.get_args(hint)[0], "list"
+        if typing.get_origin(hint) is dict:
+            return typing.get_args(hint)[1], "dict"
+        return hint, "plain"

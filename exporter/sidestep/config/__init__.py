@@ -1,0 +1,1 @@
+"""Flags, environment variables and the configuration file, as one frozen ``Config``."""

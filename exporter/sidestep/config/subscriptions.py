@@ -1,0 +1,126 @@
+"""What ``--subscribe`` says: which stream of an engine is read where, and under which labels."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from itertools import pairwise
+
+from sidestep.catalog.model import ENGINE_LABELS
+from sidestep.config import key_values as options
+
+FORM = "KIND=ENDPOINT[,option=value...]"
+KINDS = ("kv-events", "forward-pass", "load")
+OPTIONS = ("replay", "topic", "model", "engine")
+MAX_RANKS = 128
+MAX_PORT = 65535
+MAX_ENDPOINT = 107 + len("ipc://")
+
+_RANGE = re.compile(r"(.*[:.])(\d+)-(\d+)")
+_PORT = re.compile(r"tcp://(\[[0-9A-Fa-f:.]+\]|[^][:/*\s]+):(\d{1,5})")
+_PREFIXES = {
+    options.LABEL: options.labels_but(ENGINE_LABELS, "; use engine= and model= for those two")
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Subscription:
+    """One publisher of an engine: a rank has its own.
+
+    Attributes:
+        replay: Where to ask for messages that were missed; empty: nowhere.
+        topic: Of the messages wanted, what their topic begins with.
+        engine: Value of the label; empty: what the messages say, or else ``rank``.
+        rank: Place in a range of endpoints.
+        labels: More of them, for all its series.
+    """
+
+    kind: str
+    endpoint: str
+    replay: str = ""
+    topic: str = ""
+    model: str = ""
+    engine: str = ""
+    rank: int = 0
+    labels: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def name(self) -> str:
+        """What tells it from others."""
+        return f"{self.kind} {self.endpoint}"
+
+
+def parse(value: object) -> tuple[Subscription, ...]:
+    """The subscriptions that one ``--subscribe`` stands for, one a rank.
+
+    Raises:
+        ValueError: Completes an error line.
+    """
+    if not isinstance(value, str):
+        raise ValueError("must be a string")  # noqa: TRY004 - read() turns it into one line
+    first, *rest = (part.strip() for part in value.split(","))
+    kind, equals, place = first.partition("=")
+    if not equals or kind not in KINDS:
+        raise ValueError(f"must be {FORM}, with KIND one of {', '.join(KINDS)}")
+    given = options.read(rest, OPTIONS, _PREFIXES)
+    endpoints = _ranks(place)
+    replays = _ranks(given["replay"]) if "replay" in given else [""] * len(endpoints)
+    if replays[0] and kind != "kv-events":
+        raise ValueError("only kv-events can be replayed; leave replay= away")
+    if len(replays) != len(endpoints):
+        raise ValueError(f"replay= must have as many ports as the endpoint, {len(endpoints)}")
+    if "engine" in given and len(endpoints) > 1:
+        raise ValueError("engine= names one rank; give each port a --subscribe of its own")
+    return tuple(
+        Subscription(
+            kind,
+            endpoint,
+            replay,
+            given.get("topic", ""),
+            given.get("model", ""),
+            given.get("engine", ""),
+            rank,
+            options.behind(options.LABEL, given),
+        )
+        for rank, (endpoint, replay) in enumerate(zip(endpoints, replays, strict=True))
+    )
+
+
+def checked(given: tuple[tuple[Subscription, ...], ...]) -> tuple[Subscription, ...]:
+    """All subscriptions.
+
+    Raises:
+        ValueError: There are too many, or one twice; completes an error line.
+    """
+    found = [one for some in given for one in some]
+    if len(found) > MAX_RANKS:
+        raise ValueError(f"no more than {MAX_RANKS} publishers can be subscribed to")
+    for one, other in pairwise(sorted(found, key=lambda each: each.name)):
+        if one.name == other.name:
+            raise ValueError(f"{one.name} is given twice")
+    return tuple(found)
+
+
+def _ranks(place: str) -> list[str]:
+    """The endpoints of ``place``, whose port, or a path's last part, may be a range."""
+    found = _RANGE.fullmatch(place)
+    if found is None:
+        return [_endpoint(place)]
+    before, low, high = found[1], int(found[2]), int(found[3])
+    if not low <= high < low + MAX_RANKS:
+        raise ValueError(f"{low}-{high} must rise, over {MAX_RANKS} ports at most")
+    return [_endpoint(f"{before}{number}") for number in range(low, high + 1)]
+
+
+def _endpoint(text: str) -> str:
+    port = _PORT.fullmatch(text)
+    if port is None and not (text.startswith("ipc://") and len(text) > len("ipc://")):
+        raise ValueError(
+            f"{text!r} is no endpoint to connect to: tcp://HOST:PORT, tcp://HOST:PORT-PORT or"
+            " ipc://PATH"
+        )
+    if len(text.encode()) > MAX_ENDPOINT:
+        raise ValueError(f"{text!r} is longer than the {MAX_ENDPOINT} bytes that a socket takes")
+    if port is not None and not 0 < int(port[2]) <= MAX_PORT:
+        raise ValueError(f"{text!r}: a port is 1 to {MAX_PORT}")
+    return text

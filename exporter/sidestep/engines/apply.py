@@ -1,0 +1,143 @@
+"""An item into updates, by its engine's dialect. No I/O, no clock: time comes in with the item."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import ClassVar, Protocol
+
+from sidestep.catalog.layout import Layout
+from sidestep.engines.items import Item, Samples, VllmStep
+from sidestep.engines.sglang.handlers import SglangItems
+from sidestep.engines.streams.handlers import StreamItems
+from sidestep.engines.triton.handlers import TritonItems
+from sidestep.engines.vllm.handlers import VllmItems
+from sidestep.errors import CatalogueError
+from sidestep.metrics.engine import Engine
+from sidestep.metrics.merge import add_record
+from sidestep.metrics.registry import Registry
+from sidestep.metrics.self_described import add_samples
+from sidestep.metrics.validate_record import check as check_folded
+from sidestep.metrics.validate_record import judge as judge_folded
+from sidestep.protocol.records import Record
+from sidestep.tracking.kv_blocks.tracker import Lives
+
+
+class Items(Protocol):
+    """What the items of one dialect do; all but ``Samples``, which are everybody's."""
+
+    FED: ClassVar[Collection[str]]
+    """The hooks of its catalogue that it feeds."""
+
+    def __init__(self, layout: Layout, registry: Registry) -> None: ...
+
+    def apply(self, engine: Engine, item: Item) -> None:
+        """Add ``item`` to ``engine``'s series.
+
+        Raises:
+            WireError: Another dialect's, or at odds with itself; nothing was changed.
+        """
+
+    def lives(self, engine: Engine, lives: Lives) -> None:
+        """Lives of blocks that ended."""
+
+    def untracked(self, engine: Engine, found: Mapping[str, int]) -> None:
+        """Requests whose intervals cannot all be known, by reason."""
+
+    def abandon(self, engine: Engine) -> None:
+        """Let go of all lives of the engine's blocks."""
+
+
+DIALECTS: Mapping[str, type[Items]] = {
+    "vllm": VllmItems,
+    "sglang": SglangItems,
+    "stream": StreamItems,
+    "triton": TritonItems,
+}
+
+ANYBODYS = {"refused_observations"}
+"""Hooks of every dialect: Samples feed them."""
+
+
+class Applier:
+    """Applies items to a registry's engines.
+
+    Raises:
+        CatalogueError: A row's hook has no function, or a function no row.
+    """
+
+    def __init__(self, registry: Registry) -> None:
+        self.registry = registry
+        self._of: dict[str, Items] = {}
+        for name, layout in registry.layouts.items():
+            unmatched = set(layout.hooks) ^ (ANYBODYS | set(DIALECTS[name].FED))
+            if unmatched:
+                raise CatalogueError(f"hooks without a function or a row: {unmatched}")
+            self._of[name] = DIALECTS[name](layout, registry)
+
+    def apply(self, engine: Engine, item: Item) -> None:
+        """Add ``item`` to ``engine``'s series.
+
+        Raises:
+            WireError: The item contradicts the catalogue or itself; nothing was changed.
+        """
+        self.registry.touch(engine)
+        if isinstance(item, Samples):
+            add_samples(self.registry, engine, item)
+        else:
+            self._of[engine.layout.dialect].apply(engine, item)
+
+    def gather(self, engine: Engine, item: Item) -> bool:
+        """Add one of many items, whose observations may wait for ``settle``.
+
+        Whether it is of the kind that gains from that; where not, nothing was done.
+        """
+        items = self._of[engine.layout.dialect]
+        if not isinstance(item, VllmStep) or not isinstance(items, VllmItems):
+            return False
+        items.gather(engine, item)
+        return True
+
+    def settle(self) -> None:
+        """Make the observations that wait."""
+        for items in self._of.values():
+            if isinstance(items, VllmItems):
+                for engine in items.settle():
+                    self.registry.touch(engine)
+
+    def drain(self) -> None:
+        """Tell of a slice of the lives that wait for it: a cache that was emptied has many."""
+        for engine in self.registry.engines.values():
+            if engine.blocks is not None and engine.blocks.waiting:
+                self._of[engine.layout.dialect].lives(engine, engine.blocks.tell())
+                self.registry.touch(engine)
+                break
+
+    def add(self, engine: Engine, record: Record) -> int:
+        """Add what a sender folded; how many observations had foreign bounds.
+
+        Raises:
+            WireError: See ``merge.add_record`` and ``folded.check``.
+        """
+        check_folded(engine, record)
+        totals = record.totals
+        if totals.cut_off is not None:
+            untracked = self.registry.requests_of(engine).skip(totals.cut_off)
+            self._of[engine.layout.dialect].untracked(engine, untracked)
+        if totals.blocks:
+            self.abandon(engine)
+        if totals.looked:
+            # What was new at the first look; the record has what was new since.
+            self.apply(engine, totals.looked[0])
+        try:
+            moved = add_record(self.registry, engine, record)
+        finally:
+            # What was refused is not in it any more, and all else counts.
+            judge_folded(engine, record)
+        if totals.looked:
+            engine.looked = totals.looked[-1]
+            engine.absent = engine.looked.stats is None
+        return moved
+
+    def abandon(self, engine: Engine) -> None:
+        """Let go of all lives of the engine's blocks: what comes does not continue them."""
+        self._of[engine.layout.dialect].abandon(engine)

@@ -1,0 +1,171 @@
+"""Names that are the same for every engine, derived from what the engines tell anyway.
+
+Where OpenTelemetry's conventions for generative AI have a name, it is that one as
+Prometheus writes it, with the bounds that they recommend; the rest are ours. Bounds are
+the same for all engines, so that one quantile goes over a mixed fleet. Shown with
+``--metrics.common``: each of them doubles a family of the engine's own.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from sidestep.catalog.model import (
+    ENGINE_LABELS,
+    Also,
+    Combine,
+    Kind,
+    Row,
+    Source,
+)
+from sidestep.engines.sglang.collectors import SCHEDULER, TOKENIZER
+
+TOKEN_TYPE = "gen_ai_token_type"  # noqa: S105 - a label
+_HITS = ("device_hit", "host_hit", "storage_hit")
+_FINISHED = "iteration.finished_requests[]."
+
+
+class Common(NamedTuple):
+    """One family, and where each engine's items have it."""
+
+    name: str
+    kind: Kind
+    help: str
+    vllm: Source
+    sglang: Source
+    buckets: str = ""
+    combine: Combine = "sum"
+    tokenizer: bool = False
+    """SGLang's front end tells it, which has no ranks."""
+    closed: tuple[str, ...] = ()
+
+
+FAMILIES: tuple[Common, ...] = (
+    Common(
+        "gen_ai_server_time_to_first_token_seconds",
+        "histogram",
+        "From a request's arrival to its first token.",
+        "iteration.time_to_first_tokens_iter[]",
+        Also("sglang:time_to_first_token_seconds"),
+        buckets="gen_ai_time_to_first_token",
+        tokenizer=True,
+    ),
+    Common(
+        "gen_ai_server_time_per_output_token_seconds",
+        "histogram",
+        "Mean time per token after the first, one value a finished request.",
+        _FINISHED + "mean_time_per_output_token",
+        Also("sglang:request_time_per_output_token_seconds"),
+        buckets="gen_ai_time_per_output_token",
+        tokenizer=True,
+    ),
+    Common(
+        "gen_ai_server_request_duration_seconds",
+        "histogram",
+        "From a request's arrival to its end; SGLang counts aborted ones, vLLM does not.",
+        _FINISHED + "e2e_latency",
+        Also("sglang:e2e_request_latency_seconds"),
+        buckets="gen_ai_request_duration",
+        tokenizer=True,
+    ),
+    Common(
+        "gen_ai_client_token_usage",
+        "histogram",
+        "Tokens of a finished request: its prompt's, and those generated.",
+        {
+            "input": _FINISHED + "num_prompt_tokens",
+            "output": _FINISHED + "num_generation_tokens",
+        },
+        {
+            "input": Also("sglang:prompt_tokens_histogram"),
+            "output": Also("sglang:generation_tokens_histogram"),
+        },
+        buckets="gen_ai_token_usage",
+        tokenizer=True,
+        closed=("input", "output"),
+    ),
+    Common(
+        "sidestep_inter_token_latency_seconds",
+        "histogram",
+        "Between two outputs of a request.",
+        "iteration.inter_token_latencies_iter[]",
+        Also("sglang:inter_token_latency_seconds"),
+        buckets="gen_ai_time_per_output_token",
+        tokenizer=True,
+    ),
+    Common(
+        "sidestep_request_queue_seconds",
+        "histogram",
+        "From a request's entry into the queue until it was scheduled first.",
+        _FINISHED + "queued_time",
+        Also("sglang:queue_time_seconds"),
+        buckets="gen_ai_request_duration",
+    ),
+    Common(
+        "sidestep_requests_running",
+        "gauge",
+        "Requests in the batch that the model executes.",
+        "scheduler.num_running_reqs",
+        "stats.num_running_reqs.total",
+    ),
+    Common(
+        "sidestep_requests_waiting",
+        "gauge",
+        "Requests that wait to be scheduled.",
+        "scheduler.num_all_waiting_reqs",
+        "stats.num_queue_reqs.total",
+    ),
+    Common(
+        "sidestep_kv_cache_usage_ratio",
+        "gauge",
+        "Share of the KV cache in use, of the fullest pool where there are several, from 0 to 1.",
+        "scheduler.kv_cache_usage",
+        "stats.token_usage",
+        combine="max",
+    ),
+    Common(
+        "sidestep_preemptions_total",
+        "counter",
+        "Times a running request had to give its place up for want of memory.",
+        "iteration.num_preempted_reqs",
+        Also("sglang:num_retracted_requests_total"),
+    ),
+    Common(
+        "sidestep_prefix_cache_looked_up_tokens_total",
+        "counter",
+        "Prompt tokens looked up in the prefix cache.",
+        "scheduler.prefix_cache_stats.queries",
+        Also("sglang:prefill_effective_tokens_total"),
+    ),
+    Common(
+        "sidestep_prefix_cache_found_tokens_total",
+        "counter",
+        "Of them, those that were found; divide for the hit rate of any window.",
+        "scheduler.prefix_cache_stats.hits",
+        Also("sglang:prefill_effective_tokens_total", _HITS),
+    ),
+)
+
+
+def _row(family: Common, source: Source, shared: tuple[str, ...], *, mirrored: bool = False) -> Row:
+    own = (TOKEN_TYPE,) if family.closed else ()
+    return Row(
+        name=family.name,
+        kind=family.kind,
+        source=source,
+        help=family.help,
+        labels=tuple(sorted((*shared, *own))),
+        shared=shared,
+        closed=family.closed,
+        buckets=family.buckets,
+        combine=family.combine,
+        mirrored=mirrored,
+    )
+
+
+VLLM: tuple[Row, ...] = tuple(_row(f, f.vllm, ENGINE_LABELS) for f in FAMILIES)
+SGLANG: tuple[Row, ...] = tuple(
+    _row(f, f.sglang, kind.shared, mirrored=kind.mirrored)
+    for f in FAMILIES
+    for kind in (TOKENIZER if f.tokenizer else SCHEDULER,)
+)

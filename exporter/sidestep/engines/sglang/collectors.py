@@ -1,0 +1,91 @@
+"""The kinds of SGLang's metric collectors: each instance of one is an engine here.
+
+``shared`` are the labels that every instance of a kind brings. Optional ones
+(``dp_rank`` of a scheduler, what an administrator adds) come with the engine, too,
+and stand in no row.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from sidestep.catalog.model import (
+    Combine,
+    Kind,
+    Row,
+    Sampled,
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Collector:
+    """One kind of collector; its methods make the rows of what it sends self-described.
+
+    Attributes:
+        shared: See ``Row.shared``.
+        extra: See ``Row.extra``.
+        mirrored: See ``Row.mirrored``.
+    """
+
+    shared: tuple[str, ...]
+    extra: bool = False
+    mirrored: bool = False
+
+    @property
+    def of_rank(self) -> Collector:
+        """The same, of what each rank has of its own."""
+        return dataclasses.replace(self, mirrored=False)
+
+    def counter(self, name: str, text: str, *own: str, closed: tuple[str, ...] = ()) -> Row:
+        """A counter; ``closed`` names what the engine itself starts at 0."""
+        return dataclasses.replace(self._row(name, "counter", text, own), closed=closed)
+
+    def gauge(self, name: str, text: str, *own: str, combine: Combine = "sum") -> Row:
+        """A gauge."""
+        return dataclasses.replace(self._row(name, "gauge", text, own), combine=combine)
+
+    def histogram(self, name: str, text: str, bounds: tuple[float, ...] | str, *own: str) -> Row:
+        """A histogram of ``bounds``, or of the bucket family that they name."""
+        return dataclasses.replace(
+            self._row(name, "histogram", text, own),
+            buckets=bounds if isinstance(bounds, str) else "",
+            bounds=() if isinstance(bounds, str) else bounds,
+        )
+
+    def summary(self, name: str, text: str, *own: str) -> Row:
+        """A summary, of sum and count alone."""
+        return self._row(name, "summary", text, own)
+
+    def _row(self, name: str, kind: Kind, text: str, own: tuple[str, ...]) -> Row:
+        return Row(
+            name=f"sglang:{name}",
+            kind=kind,
+            source=Sampled(),
+            help=text,
+            labels=tuple(sorted((*self.shared, *own))),
+            shared=self.shared,
+            extra=self.extra,
+            mirrored=self.mirrored,
+        )
+
+
+SCHEDULER = Collector(
+    ("engine_type", "model_name", "moe_ep_rank", "pp_rank", "tp_rank"), mirrored=True
+)
+TOKENIZER = Collector(("engine_type", "model_name"), extra=True)
+RADIX = Collector(("cache_type", "dp_rank", "pp_rank", "tp_rank"), mirrored=True)
+STORAGE = Collector(
+    (
+        "attn_cp_rank",
+        "attn_cp_size",
+        "dp_rank",
+        "pp_rank",
+        "pp_size",
+        "storage_backend",
+        "tp_rank",
+    ),
+    mirrored=True,
+)
+ENCODER = Collector(("dp_rank", "model_name"))
+PROCESS = Collector(())
+"""What a process counts for itself, without any label that would say whose it is."""

@@ -1,0 +1,94 @@
+"""What each of SGLang's items does to an engine: the plan's plain fields, then the hooks."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Collection, Mapping
+from typing import ClassVar
+
+from sidestep.catalog.layout import Layout
+from sidestep.engines.items import Item, SglangStats
+from sidestep.engines.sglang.rows import QUEUES, ROUTING_KEY_BOUNDS, ROUTING_KEYS
+from sidestep.engines.sglang.wire import QueueCount
+from sidestep.engines.slo_rows import JUDGED
+from sidestep.errors import WireError
+from sidestep.metrics.engine import Engine
+from sidestep.metrics.field_readers import compile_reads
+from sidestep.metrics.registry import Registry
+from sidestep.tracking.kv_blocks.tracker import Lives
+
+TOTAL = ("",)
+"""Key of a queue's requests of all priorities."""
+_BUCKETS = [
+    (str(above), str(upto))
+    for above, upto in zip((0, *ROUTING_KEY_BOUNDS), (*ROUTING_KEY_BOUNDS, "+Inf"), strict=True)
+]
+
+
+class SglangItems:
+    """Applies them to one registry's engines of the dialect."""
+
+    FED: ClassVar[Collection[str]] = {
+        *(f"queue:{name}" for name in QUEUES),
+        *(f"routing_keys:{name}" for name in ROUTING_KEYS),
+        *JUDGED,
+    }
+
+    def __init__(self, layout: Layout, registry: Registry) -> None:
+        self.registry = registry
+        self._read = compile_reads(layout, registry, SglangStats)
+        self._queues = [(name, layout.hooks[f"queue:{name}"].slots[0]) for name in QUEUES]
+        self._keys = [
+            (name, layout.hooks[f"routing_keys:{name}"].slots[0]) for name in ROUTING_KEYS
+        ]
+
+    def apply(self, engine: Engine, item: Item) -> None:
+        """Add ``item`` to ``engine``'s series.
+
+        Raises:
+            WireError: Another dialect's item.
+        """
+        if not isinstance(item, SglangStats):
+            raise WireError("bad_item", "an item of another dialect")
+        if item.stamp < engine.gauge_stamp:
+            return
+        engine.gauge_stamp = item.stamp
+        self._read(engine, item, True)
+        for name, slot in self._queues:
+            self._queue(engine.keyed[slot], getattr(item.stats, name))
+        for name, slot in self._keys:
+            counts = getattr(item.stats, name)
+            if counts is not None:
+                engine.keyed[slot].update(_spread(counts))
+
+    def _queue(
+        self, children: dict[tuple[str, ...], int | float], queue: QueueCount | None
+    ) -> None:
+        if queue is None:
+            children.clear()
+            return
+        # A priority that nobody has any more stays, at 0, as on SGLang's own page.
+        for key in children:
+            children[key] = 0
+        children[TOTAL] = queue.total
+        for priority, count in (queue.by_priority or {}).items():
+            key = self.registry.capped(children, (priority,))
+            if key != TOTAL:
+                children[key] = children.get(key, 0) + count
+
+    def lives(self, engine: Engine, lives: Lives) -> None:
+        """Nobody tells of blocks here: see the streams that SGLang publishes."""
+
+    def untracked(self, engine: Engine, found: Mapping[str, int]) -> None:
+        """Nor of single requests."""
+
+    def abandon(self, engine: Engine) -> None:
+        """Nor has it lives to let go of."""
+
+
+def _spread(counts: list[int]) -> dict[tuple[str, ...], int]:
+    """Routing keys by how many requests have them, not cumulative."""
+    found = dict.fromkeys(_BUCKETS, 0)
+    for count in counts:
+        found[_BUCKETS[bisect_left(ROUTING_KEY_BOUNDS, count)]] += 1
+    return {key: number for key, number in found.items()}  # noqa: C416 - wider keys

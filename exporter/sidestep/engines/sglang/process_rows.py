@@ -1,0 +1,82 @@
+"""SGLang's families outside its ranks (0.5.23): processes, the HTTP server, encoders.
+
+Most have no label that says whose they are: each process is an engine of its own
+here, told apart by what the page adds.
+"""
+
+from __future__ import annotations
+
+from sidestep.catalog.model import Row
+from sidestep.engines.sglang.collectors import ENCODER as _E
+from sidestep.engines.sglang.collectors import PROCESS as _P
+
+_FUNCTION_SECONDS = tuple(0.05 * 1.5**power for power in range(18))
+_BATCH_ITEMS = (*map(float, range(1, 17)), 32.0, 64.0, 128.0)
+_REQUEST_ITEMS = (*map(float, range(1, 9)), 10.0, 12.0, 16.0, 24.0, 32.0, 64.0)
+_ENCODER_SECONDS = (
+    0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0,
+)  # fmt: skip
+_FORWARD_SECONDS = _ENCODER_SECONDS[:9]
+_WAIT_SECONDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
+_PREPARE_SECONDS = (0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+_SEND_SECONDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+
+# The tables are laid out by hand: name above text, two lines a row.
+# fmt: off
+PROCESS = (
+    _P.counter("failed_session_recoveries_total",
+               "Mooncake sessions that were given up and answered again."),
+    _P.counter("http_requests_total", "HTTP requests that came in.", "endpoint", "method"),
+    _P.counter("http_responses_total", "HTTP requests that were answered.",
+               "endpoint", "method", "status_code"),
+    _P.gauge("http_requests_active", "HTTP requests that are being answered.",
+             "endpoint", "method"),
+    _P.gauge("routing_keys_active", "Different routing keys among the requests in flight."),
+    _P.counter("process_cpu_seconds_total", "CPU time of a process of the engine.", "component"),
+    _P.histogram("eplb_gpu_physical_count",
+                 "Ranks that hold the experts which a layer's tokens chose.",
+                 "sglang_eplb_physical_count", "layer"),
+    _P.histogram("func_latency_seconds", "How long a call of a timed function took.",
+                 _FUNCTION_SECONDS, "name"),
+    _P.gauge("startup_latency_breakdown_seconds_max",
+             "Longest time that a part of the start took.", "context", combine="max"),
+)
+# The dispatcher tells of each rank; its series are those of the rank's own engine.
+PENDING = _E.gauge("encoder_dp_pending_requests",
+                   "Requests sent to an encoder and not answered yet.")
+_ENCODER = (
+    _E.counter("encoder_cache_evictions_total", "Entries evicted from an encoder's cache.",
+               "modality"),
+    _E.gauge("encoder_cache_size_mb", "Size of an encoder's cache, in MiB."),
+    _E.gauge("encoder_cache_entries", "Entries of an encoder's cache."),
+    _E.counter("encoder_cache_hit_tokens_total", "Tokens found in an encoder's cache.",
+               "modality"),
+    _E.counter("encoder_cache_total_tokens_total", "Tokens looked up in an encoder's cache.",
+               "modality"),
+    _E.counter("encoder_cache_hit_files_total", "Files found in an encoder's cache.",
+               "modality"),
+    _E.counter("encoder_cache_total_files_total", "Files looked up in an encoder's cache.",
+               "modality"),
+    _E.counter("encoder_requests_total", "Requests that an encoder finished.",
+               "modality", "status"),
+    _E.counter("encoder_requests_received_total", "Requests that an encoder got.", "modality"),
+    _E.histogram("encoder_mm_items_per_batch", "Multimodal items of an encoder's batch.",
+                 _BATCH_ITEMS, "modality"),
+    _E.histogram("encoder_mm_items_per_request", "Multimodal items of a request to an encoder.",
+                 _REQUEST_ITEMS, "modality"),
+    _E.histogram("encoder_request_e2e_latency_seconds",
+                 "From a request's arrival at an encoder to its end.", _ENCODER_SECONDS,
+                 "modality"),
+    _E.histogram("encoder_queue_wait_seconds", "How long a request waited in an encoder's queue.",
+                 _WAIT_SECONDS, "modality"),
+    _E.histogram("encoder_preprocess_seconds",
+                 "How long it took to load and prepare a request's items.", _PREPARE_SECONDS,
+                 "modality"),
+    _E.histogram("encoder_model_forward_seconds", "How long an encoder's forward pass took.",
+                 _FORWARD_SECONDS, "modality"),
+    _E.histogram("encoder_transfer_seconds", "How long it took to hand on what was encoded.",
+                 _SEND_SECONDS, "backend"),
+)
+# fmt: on
+
+ROWS: tuple[Row, ...] = (*PROCESS, PENDING, *_ENCODER)

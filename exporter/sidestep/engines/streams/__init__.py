@@ -1,0 +1,1 @@
+"""Streams that engines publish by themselves: forward passes, load and KV events."""

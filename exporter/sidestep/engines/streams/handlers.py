@@ -1,0 +1,168 @@
+"""What each item of an engine's native streams does to it: plain fields, and what a cache holds."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import ClassVar
+
+from sidestep.catalog.layout import Layout
+from sidestep.engines.items import Item
+from sidestep.engines.streams.wire import ForwardPass, LoadStat
+from sidestep.errors import WireError
+from sidestep.metrics.engine import Engine, Key, Number
+from sidestep.metrics.field_readers import compile_reads
+from sidestep.metrics.histogram import Histogram
+from sidestep.metrics.registry import Registry
+from sidestep.protocol.block_events import FIRST_MEDIUM, CacheChange, CacheEvents
+from sidestep.tracking.kv_blocks.cached import check as check_changes
+from sidestep.tracking.kv_blocks.tracker import CachedLives, Lives, Observation
+
+CACHED = "sidestep_kv_cached_block_{}_seconds"
+
+
+class StreamItems:
+    """Applies them to one registry's engines of the dialect."""
+
+    FED: ClassVar[Collection[str]] = {
+        "stored_blocks", "removed_blocks", "cache_clears", "resident_blocks",
+        "kv_sample_halvings", "kv_abandoned_blocks", "kv_unknown_events",
+    }  # fmt: skip
+
+    def __init__(self, layout: Layout, registry: Registry) -> None:
+        self.registry = registry
+        self._read_pass = compile_reads(layout, registry, ForwardPass)
+        self._read_load = compile_reads(layout, registry, LoadStat)
+        hook = layout.hooks
+        self._stored, self._removed, self._resident = (
+            hook[f"{name}_blocks"].slots[0] for name in ("stored", "removed", "resident")
+        )
+        self._clears = hook["cache_clears"].slots[0]
+        self._halvings, self._abandoned, self._unknown, self._refused = (
+            hook[name].slots[0]
+            for name in (
+                "kv_sample_halvings",
+                "kv_abandoned_blocks",
+                "kv_unknown_events",
+                "refused_observations",
+            )
+        )
+
+    def apply(self, engine: Engine, item: Item) -> None:
+        """Add ``item`` to ``engine``'s series.
+
+        Raises:
+            WireError: The item contradicts the catalogue or itself; nothing was changed.
+        """
+        match item:
+            case CacheEvents():
+                self._cache(engine, item)
+            case ForwardPass():
+                self._read_pass(engine, item, _is_fresh(engine, item.stamp))
+            case LoadStat():
+                self._read_load(engine, item, _is_fresh(engine, item.stamp))
+            case _:
+                raise WireError("bad_item", "an item of another dialect")
+
+    def lives(self, engine: Engine, lives: Lives) -> None:
+        """Lives of hashes that ended."""
+        for slot, count in (
+            (self._halvings, lives.halvings),
+            (self._abandoned, lives.abandoned),
+            (self._unknown, lives.unknown),
+        ):
+            _increase(engine, slot, count)
+        for medium, cached in lives.cached.items():
+            self._lives_of(engine, medium, cached)
+
+    def untracked(self, engine: Engine, found: Mapping[str, int]) -> None:
+        """Nothing: these streams tell of no requests."""
+
+    def abandon(self, engine: Engine) -> None:
+        """Let go of all lives of hashes: events of them were folded."""
+        if engine.blocks is not None:
+            _increase(engine, self._abandoned, engine.blocks.tracked)
+            engine.blocks = None
+        engine.keyed[self._resident].clear()
+
+    def _cache(self, engine: Engine, item: CacheEvents) -> None:
+        if engine.blocks is None:
+            # Before anything is followed: a refusal would leave that behind.
+            check_changes(item.changes)
+        lives = self.registry.blocks_of(engine).cache(item)
+        for change in item.changes:
+            self._count(engine, change)
+        self.lives(engine, lives)
+
+    def _count(self, engine: Engine, change: CacheChange) -> None:
+        """Blocks by medium; what is resident is known from a time on when nothing was.
+
+        A block that two requests store at once is announced twice and removed twice, so
+        the difference is right where a set of hashes would not be.
+        """
+        resident = engine.keyed[self._resident]
+        match change.kind:
+            case "stored":
+                key = self._add(engine, self._stored, change)
+                if resident:
+                    key = self.registry.capped(resident, key)
+                    resident[key] = resident.get(key, 0) + len(change.hashes)
+            case "removed":
+                key = self._add(engine, self._removed, change)
+                if resident:
+                    left = resident.get(key, 0) - len(change.hashes)
+                    if left < 0:
+                        # More than there was: what is said does not tell what there is.
+                        resident.clear()
+                    else:
+                        resident[key] = left
+            case "cleared":
+                _increase(engine, self._clears, 1)
+                _empty(resident, change.medium)
+            case "begun":
+                resident.clear()
+                _empty(resident, "")
+            case "lost":
+                resident.clear()
+
+    def _add(self, engine: Engine, slot: int, change: CacheChange) -> Key:
+        children = engine.keyed[slot]
+        key = self.registry.capped(children, (change.medium,))
+        children[key] = children.get(key, 0) + len(change.hashes)
+        return key
+
+    def _lives_of(self, engine: Engine, medium: str, lives: CachedLives) -> None:
+        found: Mapping[str, list[Observation]] = {
+            "lifetime": lives.lifetimes,
+            "idle": lives.idles,
+            "reuse_gap": lives.gaps,
+        }
+        for name, observations in found.items():
+            row = engine.layout.sampled[CACHED.format(name)]
+            family = engine.open.setdefault(row.name, engine.sampled(row))
+            key = self.registry.capped(family.children, (medium,))
+            child = family.children.setdefault(key, engine.child(family))
+            if isinstance(child, Histogram):
+                _increase(engine, self._refused, child.observe_weighted(observations))
+
+
+def _is_fresh(engine: Engine, stamp: float) -> bool:
+    """Whether gauges of ``stamp`` are the newest there are."""
+    if stamp < engine.gauge_stamp:
+        return False
+    engine.gauge_stamp = stamp
+    return True
+
+
+def _empty(resident: dict[Key, Number], medium: str) -> None:
+    """Nothing is in ``medium``, or where none is named in any."""
+    if not medium:
+        for key in resident:
+            resident[key] = 0
+        resident.setdefault((FIRST_MEDIUM,), 0)
+    elif resident:
+        resident[medium,] = 0
+
+
+def _increase(engine: Engine, slot: int, amount: int) -> None:
+    if amount:
+        engine.values[slot] = (engine.values[slot] or 0) + amount

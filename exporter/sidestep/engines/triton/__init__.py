@@ -1,0 +1,1 @@
+"""Triton: its statistics extension as items, its families as rows, and the handlers between them."""

@@ -1,0 +1,113 @@
+"""What happened between two looks at statistics that a server may have begun anew.
+
+Triton says neither when it started nor when a model was loaded: whatever is lower than before
+tells that it counts from 0 again.
+"""
+
+from __future__ import annotations
+
+from sidestep.engines.triton.wire import (
+    Batch,
+    InferenceStats,
+    ModelStats,
+    Responses,
+    Timed,
+)
+
+NOTHING = ModelStats()
+_NO_RESPONSES = Responses()
+_ZERO = Timed()
+
+
+class BegunAnewError(Exception):
+    """Something that can only grow is less than before."""
+
+
+def difference(new: ModelStats, old: ModelStats) -> ModelStats:
+    """What ``new`` has counted over ``old``, of which it is a continuation.
+
+    The time of the last inference is a wall clock's. It may be set back while requests are
+    served, so it tells only where nothing was executed in between.
+
+    Raises:
+        BegunAnewError: It is none.
+    """
+    executions = new.execution_count - old.execution_count
+    inferences = new.inference_count - old.inference_count
+    if executions < 0 or inferences < 0:
+        raise BegunAnewError
+    if not executions and new.last_inference < old.last_inference:
+        raise BegunAnewError
+    return ModelStats(
+        new.last_inference,
+        inferences,
+        executions,
+        _inferences(new.inference_stats, old.inference_stats),
+        _batches(new.batch_stats, old.batch_stats),
+        _responses(new.response_stats, old.response_stats),
+        new.memory_usage,
+    )
+
+
+def _less(new: Timed, old: Timed) -> Timed:
+    count, ns = new.count - old.count, new.ns - old.ns
+    if count < 0 or ns < 0:
+        raise BegunAnewError
+    return Timed(count, ns)
+
+
+def _less_if_any(new: Timed | None, old: Timed | None) -> Timed | None:
+    return new if old is None else _less(new or _ZERO, old)
+
+
+def _inferences(new: InferenceStats, old: InferenceStats) -> InferenceStats:
+    return InferenceStats(
+        _less(new.success, old.success),
+        _less(new.fail, old.fail),
+        _less(new.queue, old.queue),
+        _less(new.compute_input, old.compute_input),
+        _less(new.compute_infer, old.compute_infer),
+        _less(new.compute_output, old.compute_output),
+        _less_if_any(new.cache_hit, old.cache_hit),
+        _less_if_any(new.cache_miss, old.cache_miss),
+    )
+
+
+def _batches(new: tuple[Batch, ...], old: tuple[Batch, ...]) -> tuple[Batch, ...]:
+    """Sizes that were executed in between."""
+    if not old:
+        return new
+    before = {batch.batch_size: batch for batch in old}
+    found: list[Batch] = []
+    for batch in new:
+        known = before.pop(batch.batch_size, None)
+        if known is None:
+            found.append(batch)
+        elif batch != known:
+            found.append(_less_batch(batch, known))
+    if before:
+        raise BegunAnewError
+    return tuple(found)
+
+
+def _less_batch(new: Batch, old: Batch) -> Batch:
+    count = new.count - old.count
+    prepared = new.compute_input_ns - old.compute_input_ns
+    inferred = new.compute_infer_ns - old.compute_infer_ns
+    extracted = new.compute_output_ns - old.compute_output_ns
+    if count < 0 or prepared < 0 or inferred < 0 or extracted < 0:
+        raise BegunAnewError
+    return Batch(new.batch_size, count, prepared, inferred, extracted)
+
+
+def _responses(new: Responses | None, old: Responses | None) -> Responses | None:
+    if old is None:
+        return new
+    new = new or _NO_RESPONSES
+    return Responses(
+        _less(new.first, old.first),
+        _less(new.next, old.next),
+        _less(new.fail, old.fail),
+        _less(new.empty_response, old.empty_response),
+        _less(new.cancel, old.cancel),
+    )

@@ -1,0 +1,265 @@
+"""What raw events of an engine's core tell and no engine exports, under our own prefix.
+
+Steps and requests come from request events, block lives from block events, each
+of which a tap in the engine sends: feature ``engine_core``.
+"""
+
+from __future__ import annotations
+
+from sidestep.catalog.model import (
+    ENGINE_LABELS,
+    Combine,
+    Hook,
+    Kind,
+    Reading,
+    Row,
+    Sampled,
+    Source,
+)
+from sidestep.engines.vllm.rows import ADMISSION_REASONS
+
+FEATURE = "engine_core"
+STATES = ("waiting", "deferred", "preempted", "running", "swapped")
+REFUSALS = ("prompt_too_long", *ADMISSION_REASONS)
+UNTRACKED = ("capacity", "age", "restart", "unknown", "folded")
+
+
+def _row(
+    name: str,
+    kind: Kind,
+    source: Source,
+    text: str,
+    *,
+    label: str = "",
+    closed: tuple[str, ...] = (),
+    buckets: str = "",
+    feature: str = FEATURE,
+    combine: Combine = "sum",
+) -> Row:
+    labels = (*ENGINE_LABELS, label) if label else ENGINE_LABELS
+    return Row(
+        name=f"sidestep_{name}",
+        kind=kind,
+        source=source,
+        help=text,
+        labels=tuple(sorted(labels)),
+        closed=closed,
+        buckets=buckets,
+        feature=feature,
+        combine=combine,
+    )
+
+
+def _histogram(name: str, source: Source, buckets: str, text: str, *, label: str = "") -> Row:
+    return _row(name, "histogram", source, text, buckets=buckets, label=label)
+
+
+def _process(name: str, kind: Kind, text: str, *labels: str, combine: Combine = "sum") -> Row:
+    return Row(
+        name=f"sidestep_engine_process_{name}",
+        kind=kind,
+        source=Sampled(),
+        help=text,
+        labels=tuple(sorted((*ENGINE_LABELS, "process", *labels))),
+        combine=combine,
+    )
+
+
+ROWS: tuple[Row, ...] = (
+    # The scheduler's state.
+    _row(
+        "requests",
+        "gauge",
+        Hook("requests_by_state"),
+        "Requests in the scheduler by state; a preempted one is not counted as waiting."
+        " vLLM 1 never swaps.",
+        label="state",
+        closed=STATES,
+    ),
+    _row(
+        "refused_requests_total",
+        "counter",
+        Hook("refused_requests"),
+        "Requests turned away without being worked on: by the front end because its queue"
+        " was full, or by the engine's core as too long, which no release up to 0.33 does:"
+        " there the front end answers 400 before either counts.",
+        label="reason",
+        closed=REFUSALS,
+        feature="",
+    ),
+    _row(
+        "untracked_requests_total",
+        "counter",
+        Hook("untracked_requests"),
+        "Requests some of whose intervals are in no histogram: over the limit of requests in"
+        " flight, unfinished for too long, cut off by the engine's restart or because events"
+        " were dropped, begun before this exporter, or under way while events were folded"
+        " for want of an exporter.",
+        label="reason",
+        closed=UNTRACKED,
+    ),
+    _histogram(
+        "request_preempted_seconds",
+        "preempted_seconds[]",
+        "request_latency",
+        "From a request's preemption until it was scheduled again, or aborted.",
+    ),
+    _row(
+        "longest_preemption_seconds",
+        "gauge",
+        Hook("longest_preemption"),
+        "How long the preempted request that has waited longest had waited at the engine's last"
+        " step; 0 without one.",
+        combine="max",
+    ),
+    # Aborted requests, which are in no request histogram of the engine's.
+    _histogram(
+        "aborted_request_prompt_tokens",
+        "aborted[].prompt_tokens",
+        "request_tokens",
+        "Prompt tokens of an aborted request.",
+    ),
+    _histogram(
+        "aborted_request_generation_tokens",
+        "aborted[].generation_tokens",
+        "request_tokens",
+        "Tokens generated for a request before it was aborted.",
+    ),
+    _histogram(
+        "aborted_request_duration_seconds",
+        "aborted[].seconds",
+        "request_latency",
+        "From an aborted request's entry into the queue to its abort.",
+    ),
+    # Engine steps.
+    _histogram(
+        "iteration_interval_seconds",
+        "steps[].interval",
+        "iteration_duration",
+        "From the output of one iteration to the output of the next, idle time included.",
+    ),
+    _histogram(
+        "iteration_prefill_requests",
+        "steps[].prefill_requests",
+        "iteration_requests",
+        "Requests of an iteration whose prompt, or after a preemption all so far, is computed.",
+    ),
+    _histogram(
+        "iteration_prefill_tokens",
+        "steps[].prefill_tokens",
+        "iteration_tokens",
+        "Tokens scheduled in an iteration for requests whose prompt is computed.",
+    ),
+    _histogram(
+        "iteration_decode_requests",
+        "steps[].decode_requests",
+        "iteration_requests",
+        "Requests of an iteration that generate.",
+    ),
+    _histogram(
+        "iteration_decode_tokens",
+        "steps[].decode_tokens",
+        "iteration_tokens",
+        "Tokens scheduled in an iteration for requests that generate, drafted ones included.",
+    ),
+    _histogram(
+        "iteration_kv_tokens",
+        "steps[].kv_tokens",
+        "held_tokens",
+        "Tokens whose KV an iteration's requests had computed before it: what attention reads.",
+    ),
+    _histogram(
+        "iteration_waiting_tokens",
+        "steps[].waiting_tokens",
+        "held_tokens",
+        "Tokens of the requests that waited during an iteration.",
+    ),
+    # KV blocks: what the engine's own three families do not tell.
+    _histogram(
+        "kv_block_reuse_gap_seconds",
+        Hook("kv_block_gaps"),
+        "kv_cache_residency",
+        "Between consecutive prefix hits on a sampled KV block, every one of them.",
+    ),
+    _histogram(
+        "kv_block_reuses",
+        Hook("kv_block_reuses"),
+        "reuses",
+        "Prefix hits on a sampled KV block from its allocation until it was handed out again.",
+    ),
+    _histogram(
+        "kv_block_reset_age_seconds",
+        Hook("kv_block_reset_ages"),
+        "kv_cache_residency",
+        "Age of a sampled KV block when the cache was emptied.",
+    ),
+    _histogram(
+        "kv_block_reset_idle_seconds",
+        Hook("kv_block_reset_idles"),
+        "kv_cache_residency",
+        "Time since a sampled KV block's last prefix hit when the cache was emptied.",
+    ),
+    _row(
+        "kv_cache_resets_total",
+        "counter",
+        Hook("kv_cache_resets"),
+        "Times the prefix cache was emptied.",
+    ),
+    _row(
+        "kv_sample_ratio",
+        "gauge",
+        Reading("kv_sample_ratio"),
+        "Share of KV blocks whose life is followed, by the engine itself or by the tap.",
+        combine="mean",
+        feature="",
+    ),
+    _row(
+        "kv_tracked_blocks",
+        "gauge",
+        Reading("kv_tracked_blocks"),
+        "KV blocks whose life is being followed, or waits to be told of.",
+        feature="",
+    ),
+    _row(
+        "kv_sample_halvings_total",
+        "counter",
+        Hook("kv_sample_halvings"),
+        "Times the share of followed KV blocks halved because there were too many.",
+    ),
+    _row(
+        "kv_abandoned_blocks_total",
+        "counter",
+        Hook("kv_abandoned_blocks"),
+        "KV blocks whose life's end was not heard; their lifetimes are in no histogram.",
+    ),
+    _row(
+        "kv_unknown_events_total",
+        "counter",
+        Hook("kv_unknown_events"),
+        "Events of KV blocks that were not followed though they should be, or out of order.",
+    ),
+    # The engine's processes: prometheus_client shows none in multiprocess mode.
+    _process("cpu_seconds_total", "counter", "CPU time of a process of the engine."),
+    _process("resident_memory_bytes", "gauge", "Resident memory of a process of the engine."),
+    _process("open_fds", "gauge", "Open file descriptors of a process of the engine."),
+    _process("max_fds", "gauge", "File descriptors that a process of the engine may open."),
+    _process("threads", "gauge", "Threads of a process of the engine."),
+    _process(
+        "start_time_seconds",
+        "gauge",
+        "Unix time when a process of the engine started.",
+        combine="max",
+    ),
+    _process(
+        "gc_collections_total",
+        "counter",
+        "Runs of Python's cyclic garbage collector in a process of the engine.",
+        "generation",
+    ),
+    _process(
+        "gc_uncollectable_total",
+        "counter",
+        "Objects that Python's cyclic garbage collector found and could not free.",
+        "generation",
+    ),
+)

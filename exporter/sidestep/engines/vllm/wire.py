@@ -1,0 +1,239 @@
+"""vLLM's stats objects as they travel, fields named as vLLM names them.
+
+A field that only some releases have is optional here and absent means unknown:
+what cannot be known is left out of a histogram, never guessed (vLLM 0.10 to
+0.33; its stats classes are declared unstable).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from sidestep.protocol.limits import (
+    MAX_STRUCTS,
+    VALUE_LIMIT,
+    Count,
+    Counts,
+    Number,
+    Observations,
+    Ratio,
+    Tally,
+    Text,
+    Volume,
+)
+
+FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
+"""vLLM's ``FinishReason``, an IntEnum: its members in order."""
+
+
+class Run(msgspec.Struct, array_like=True, gc=False):
+    """The same observation ``count`` times.
+
+    A list field with a twin of its name and ``_runs`` travels in either, or in both.
+    """
+
+    value: Number = 0.0
+    count: Count = 0
+
+
+class CacheStats(msgspec.Struct, array_like=True, gc=False):
+    """Cache lookups since the last step; ``reset`` means the cache was emptied before them."""
+
+    reset: bool = False
+    requests: Count = 0
+    queries: Count = 0
+    hits: Count = 0
+    preempted_requests: Count = 0
+    preempted_queries: Count = 0
+    preempted_hits: Count = 0
+    hits_by_source: Tally = {}
+
+
+class SchedulerIterationDetails(msgspec.Struct, array_like=True, gc=False):
+    """Sent with ``--enable-logging-iteration-details``; a resumed prefill is *generation* here."""
+
+    iteration_index: Count = 0
+    num_ctx_requests: Count = 0
+    num_ctx_tokens: Count = 0
+    num_generation_requests: Count = 0
+    num_generation_tokens: Count = 0
+    elapsed_ms: Ratio = 0.0
+    num_encoder_inputs: Count = 0
+    num_encoder_output_tokens: Count = 0
+    is_dummy: bool = False
+
+    @property
+    def elapsed_seconds(self) -> float:
+        """Prometheus counts in base units."""
+        return self.elapsed_ms / 1e3
+
+
+class KVCacheEvictionEvent(msgspec.Struct, array_like=True, gc=False):
+    """A sampled block that was handed out again, in seconds."""
+
+    lifetime_seconds: Number = 0.0
+    idle_seconds: Number = 0.0
+    reuse_gaps_seconds: Annotated[list[Number], Meta(max_length=64)] = []
+
+
+class SpecDecodingStats(msgspec.Struct, array_like=True, gc=False):
+    """Speculative decoding since the last step."""
+
+    num_spec_tokens: Count = 0
+    num_drafts: Count = 0
+    num_draft_tokens: Count = 0
+    num_accepted_tokens: Count = 0
+    num_accepted_tokens_per_pos: Counts = []
+    num_draft_tokens_per_pos: Counts = []
+
+    @property
+    def num_emitted_tokens(self) -> int:
+        """Every draft round emits what was accepted and one token more."""
+        return self.num_accepted_tokens + self.num_drafts
+
+
+class CUDAGraphStat(msgspec.Struct, array_like=True, gc=False):
+    """How far the step's batch was padded to fit a captured graph."""
+
+    num_unpadded_tokens: Count = 0
+    num_padded_tokens: Count = 0
+    num_paddings: Count = 0
+    runtime_mode: Text = ""
+
+
+class PerfStats(msgspec.Struct, array_like=True, gc=False):
+    """Estimated work of the step, by one GPU."""
+
+    num_flops_per_gpu: Volume = 0
+    num_read_bytes_per_gpu: Volume = 0
+    num_write_bytes_per_gpu: Volume = 0
+
+
+class SchedulerStats(msgspec.Struct, array_like=True, gc=False):
+    """The scheduler's state after the step (gauges) and since the last one (the rest)."""
+
+    num_running_reqs: Count = 0
+    num_waiting_reqs: Count = 0
+    num_skipped_waiting_reqs: Count = 0
+    num_kv_fetch_reqs_by_stage: Tally = {}
+    kv_cache_usage: Ratio = 0.0
+    iteration_details: SchedulerIterationDetails | None = None
+    prefix_cache_stats: CacheStats | None = None
+    connector_prefix_cache_stats: CacheStats | None = None
+    kv_cache_eviction_events: Annotated[
+        list[KVCacheEvictionEvent], Meta(max_length=MAX_STRUCTS)
+    ] = []
+    spec_decoding_stats: SpecDecodingStats | None = None
+    waiting_lora_adapters: Tally = {}
+    running_lora_adapters: Tally = {}
+    cudagraph_stats: CUDAGraphStat | None = None
+    perf_stats: PerfStats | None = None
+    # vLLM reuses its spec-decoding struct for diffusion models and changes only
+    # the metrics' names; on the wire the two are told apart.
+    diffusion_stats: SpecDecodingStats | None = None
+
+    @property
+    def num_all_waiting_reqs(self) -> int:
+        """Those that wait for capacity and those deferred, as the engine adds them."""
+        return self.num_waiting_reqs + self.num_skipped_waiting_reqs
+
+
+class PromptTokenStats(msgspec.Struct, array_like=True, gc=False):
+    """Prompt tokens of requests that got their first output, by where their KV came from."""
+
+    computed: Count = 0
+    local_cache_hit: Count = 0
+    external_kv_transfer: Count = 0
+    cached_tokens: Count = 0
+    total: Count = 0
+
+
+class FinishedRequestStats(msgspec.Struct, array_like=True, gc=False):
+    """A request that finished; intervals in seconds. Never its id: that is the user's."""
+
+    finish_reason: Count = 0
+    e2e_latency: Number | None = None
+    num_prompt_tokens: Count | None = None
+    num_preemptions: Count | None = None
+    num_generation_tokens: Count | None = None
+    max_tokens_param: Count | None = None
+    queued_time: Number | None = None
+    prefill_time: Number | None = None
+    inference_time: Number | None = None
+    decode_time: Number | None = None
+    mean_time_per_output_token: Number | None = None
+    is_corrupted: bool = False
+    num_cached_tokens: Annotated[int, Meta(ge=-1, le=1 << 40)] | None = None
+
+    @property
+    def num_prefill_kv_computed_tokens(self) -> int | None:
+        """Prompt tokens whose KV was not cached; vLLM marks an unknown cache hit with -1."""
+        if self.num_prompt_tokens is None or self.num_cached_tokens is None:
+            return None
+        return self.num_prompt_tokens - max(self.num_cached_tokens, 0)
+
+    @property
+    def max_tokens_limit(self) -> int | None:
+        """``max_tokens_param`` where the request set one; the engine skips 0 as well."""
+        return self.max_tokens_param or None
+
+
+class IterationStats(msgspec.Struct, array_like=True, gc=False):
+    """What one front end's requests got out of the step."""
+
+    num_generation_tokens: Count = 0
+    prompt_token_stats: PromptTokenStats | None = None
+    num_prompt_tokens: Count = 0
+    num_preempted_reqs: Count = 0
+    finished_requests: Annotated[list[FinishedRequestStats], Meta(max_length=MAX_STRUCTS)] = []
+    max_num_generation_tokens_iter: Counts = []
+    n_params_iter: Counts = []
+    time_to_first_tokens_iter: Observations = []
+    inter_token_latencies_iter: Observations = []
+    num_corrupted_reqs: Count = 0
+    num_watermarked_reqs: Count = 0
+    num_watermark_skipped_reqs: Count = 0
+    num_not_watermarked_reqs: Count = 0
+    inter_token_latencies_iter_runs: Annotated[list[Run], Meta(max_length=MAX_STRUCTS)] = []
+
+    @property
+    def prompt_tokens(self) -> int:
+        """All prompt tokens; releases before the split by source count only these."""
+        stats = self.prompt_token_stats
+        return self.num_prompt_tokens if stats is None else stats.total
+
+    @property
+    def iteration_tokens(self) -> int:
+        """Tokens computed in the step: generated ones and prompt tokens that missed the cache."""
+        stats = self.prompt_token_stats
+        computed = self.num_prompt_tokens if stats is None else stats.computed
+        return computed + self.num_generation_tokens
+
+
+_encoder = msgspec.msgpack.Encoder()
+_FEW = 16
+_HEAD = 3
+_FLOAT = 9
+"""Bytes of a list's head, from 16 elements on, and of a float in msgpack."""
+
+
+def run_of(values: object) -> Run | None:
+    """A run, where ``values`` is a list of many floats that are all one and the same.
+
+    A step's inter-token latencies nearly always are: the requests of a batch get
+    their tokens at one time (99 in 100 steps of four recorded runs). Compared are
+    the encoded bytes, at once: 1 us for 256 values, where reading each would cost ten.
+    """
+    if not isinstance(values, list) or len(values) < _FEW:
+        return None
+    if not isinstance(values[0], float) or not 0.0 <= values[0] <= VALUE_LIMIT:
+        return None
+    try:
+        data = _encoder.encode(values)
+    except (TypeError, ValueError):
+        return None
+    one = data[_HEAD : _HEAD + _FLOAT]
+    return Run(values[0], len(values)) if data[_HEAD:] == one * len(values) else None

@@ -1,0 +1,1 @@
+"""From the registry to pages: families, filters, aggregation, formats, caches."""

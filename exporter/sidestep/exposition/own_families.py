@@ -1,0 +1,120 @@
+"""The exporter's own families: its numbers are written here, what collectors have by prometheus_client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from prometheus_client import generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+from prometheus_client.utils import floatToGoString
+
+from sidestep.exposition import proto_format as messages
+from sidestep.exposition import protobuf_samples
+from sidestep.exposition.negotiation import Format
+from sidestep.exposition.text_format import header, pairs_text, series_text
+from sidestep.telemetry.rows import SelfRow
+from sidestep.telemetry.self_metrics import Labels, OwnRegistry, Sample
+
+AT_ONCE = 100
+"""Samples that are written between two turns of the loop: some microseconds each."""
+MAX_TEXTS = 20_000
+"""Samples whose text before the value is kept: some are of engines, which come and go."""
+
+WRITERS: Mapping[Format, Callable[[Any], bytes]] = {
+    "text": generate_latest,
+    "openmetrics": generate_openmetrics,
+    "protobuf": protobuf_samples.generate,
+}
+
+
+class OwnTexts:
+    """Writes the families of ``registry``, as prometheus_client does, at a tenth of the cost."""
+
+    def __init__(self, registry: OwnRegistry) -> None:
+        self._registry = registry
+        self._heads: dict[tuple[str, bool], bytes] = {}
+        self._series: dict[tuple[str, Labels], str] = {}
+        self._labels: dict[tuple[str, Labels], bytes] = {}
+        self._parts: dict[tuple[str, bool], dict[int, _Part]] = {}
+        """By family, and whether in protobuf: of so many samples at a time, by the first's place."""
+
+    def pieces(self, form: Format, names: Collection[str] = ()) -> Iterator[bytes]:
+        """The families, or those that have one of the sample ``names``, and what ends a page.
+
+        A piece may be empty, where the next one takes a while.
+        """
+        for kept in (self._series, self._labels):
+            if len(kept) > MAX_TEXTS:
+                kept.clear()
+        for found in self._registry.metrics.samples(names):
+            if found is None:
+                yield b""
+            elif form == "protobuf":
+                yield from self._messages(*found)
+            else:
+                yield self._head(found[0], openmetrics=form == "openmetrics")
+                yield from self._written(*found, self._lines, is_protobuf=False)
+        others: Any = self._registry.others
+        yield WRITERS[form](others.restricted_registry(names) if names else others)
+
+    def _messages(self, row: SelfRow, samples: Sequence[Sample]) -> Iterator[bytes]:
+        """A family in protobuf, which begins with its size."""
+        metrics: list[bytes] = []
+        for some in self._written(row, samples, self._metrics, is_protobuf=True):
+            metrics.append(some)
+            yield b""
+        yield b"".join(messages.family(row.name, row.kind, row.help, metrics))
+
+    def _written(
+        self,
+        row: SelfRow,
+        samples: Sequence[Sample],
+        write: Callable[[SelfRow, Sequence[Sample]], bytes],
+        *,
+        is_protobuf: bool,
+    ) -> Iterator[bytes]:
+        """Some samples after the other; what has not changed is not written again."""
+        parts = self._parts.setdefault((row.name, is_protobuf), {})
+        for start in range(0, len(samples), AT_ONCE):
+            some = samples[start : start + AT_ONCE]
+            part = parts.get(start)
+            if part is None or part.samples != some:
+                part = parts[start] = _Part(some, write(row, some))
+            yield part.text
+        for start in [start for start in parts if start >= len(samples)]:
+            del parts[start]
+
+    def _head(self, row: SelfRow, *, openmetrics: bool) -> bytes:
+        found = self._heads.get((row.name, openmetrics))
+        if found is None:
+            found = header(row.name, row.kind, row.help, openmetrics=openmetrics).encode()
+            self._heads[row.name, openmetrics] = found
+        return found
+
+    def _lines(self, row: SelfRow, samples: Sequence[Sample]) -> bytes:
+        lines: list[str] = []
+        for labels, value in samples:
+            text = self._series.get((row.name, labels))
+            if text is None:
+                pairs = pairs_text(dict(zip(row.labels, labels, strict=True)))
+                text = self._series[row.name, labels] = series_text(row.name, pairs)
+            lines.append(f"{text}{floatToGoString(value)}\n")  # type: ignore[no-untyped-call]
+        return "".join(lines).encode()
+
+    def _metrics(self, row: SelfRow, samples: Sequence[Sample]) -> bytes:
+        found: list[bytes] = []
+        for labels, value in samples:
+            own = self._labels.get((row.name, labels))
+            if own is None:
+                pairs = sorted(zip(row.labels, labels, strict=True))
+                own = self._labels[row.name, labels] = messages.labels(pairs)
+            found.append(messages.metric(own, messages.single(row.kind, float(value))))
+        return b"".join(found)
+
+
+class _Part(NamedTuple):
+    """Samples, and what was written of them."""
+
+    samples: Sequence[Sample]
+    text: bytes

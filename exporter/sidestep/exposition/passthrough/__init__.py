@@ -1,0 +1,1 @@
+"""Pages of other exporters, merged into this one's."""

@@ -1,0 +1,181 @@
+"""Which family each series of another exporter's page belongs to, and in which order it is shown."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Generator, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Protocol
+
+from sidestep.catalog.model import OBSERVED
+from sidestep.errors import WireError
+from sidestep.exposition.passthrough import parser as exposition
+from sidestep.exposition.passthrough.parser import Comment, Labels, PageKind
+
+SLICE = 200
+"""Series between two turns of the loop."""
+MAX_FAMILIES = 1000
+MAX_SORTED = 1000
+_ENDS: dict[PageKind, tuple[str, ...]] = {
+    "histogram": ("_bucket", "_count", "_sum"),
+    "summary": ("", "_count", "_sum"),
+}
+"""Of the names that samples have, in the order of the page."""
+_BOUND: dict[PageKind, str] = {"histogram": "le", "summary": "quantile"}
+
+
+class Sample(Protocol):
+    """What is asked of a series."""
+
+    name: str
+    labels: Labels
+    key: bytes
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Found:
+    """One family.
+
+    Attributes:
+        places: Lines of its samples, in the order in which they are to be shown.
+    """
+
+    name: str
+    kind: PageKind
+    help: str
+    places: list[int] = dataclasses.field(default_factory=list)
+
+    @property
+    def names(self) -> AbstractSet[str]:
+        """What the family and its samples may be called in the text format."""
+        return {self.name, *(self.name + end for end in _ENDS.get(self.kind, ()))}
+
+
+class Sorting:
+    """Sorts one page's series by family; what says TYPE may stand anywhere.
+
+    Args:
+        left_out: Where what is left out is counted.
+        excluded: Families that are.
+    """
+
+    def __init__(self, left_out: Counter[str], excluded: AbstractSet[str]) -> None:
+        self.left_out = left_out
+        self._excluded = excluded
+        self._kinds: dict[str, PageKind] = {}
+        self._helps: dict[str, str] = {}
+
+    def comment(self, found: Comment | None) -> None:
+        """Note what the page says about a family; the first word counts."""
+        if found is None:
+            return
+        if not found.is_type:
+            self._helps.setdefault(found.name, found.text)
+            return
+        kind = exposition.KINDS[found.text]
+        if self._kinds.setdefault(found.name, kind) != kind:
+            self.left_out["second_type"] += 1
+
+    def sorted(self, order: Sequence[Sample | None]) -> Generator[None, None, list[Found]]:
+        """The families of the series in ``order``: those with a TYPE first."""
+        samples = yield from self._by_family(order)
+        families: list[Found] = []
+        taken: set[str] = set()
+        for number, (name, places) in enumerate(samples.items()):
+            if not number % SLICE:
+                yield
+            family = Found(name, self._kinds.get(name, "untyped"), self._helps.get(name, ""))
+            reason = ""
+            if name in self._excluded:
+                reason = "excluded"
+            elif not taken.isdisjoint(family.names):
+                reason = "name_clash"
+            elif len(families) >= MAX_FAMILIES:
+                reason = "over_limit"
+            elif places:
+                taken |= family.names
+                family.places = yield from self._ordered(family, order, places)
+                families.append(family)
+            if reason:
+                self.left_out[reason] += len(places)
+        return [family for family in families if family.places]
+
+    def _by_family(
+        self, order: Sequence[Sample | None]
+    ) -> Generator[None, None, dict[str, list[int]]]:
+        """Places by family, none twice."""
+        found: dict[str, list[int]] = {name: [] for name in self._kinds}
+        known: dict[str, list[int]] = {}
+        """By a sample's name the same list as by its family's."""
+        seen: set[bytes] = set()
+        for at, series in enumerate(order):
+            if series is not None:
+                if series.key in seen:
+                    self.left_out["duplicate"] += 1
+                    continue
+                seen.add(series.key)
+                places = known.get(series.name)
+                if places is None:
+                    places = found.setdefault(self._family_of(series.name), [])
+                    known[series.name] = places
+                places.append(at)
+            if not at % (SLICE * 5):
+                yield
+        return found
+
+    def _family_of(self, sample: str) -> str:
+        if sample not in self._kinds:
+            for end in ("_bucket", "_count", "_sum"):
+                base = sample.removesuffix(end)
+                if base != sample and end in _ENDS.get(self._kinds.get(base, "untyped"), ()):
+                    return base
+        return sample
+
+    def _ordered(
+        self, family: Found, order: Sequence[Sample | None], places: list[int]
+    ) -> Generator[None, None, list[int]]:
+        """``places`` as both formats want them: what belongs to one histogram stands together."""
+        if family.kind not in OBSERVED:
+            return places
+        groups: dict[Labels, list[tuple[int, float, int]]] = {}
+        for number, at in enumerate(places):
+            series = order[at]
+            if series is not None:
+                rank = _rank(family, series)
+                if rank is None:
+                    self.left_out["odd_sample"] += 1
+                else:
+                    groups.setdefault(outer(family.kind, series.labels), []).append((*rank, at))
+            if not number % SLICE:
+                yield
+        found: list[int] = []
+        for group in groups.values():
+            # No histogram has more, and to sort those of one that lies takes long.
+            if len(group) <= MAX_SORTED:
+                group.sort()
+            found += [at for *_, at in group]
+            yield
+        return found
+
+
+def _rank(family: Found, series: Sample) -> tuple[int, float] | None:
+    """Where in its group a sample of a histogram or summary stands; None where it is none."""
+    ends = _ENDS[family.kind]
+    end = series.name.removeprefix(family.name)
+    if end not in ends:
+        return None
+    if end != ends[0]:
+        return ends.index(end), 0.0
+    text = dict(series.labels).get(_BOUND[family.kind], "")
+    try:
+        bound = float(exposition.value(text.encode()))
+    except (WireError, ValueError):
+        return None
+    return None if math.isnan(bound) else (0, bound)
+
+
+def outer(kind: PageKind, labels: Labels) -> Labels:
+    """What the samples of one histogram or summary have in common."""
+    return tuple(sorted(pair for pair in labels if pair[1] and pair[0] != _BOUND[kind]))

@@ -1,0 +1,141 @@
+"""Families that are told as samples, in Prometheus' protobuf format: passed and the exporter's own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator
+from typing import NamedTuple
+
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from sidestep.catalog.buckets import Bounds
+from sidestep.exposition import proto_format as messages
+from sidestep.exposition.passthrough.parser import plain
+from sidestep.exposition.passthrough.registry import Passed
+
+GROUPED = frozenset({"histogram", "summary"})
+"""Kinds of which several samples are one child."""
+AT_ONCE = 500
+"""Samples that are encoded between two turns of the loop."""
+KINDS = {
+    **{kind: kind for kind in ("counter", "gauge", "histogram", "summary")},
+    "gaugehistogram": "histogram",
+    "info": "gauge",
+    "stateset": "gauge",
+}
+"""What prometheus_client has, as what this format has; the rest has no type."""
+
+_OF_NOW = ("_gcount", "_gsum")
+
+Pairs = tuple[tuple[str, str], ...]
+
+
+class Read(NamedTuple):
+    """A sample: the end of its name, and where it has one its time in milliseconds."""
+
+    end: str
+    labels: Pairs
+    value: float
+    stamp: int | None = None
+
+
+def passed_pieces(passed: Passed, names: Collection[str] = ()) -> Iterator[list[bytes]]:
+    """Other exporters' families; all are of the moment of the call."""
+    moment = passed.moment
+    found = [(family, family.shown) for family in passed.families(names)]
+    for family, parts in found:
+        samples: list[Read] = []
+        for part in parts:
+            for series, text in zip(part.series, part.values(moment), strict=True):
+                value, _, stamp = text.partition(b" ")
+                own = tuple(sorted(plain(series.labels).items()))
+                end = series.name.removeprefix(family.name)
+                samples.append(Read(end, own, float(value), int(stamp) if stamp else None))
+            yield []
+        yield from _pieces(family.name, family.kind, family.help, samples)
+
+
+def generate(registry: Collector) -> bytes:
+    """What collectors of prometheus_client tell; as its own ``generate_latest``."""
+    pieces = (piece for found in registry.collect() for piece in _own(found))
+    return b"".join(part for piece in pieces for part in piece)
+
+
+def _own(found: Metric) -> Iterator[list[bytes]]:
+    kind = KINDS.get(found.type, "untyped")
+    families: dict[tuple[str, str], list[Read]] = {}
+    for sample in found.samples:
+        stamp = None if sample.timestamp is None else int(float(sample.timestamp) * 1000)
+        end = sample.name.removeprefix(found.name)
+        own = tuple(sorted(sample.labels.items()))
+        read = Read(end, own, float(sample.value), stamp)
+        name = found.name
+        if kind == "counter":
+            name += "_total"
+        elif kind not in GROUPED:
+            # A family without a type may have samples of several names.
+            name = sample.name
+        elif end in _OF_NOW:
+            # As in text: Prometheus takes a histogram of this type for none at all.
+            families.setdefault((sample.name, "gauge"), []).append(read)
+        families.setdefault((name, kind), []).append(read)
+    for (name, shown), samples in families.items():
+        yield from _pieces(name, shown, found.documentation, samples)
+
+
+def _pieces(name: str, kind: str, text: str, samples: list[Read]) -> Iterator[list[bytes]]:
+    metrics: list[bytes] = []
+    made = _grouped(kind, samples) if kind in GROUPED else _singles(kind, samples)
+    for number, metric in enumerate(made, 1):
+        metrics.append(metric)
+        if not number % AT_ONCE:
+            yield []
+    if metrics:
+        yield messages.family(name, kind, text, metrics)
+
+
+def _singles(kind: str, samples: list[Read]) -> Iterator[bytes]:
+    created = {read.labels: read.value for read in samples if read.end == "_created"}
+    for read in samples:
+        if read.end != "_created" or kind != "counter":
+            own = messages.labels(read.labels)
+            value = messages.single(kind, read.value, created.get(read.labels, 0.0))
+            yield messages.metric(own, value, read.stamp)
+
+
+def _grouped(kind: str, samples: Iterable[Read]) -> Iterator[bytes]:
+    inner = "quantile" if kind == "summary" else "le"
+    children: dict[Pairs, list[Read]] = {}
+    for read in samples:
+        outer = tuple(pair for pair in read.labels if pair[0] != inner)
+        children.setdefault(outer, []).append(read)
+    for outer, reads in children.items():
+        ends = {read.end: read.value for read in reads}
+        bounded = sorted(
+            (float(text), read.value)
+            for read in reads
+            for name, text in read.labels
+            if name == inner and read.end in ("", "_bucket")
+        )
+        total = ends.get("_sum", ends.get("_gsum", math.nan))
+        stamp = next((read.stamp for read in reads), None)
+        created = ends.get("_created", 0.0)
+        if kind == "summary":
+            value = messages.summary(_whole(ends.get("_count", 0.0)), total, bounded, created)
+        else:
+            value = _histogram(ends, bounded, total)
+        yield messages.metric(messages.labels(outer), value, stamp)
+
+
+def _histogram(ends: dict[str, float], bounded: list[tuple[float, float]], total: float) -> bytes:
+    bounds: Bounds = tuple(bound for bound, _ in bounded)
+    last = bounded[-1][1] if bounded else 0.0
+    count = ends.get("_count", ends.get("_gcount", last))
+    counts = [_whole(value) for _, value in bounded]
+    return messages.histogram(total, bounds, [*counts, _whole(count)])
+
+
+def _whole(value: float) -> int:
+    """A count, which text may have as anything."""
+    return min(int(value), messages.LARGEST) if 0.0 < value < math.inf else 0

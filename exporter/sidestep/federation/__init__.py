@@ -1,0 +1,1 @@
+"""Records from exporter to exporter: one for each source and engine."""

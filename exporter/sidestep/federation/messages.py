@@ -1,0 +1,137 @@
+"""What one exporter tells another: an engine's record, cumulative, and who counted it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from sidestep.errors import WireError
+from sidestep.protocol.limits import (
+    MAX_FRAME_BYTES,
+    Identifier,
+    Labels,
+    Number,
+    Seconds,
+    Seq,
+    Text,
+    is_printable,
+)
+from sidestep.protocol.messages import DECODE_ERRORS
+
+FORWARD_VERSION = 1
+PIECE_BYTES = MAX_FRAME_BYTES - (64 << 10)
+"""Of a record in one frame; what else a frame has is far less than the rest."""
+MAX_PIECES = 16
+MAX_RECORD_BYTES = 2 << 20
+"""An engine with all the series that it may have comes to half of it."""
+TAG = "F"
+_MARK = bytes([0xA0 | len(TAG)]) + TAG.encode()
+_LONG = 0xDC
+"""First byte of an array of more than 15 fields; two more have its length."""
+
+
+class Standing(msgspec.Struct, array_like=True, gc=False, frozen=True):
+    """How an engine is, as the exporter sees it that engines push to.
+
+    Attributes:
+        up: A stream feeds it.
+        live: Its gauges are shown.
+        absent: Its server does not have it now.
+        former: It is not shown any more, only remembered.
+        readings: Gauges that only that exporter can compute, by name.
+    """
+
+    up: bool = False
+    live: bool = False
+    absent: bool = False
+    former: bool = False
+    readings: Annotated[dict[Text, Number], Meta(max_length=32)] = {}
+
+
+class Forward(msgspec.Struct, array_like=True, gc=False, tag=TAG):
+    """An engine's record of now, or a piece of one that no frame holds.
+
+    Attributes:
+        source: The exporter that counted, by its stable name.
+        engine: Identity there.
+        life: Of the counts: an exporter that begins at 0 begins another. Later ones are larger.
+        run: Which of the processes that went on with this life.
+        seq: Grows with every record of a run.
+        piece: Index of ``data`` among ``pieces``.
+        data: The record (``totals.Record``), or a piece of it.
+        age: Seconds since the source itself said so.
+        labels: That exporters on the way have added.
+    """
+
+    version: int
+    source: Identifier
+    engine: Identifier
+    life: Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
+    run: Seq
+    seq: Seq
+    piece: Annotated[int, Meta(ge=0, lt=MAX_PIECES)]
+    pieces: Annotated[int, Meta(ge=1, le=MAX_PIECES)]
+    data: Annotated[bytes, Meta(max_length=MAX_FRAME_BYTES)]
+    standing: Standing
+    age: Seconds = 0.0
+    labels: Labels = {}
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Forward] = msgspec.msgpack.Decoder(Forward)
+
+
+def is_forward(frame: bytes) -> bool:
+    """Whether ``frame`` is another exporter's, by its tag: nothing is decoded yet."""
+    start = 3 if frame[:1] == bytes([_LONG]) else 1
+    return frame[start : start + len(_MARK)] == _MARK
+
+
+def encode_forward(message: Forward) -> bytes:
+    """The frame of ``message``."""
+    return _encoder.encode(message)
+
+
+def decode_forward(frame: bytes) -> Forward:
+    """What another exporter said.
+
+    Raises:
+        WireError: The frame is too large, malformed, or of another version.
+    """
+    if len(frame) > MAX_FRAME_BYTES:
+        raise WireError("too_big", f"frame of {len(frame)} bytes")
+    try:
+        message = _decoder.decode(frame)
+    except DECODE_ERRORS as error:
+        raise WireError("bad_schema", str(error)) from None
+    if message.version != FORWARD_VERSION:
+        raise WireError(
+            "version", f"forwards in version {message.version}, this exporter in {FORWARD_VERSION}"
+        )
+    if message.piece >= message.pieces:
+        raise WireError("bad_schema", "a piece beyond the last")
+    if not all(map(is_printable, (message.source, message.engine, *message.labels.values()))):
+        raise WireError("bad_label", "a name or label value is not printable")
+    return message
+
+
+def split(record: bytes) -> list[bytes]:
+    """``record`` in pieces that each fit a frame.
+
+    Raises:
+        WireError: It is too large to be told.
+    """
+    check_size(len(record))
+    return [record[at : at + PIECE_BYTES] for at in range(0, len(record), PIECE_BYTES)]
+
+
+def check_size(size: int) -> None:
+    """Whether a record may have so many bytes.
+
+    Raises:
+        WireError: It may not.
+    """
+    if size > MAX_RECORD_BYTES:
+        raise WireError("too_big", f"a record of {size} bytes; {MAX_RECORD_BYTES} are the most")

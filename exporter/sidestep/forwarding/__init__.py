@@ -1,1 +1,0 @@
-"""What exporters tell one another: a tree of them, up to a root."""

@@ -1,1 +1,0 @@
-"""Histograms: the classic and the native one, their bounds and their arithmetic."""

@@ -1,0 +1,1 @@
+"""The HTTP server: routes, TLS, authentication, and limits on what a client can cost."""

@@ -1,0 +1,69 @@
+"""A response in parts, which are never put together: a page is long."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from aiohttp import web
+
+from sidestep.http.repeated import Holds, LastingResponse
+
+PIECE = 64 * 1024
+"""Bytes: in one piece the transport would copy what a client has not taken, for each client."""
+SLICE = 0.0015
+"""Seconds of writing after which the loop gets a turn: the kernel may take a lot at once."""
+
+
+class PartsResponse(web.StreamResponse):
+    """Sends ``parts``, one after the other, as the client takes them; the length is said first."""
+
+    def __init__(
+        self, parts: Sequence[bytes], headers: Mapping[str, str], status: int = 200
+    ) -> None:
+        super().__init__(status=status, headers=headers)
+        self.parts = parts
+        self.size = self.content_length = sum(map(len, parts))
+        self._begun = False
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        """Send the parts, once."""
+        if not self._begun and self._req is not None and self._req.method != "HEAD":
+            self._begun = True
+            since = time.perf_counter()
+            for piece in pieces(self.parts):
+                await self.write(piece)
+                if time.perf_counter() - since > SLICE:
+                    await asyncio.sleep(0)
+                    since = time.perf_counter()
+        await super().write_eof(data)
+
+
+def response(
+    parts: Sequence[bytes], headers: Mapping[str, str], holds: Holds
+) -> web.StreamResponse:
+    """An answer with this body: as one where it is short, which then lasts while it ``holds``."""
+    if sum(map(len, parts)) <= PIECE:
+        return LastingResponse(parts, headers, holds)
+    return PartsResponse(parts, headers)
+
+
+def pieces(parts: Sequence[bytes]) -> Iterator[Any]:
+    """``parts`` in pieces of about the same length: short ones together, long ones cut."""
+    waiting: list[bytes] = []
+    size = 0
+    for part in parts:
+        if len(part) <= PIECE // 4 and size + len(part) <= PIECE:
+            waiting.append(part)
+            size += len(part)
+            continue
+        if waiting:
+            yield b"".join(waiting)
+            waiting, size = [], 0
+        view = memoryview(part)
+        for start in range(0, len(part), PIECE):
+            yield view[start : start + PIECE]
+    if waiting:
+        yield b"".join(waiting)

@@ -1,0 +1,147 @@
+"""One connection: between its transport and aiohttp's protocol, with a deadline.
+
+What it has just been asked may be answered here, before aiohttp: see ``repeated``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import ssl
+from collections.abc import Callable
+from typing import cast
+
+from sidestep.http.limits import Limits
+from sidestep.http.repeated import LONGEST, Repeated
+
+Admit = Callable[[ssl.SSLObject | None], bool]
+
+
+class Connection(asyncio.Protocol):
+    """Passes everything on to ``inner``, and knows when the peer is late.
+
+    aiohttp closes an idle connection, but lets a client take a byte a minute, in either
+    direction, for ever. The peer has to be through with the handshake and the head of its
+    request, or with taking the answer, by ``deadline``.
+
+    Attributes:
+        deadline: On the loop's clock.
+        asked: Whether it has ever sent a whole request.
+        transport: None before the handshake is done and after the end.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], asyncio.Protocol],
+        admit: Admit,
+        limits: Limits,
+        repeated: Repeated,
+        peer: str,
+    ) -> None:
+        self._make = make
+        self._admit = admit
+        self._limits = limits
+        self._repeated = repeated
+        self._loop = asyncio.get_running_loop()
+        self._inner: asyncio.Protocol | None = None
+        self._answering = False
+        self._received = 0
+        self._heard = b""
+        # So long aiohttp waits for a request, and has nothing of one.
+        self._repeats_until = 0.0
+        self.peer = peer
+        self.transport: asyncio.Transport | None = None
+        self.deadline = self._loop.time() + limits.asking
+        self.asked = False
+        self.closed: asyncio.Future[None] = self._loop.create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The handshake is done; who may not come does not reach aiohttp."""
+        self.transport = cast(asyncio.Transport, transport)
+        if not self._admit(transport.get_extra_info("ssl_object")):
+            self.transport.abort()
+            return
+        self._inner = self._make()
+        # aiohttp starts its task here: whatever it runs knows whose it is.
+        context = contextvars.copy_context()
+        context.run(serving.set, self)
+        context.run(self._inner.connection_made, transport)
+
+    def data_received(self, data: bytes) -> None:
+        """The peer began a request, or sends what nobody reads: that has a bound."""
+        if self._inner is None or self.transport is None or self._repeat(data, self.transport):
+            return
+        if not self._received and not self._answering:
+            self.deadline = min(self.deadline, self._loop.time() + self._limits.asking)
+        self._received += len(data)
+        self._heard = (self._heard + data)[: LONGEST + 1]
+        if self._received > self._limits.body:
+            self.transport.abort()
+            return
+        self._inner.data_received(data)
+
+    def _repeat(self, data: bytes, transport: asyncio.Transport) -> bool:
+        """Answer at once what is asked again; whether that was possible."""
+        if self._loop.time() < self._repeats_until and not transport.get_write_buffer_size():
+            answer = self._repeated.answer(data)
+            if answer is not None:
+                transport.write(answer)
+                return True
+        self._repeats_until = 0.0
+        return False
+
+    def began(self) -> None:
+        """The head of a request is whole; it is being answered from now on."""
+        self._answering = self.asked = True
+        self._received = 0
+        self.deadline = self._loop.time() + self._limits.answering
+
+    @property
+    def alone(self) -> bytes:
+        """All that has come since aiohttp had nothing to answer; empty if that is long."""
+        return self._heard if len(self._heard) <= LONGEST else b""
+
+    def answered(self, *, repeats: bool) -> None:
+        """What came ``alone`` was one request, which is answered; whether that may be done here."""
+        self._heard = b""
+        if repeats:
+            # Then aiohttp has to see one: it closes what is idle.
+            self._repeats_until = self._loop.time() + self._limits.anew
+
+    def ended(self) -> None:
+        """The answer is with the transport; idle, unless more of the peer has come meanwhile."""
+        self._answering = False
+        idle = 0.0 if self._received else self._limits.unseen
+        self.deadline = self._loop.time() + idle + self._limits.asking
+
+    def late(self, now: float) -> bool:
+        """Whether the deadline is over; a connection that is closing has no idle time."""
+        if self.transport is not None and self.transport.is_closing():
+            self.deadline = min(self.deadline, now + self._limits.asking)
+        return now > self.deadline
+
+    def eof_received(self) -> bool | None:
+        """For ``inner``."""
+        return self._inner.eof_received() if self._inner is not None else None
+
+    def pause_writing(self) -> None:
+        """For ``inner``."""
+        if self._inner is not None:
+            self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        """For ``inner``."""
+        if self._inner is not None:
+            self._inner.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The end, of either side's making."""
+        self.transport = None
+        if not self.closed.done():
+            self.closed.set_result(None)
+        if self._inner is not None:
+            self._inner.connection_lost(exc)
+
+
+serving: contextvars.ContextVar[Connection] = contextvars.ContextVar("serving")
+"""The connection whose request a task works on."""

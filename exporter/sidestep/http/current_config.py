@@ -1,0 +1,131 @@
+"""The web configuration in force: read again when one of its files changes."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import ssl
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from sidestep.errors import ConfigError
+from sidestep.http.config_files import Files
+from sidestep.http.tls import make_context
+from sidestep.http.tls_config import CLIENT_AUTH
+from sidestep.http.web_config import WebConfig, load
+from sidestep.telemetry.logs import Limited
+from sidestep.telemetry.self_metrics import SelfMetrics
+
+log = logging.getLogger(__name__)
+
+INTERVAL = 1.0
+"""Seconds between two looks at the files."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class InForce:
+    """A configuration and the TLS context made from it."""
+
+    config: WebConfig
+    context: ssl.SSLContext | None
+
+    @property
+    def trusted(self) -> object:
+        """Who may connect: connections made under another answer have to end."""
+        tls = self.config.tls
+        return tls and (tls.client_auth, tls.client_ca and tls.client_ca.content, tls.allowed_sans)
+
+
+class Current:
+    """The configuration in force.
+
+    What is wrong with a changed file is logged, and the last good one stays: no mistake, and no
+    file that is just being written, lets anybody in.
+
+    Args:
+        path: The file; None where there is none, then nobody is asked for anything.
+        changed: Called with the former and the present one, in the loop, before anybody sees it.
+
+    Raises:
+        ConfigError: The file cannot be used; one line.
+    """
+
+    def __init__(
+        self,
+        path: Path | None,
+        metrics: SelfMetrics,
+        changed: Callable[[InForce, InForce], None] = lambda _before, _after: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._path = path
+        self._metrics = metrics
+        self._changed = changed
+        self._clock = clock
+        self._looked = clock()
+        self._files = Files()
+        self._reading: asyncio.Future[None] | None = None
+        self._limited = Limited(log)
+        self.in_force = InForce(WebConfig(), None)
+        if path is not None:
+            self.in_force = _read(path, self._files)
+            metrics.set("sidestep_web_config_current", 1)
+
+    async def fresh(self) -> InForce:
+        """What is in force, of files no older than a second.
+
+        Whoever asks while they are read waits for them.
+        """
+        now = self._clock()
+        if self._path is not None and self._reading is None and now - self._looked >= INTERVAL:
+            self._looked = now
+            if self._files.changed():
+                self._reading = asyncio.ensure_future(self._read_again(self._path))
+        if self._reading is not None:
+            await asyncio.shield(self._reading)
+        return self.in_force
+
+    async def _read_again(self, path: Path) -> None:
+        before = self.in_force
+        self._files = Files()
+        try:
+            loop = asyncio.get_running_loop()
+            after = await loop.run_in_executor(None, _read, path, self._files)
+            if lost := protection_lost(before.config, after.config):
+                raise ConfigError(f"{path}: {lost}, which takes a restart")  # noqa: TRY301
+        except Exception as error:  # noqa: BLE001 - no file may end a process that runs well
+            self._metrics.set("sidestep_web_config_current", 0)
+            reason = " ".join((str(error) or repr(error)).split())
+            self._limited.error("bad", "web configuration not taken over: %s", reason)
+        else:
+            self._metrics.set("sidestep_web_config_current", 1)
+            if after.config != before.config:
+                self._changed(before, after)
+                self.in_force = after
+                log.info("web configuration read again: %s", path)
+        finally:
+            self._reading = None
+
+
+def _read(path: Path, files: Files) -> InForce:
+    config = load(path, files)
+    return InForce(config, make_context(config.tls) if config.tls is not None else None)
+
+
+def protection_lost(before: WebConfig, after: WebConfig) -> str:
+    """What ``after`` no longer protects from; empty where it protects as well.
+
+    A file that is read while it is written lacks its end, and is as good a file as any.
+    """
+    if (before.tls is None) != (after.tls is None):
+        return "tls_server_config comes or goes"
+    if before.users and not after.users:
+        return "the last of basic_auth_users goes"
+    if before.tls is None or after.tls is None:
+        return ""
+    if CLIENT_AUTH.index(after.tls.client_auth) < CLIENT_AUTH.index(before.tls.client_auth):
+        return "client_auth_type asks for less"
+    if before.tls.allowed_sans is not None and after.tls.allowed_sans is None:
+        return "client_allowed_sans goes"
+    return ""

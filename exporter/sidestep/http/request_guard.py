@@ -1,0 +1,154 @@
+"""What every request passes: rate limit, password, a place in the queue; and what it gets."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+from aiohttp import web
+
+from sidestep.http.auth import Busy, Passwords, credentials
+from sidestep.http.connection import serving
+from sidestep.http.current_config import Current
+from sidestep.http.limits import Limits, TokenBucket
+from sidestep.http.repeated import LastingResponse, Repeated, is_plain
+from sidestep.http.response_limits import Answers, Overload
+from sidestep.http.web_config import WebConfig
+from sidestep.telemetry.logs import Limited
+from sidestep.telemetry.self_metrics import SelfMetrics
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+DENIED = ("client_cert", "no_password", "password", "rate_limit", "overload")
+"""Reasons of ``sidestep_auth_denied_total``."""
+
+
+class Guard:
+    """Stands before every page, health and the landing page included, as the toolkit does."""
+
+    def __init__(self, current: Current, metrics: SelfMetrics, limits: Limits) -> None:
+        self._current = current
+        self._metrics = metrics
+        self._limits = limits
+        self._answers = Answers(limits)
+        self._limited = Limited(log)
+        self._executor = ThreadPoolExecutor(1, "sidestep-bcrypt")
+        self._config = WebConfig()
+        self.repeated = Repeated()
+        self._passwords: Passwords | None = None
+        self._bucket: TokenBucket | None = None
+        self.follow(current.in_force.config)
+        for reason in DENIED:
+            metrics.add("sidestep_auth_denied_total", 0, reason)
+
+    def attach(self, app: web.Application) -> None:
+        """Stand before the pages of ``app``."""
+        app.middlewares.append(self._middleware)
+        app.on_response_prepare.append(self._headers)
+
+    def close(self) -> None:
+        """Verify no more passwords."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def follow(self, config: WebConfig) -> None:
+        """Take over the users, with nothing remembered of others, and the rate."""
+        if config.users != self._config.users:
+            known = Passwords(config.users, self._executor, self._limits.passwords)
+            self._passwords = known if config.users else None
+        if config.rate_limit != self._config.rate_limit:
+            self._bucket = TokenBucket(config.rate_limit) if config.rate_limit else None
+        self._config = config
+        self.repeated.forget()
+
+    @web.middleware
+    async def _middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        with _answering(request):
+            await self._current.fresh()
+            refusal = await self._refusal(request)
+            if refusal is not None:
+                return refusal
+            try:
+                if request.path.startswith("/-/"):
+                    response = await handler(request)
+                else:
+                    async with self._answers.turn():
+                        response = await handler(request)
+                    response = await self._answers.send(request, response)
+                return await self._kept(request, response)
+            except Overload:
+                self._metrics.add("sidestep_http_refused_total", 1, "overload")
+                self._limited.warning("overload", "too many requests at once")
+                return _refused(503, "Service Unavailable", {"Retry-After": "1"})
+
+    async def _kept(self, request: web.Request, response: web.StreamResponse) -> web.StreamResponse:
+        """``response``; sent where others may get it unseen, as long as nobody is to be refused."""
+        config = self._config
+        if not isinstance(response, LastingResponse) or self._bucket or self._passwords:
+            return response
+        # Who is gone is met by aiohttp, too, which ends without a word.
+        with contextlib.suppress(ConnectionError):
+            await response.prepare(request)
+            await response.write_eof()
+        connection = serving.get()
+        asked = connection.alone
+        # Meanwhile there may be passwords.
+        if config is self._config and is_plain(asked, request):
+            connection.answered(repeats=self.repeated.keep(asked, request, response))
+        return response
+
+    async def _refusal(self, request: web.Request) -> web.StreamResponse | None:
+        """The answer to who may not ask, or not now."""
+        if self._bucket is not None and not self._bucket.take():
+            self._deny("rate_limit", request)
+            return _refused(429, "Too Many Requests", {})
+        if self._passwords is None:
+            return None
+        given = credentials(request.headers.get("Authorization", ""))
+        if given is None:
+            self._deny("no_password", request)
+            return _unauthorized()
+        try:
+            if await self._passwords.admit(*given):
+                return None
+        except Busy:
+            self._deny("overload", request)
+            return _refused(503, "Service Unavailable", {"Retry-After": "1"})
+        self._deny("password", request)
+        return _unauthorized()
+
+    def _deny(self, reason: str, request: web.Request) -> None:
+        self._metrics.add("sidestep_auth_denied_total", 1, reason)
+        self._limited.warning(reason, "denied a request of %s: %s", request.remote, reason)
+
+    async def _headers(self, _: web.Request, response: web.StreamResponse) -> None:
+        """The configured headers; the server's versions are nobody's business."""
+        response.headers["Server"] = "sidestep"
+        for name, value in self._config.headers.items():
+            if value:
+                response.headers[name] = value
+
+
+@contextlib.contextmanager
+def _answering(request: web.Request) -> Iterator[None]:
+    connection = serving.get()
+    connection.began()
+    try:
+        yield
+    finally:
+        if is_plain(connection.alone, request):
+            connection.answered(repeats=False)
+        connection.ended()
+
+
+def _unauthorized() -> web.StreamResponse:
+    return _refused(401, "Unauthorized", {"WWW-Authenticate": 'Basic realm="sidestep"'})
+
+
+def _refused(status: int, text: str, headers: dict[str, str]) -> web.StreamResponse:
+    """An answer and the end of the connection: only who is let in may keep one open."""
+    response = web.Response(status=status, text=f"{text}\n", headers=headers)
+    response.force_close()
+    return response

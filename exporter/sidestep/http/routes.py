@@ -1,0 +1,156 @@
+"""The HTTP routes: metrics page, health, landing page, typed JSON."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from sidestep.exposition import json_format as values
+from sidestep.exposition.cardinality import counted
+from sidestep.exposition.compression import Body
+from sidestep.exposition.negotiation import CONTENT_TYPES, chosen
+from sidestep.exposition.page_cache import Pages
+from sidestep.http.chunked_response import response
+from sidestep.http.landing_page import landing_page
+from sidestep.http.repeated import Holds, never
+from sidestep.metrics.engine import Engine
+from sidestep.telemetry.cooperative import collected
+
+POD_PATH = "/pod"
+"""Behind the metrics page's path: the page on which all engines are one."""
+JSON = "application/json"
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def application(
+    pages: Pages, path: str, ready: Callable[[], bool], view: str = "engine"
+) -> web.Application:
+    """The routes; ``path`` is where the metrics page is, in ``view`` unless asked otherwise."""
+
+    async def metrics(request: web.Request) -> web.StreamResponse:
+        form = chosen(request.headers.get("Accept", ""), protobuf=pages.has_protobuf)
+        names = frozenset(request.query.getall("name[]", []))
+        packed = _takes_gzip(request)
+        parts = await pages.page(form, names, packed=packed)
+        return _answer(parts, CONTENT_TYPES[form], packed=packed)
+
+    async def healthy(_: web.Request) -> web.StreamResponse:
+        return web.Response(text="sidestep is healthy\n")
+
+    async def is_ready(_: web.Request) -> web.StreamResponse:
+        if ready():
+            return web.Response(text="sidestep is ready\n")
+        return web.Response(text="sidestep is not ready\n", status=503)
+
+    async def landing(_: web.Request) -> web.StreamResponse:
+        text = landing_page(path, pod_path, len(pages.registry.engines), pages.endpoints)
+        return web.Response(text=text, content_type="text/html")
+
+    async def engines(_: web.Request) -> web.StreamResponse:
+        return _json([_engine(engine) for engine in pages.registry.engines.values()])
+
+    async def typed(request: web.Request) -> web.StreamResponse:
+        names = frozenset(request.query.getall("name[]", []))
+        parts = await collected(values.pieces(pages.registry, names))
+        await pages.settled()
+        packed = _takes_gzip(request)
+        if packed:
+            parts = [*(await Body(parts).packed()).parts]
+        return _answer(parts, JSON, packed=packed)
+
+    pod, pod_path = _of_pod(pages), path.rstrip("/") + POD_PATH
+    app = web.Application()
+    app.add_routes(
+        [
+            web.get("/", landing),
+            web.get(path, _by_view({"engine": metrics, "pod": pod}, view)),
+            # Of those who poll, some can be told a path, and no query.
+            web.get(pod_path, pod),
+            web.get("/-/healthy", healthy),
+            web.get("/-/ready", is_ready),
+            web.get("/api/v1/engines", engines),
+            web.get("/api/v1/metrics", typed),
+            web.get("/api/v1/cardinality", _cardinality(pages)),
+        ]
+    )
+    return app
+
+
+def _answer(
+    parts: Sequence[bytes], kind: str, *, packed: bool, holds: Holds = never
+) -> web.StreamResponse:
+    """An answer with this body, which is in gzip where it is ``packed``.
+
+    Who asks for the same while ``holds`` says so may get it again.
+    """
+    # What lies between may keep it, and must not hand one form to who asked for another.
+    headers = {"Content-Type": kind, "Vary": "Accept, Accept-Encoding"}
+    if packed:
+        headers["Content-Encoding"] = "gzip"
+    return response(parts, headers, holds)
+
+
+def _takes_gzip(request: web.Request) -> bool:
+    accepted = request.headers.get("Accept-Encoding", "").replace(" ", "").split(",")
+    return not {"gzip", "gzip;q=1", "gzip;q=1.0"}.isdisjoint(accepted)
+
+
+def _by_view(handlers: Mapping[str, Handler], default: str) -> Handler:
+    """The page of the view that a request names."""
+
+    async def metrics(request: web.Request) -> web.StreamResponse:
+        view = request.query.get("view", default)
+        if view not in handlers:
+            known = " and ".join(handlers)
+            return web.Response(text=f"no such view; known are {known}\n", status=400)
+        return await handlers[view](request)
+
+    return metrics
+
+
+def _of_pod(pages: Pages) -> Handler:
+    """The page on which all engines are one; in text unless OpenMetrics is preferred."""
+
+    async def pod(request: web.Request) -> web.StreamResponse:
+        form = chosen(request.headers.get("Accept", ""))
+        openmetrics = form == "openmetrics"
+        names = frozenset(request.query.getall("name[]", []))
+        packed = _takes_gzip(request)
+        page = pages.pod.page(openmetrics=openmetrics, names=names)
+        parts = await page.parts(packed=packed)
+        holds = functools.partial(pages.pod.holds, page, openmetrics=openmetrics)
+        return _answer(parts, CONTENT_TYPES[form], packed=packed, holds=holds)
+
+    return pod
+
+
+def _cardinality(pages: Pages) -> Handler:
+    """What makes pages long."""
+
+    async def cardinality(_: web.Request) -> web.StreamResponse:
+        *_rest, report = await collected(counted(pages.registry, pages.views))
+        return _json(report.json())
+
+    return cardinality
+
+
+def _json(value: object) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), content_type="application/json")
+
+
+def _engine(engine: Engine) -> dict[str, Any]:
+    return {
+        "id": engine.id,
+        "dialect": engine.layout.dialect,
+        "labels": engine.labels,
+        "up": bool(engine.streams),
+        "streams": len(engine.streams),
+        "restarts": engine.restarts,
+        "features": sorted(engine.features),
+        "info": engine.info,
+    }

@@ -1,0 +1,88 @@
+"""The HTTP side put together: configuration, guard and listener around an application."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+
+from aiohttp import web
+
+from sidestep.http.current_config import Current, InForce
+from sidestep.http.limits import Limits
+from sidestep.http.listener import Listener
+from sidestep.http.log_filter import quiet
+from sidestep.http.request_guard import Guard
+from sidestep.telemetry.self_metrics import SelfMetrics
+
+REFUSED = ("bad_request", "connections", "handshake", "overload", "slow")
+"""Reasons of ``sidestep_http_refused_total``."""
+
+
+class Front:
+    """Serves an application to whom the web configuration lets in.
+
+    Args:
+        config_file: Path of the web configuration; empty for none.
+
+    Raises:
+        ConfigError: The file cannot be used; one line.
+    """
+
+    def __init__(
+        self, config_file: str, metrics: SelfMetrics, limits: Limits | None = None
+    ) -> None:
+        self._metrics = metrics
+        self._limits = limits or Limits()
+        path = Path(config_file) if config_file else None
+        self.current = Current(path, metrics, self._changed)
+        self._listener: Listener | None = None
+        self._guard = Guard(self.current, metrics, self._limits)
+        for reason in REFUSED:
+            metrics.add("sidestep_http_refused_total", 0, reason)
+        metrics.read("sidestep_http_connections", lambda: [((), self.connections)])
+
+    @property
+    def scheme(self) -> str:
+        """``https`` where there is TLS."""
+        return "https" if self.current.in_force.context is not None else "http"
+
+    @property
+    def connections(self) -> int:
+        """Open ones."""
+        return self._listener.connections if self._listener is not None else 0
+
+    @contextlib.asynccontextmanager
+    async def serving(
+        self, app: web.Application, sockets: Iterable[socket.socket]
+    ) -> AsyncIterator[None]:
+        """Serve until the block ends, then let requests under way end; closes the sockets."""
+        self._guard.attach(app)
+        runner = web.AppRunner(
+            app,
+            access_log=None,
+            shutdown_timeout=5.0,
+            logger=quiet(self._metrics),
+            keepalive_timeout=self._limits.unseen,
+            lingering_time=1.0,
+        )
+        await runner.setup()
+        assert runner.server is not None
+        repeated = self._guard.repeated
+        listener = Listener(runner.server, self.current, self._metrics, self._limits, repeated)
+        self._listener = listener
+        listener.start(sockets)
+        try:
+            yield
+        finally:
+            await listener.stop()
+            await runner.cleanup()
+            await listener.abort()
+            self._guard.close()
+
+    def _changed(self, before: InForce, after: InForce) -> None:
+        self._guard.follow(after.config)
+        # Whom another authority or name let in has to come again.
+        if self._listener is not None and before.trusted != after.trusted:
+            self._listener.cut()

@@ -1,0 +1,128 @@
+"""The TLS side of a connection: a context made from the configuration, and a client's names."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import ssl
+import warnings
+from collections.abc import Iterable, Iterator
+
+from sidestep.errors import ConfigError
+from sidestep.http.tls_config import Pem, TlsConfig
+from sidestep.http.tls_names import CIPHERS, CURVES, VERSIONS
+
+_VERIFY = {
+    "NoClientCert": ssl.CERT_NONE,
+    "VerifyClientCertIfGiven": ssl.CERT_OPTIONAL,
+    "RequireAndVerifyClientCert": ssl.CERT_REQUIRED,
+}
+_OLD = {"TLS10", "TLS11"}
+_OLD_CIPHERS = "ECDH+AESGCM:ECDH+CHACHA20:ECDH+AES:RSA+AES:!aNULL:!eNULL"
+
+
+def make_context(config: TlsConfig) -> ssl.SSLContext:
+    """A server's context.
+
+    Raises:
+        ConfigError: A certificate, key or authority is none, they do not belong together, or
+            OpenSSL here lacks what is asked for.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.options |= ssl.OP_NO_RENEGOTIATION
+    # A client that would speak HTTP/2 learns here that it is to be HTTP/1.1.
+    context.set_alpn_protocols(["http/1.1"])
+    _limit(context, config)
+    _identify(context, config.certificate, config.key)
+    context.verify_mode = _VERIFY[config.client_auth]
+    if config.client_ca is not None:
+        _trust(context, config.client_ca)
+    return context
+
+
+def _limit(context: ssl.SSLContext, config: TlsConfig) -> None:
+    """Versions, ciphers and curve."""
+    suites = [CIPHERS[name] for name in config.ciphers if CIPHERS[name]]
+    lowest = config.min_version
+    if config.ciphers and not suites:
+        lowest = "TLS13"  # nothing is left for the versions before it
+    with _allowing_old() if {lowest, config.max_version} & _OLD else contextlib.nullcontext():
+        context.minimum_version = VERSIONS[lowest]
+        context.maximum_version = VERSIONS[config.max_version]
+    if lowest in _OLD:
+        # Above level 0 OpenSSL 3 refuses the signatures of these versions.
+        context.set_ciphers(f"{':'.join(suites) or _OLD_CIPHERS}:@SECLEVEL=0")
+    elif suites:
+        with contextlib.suppress(ssl.SSLError):  # none of them: each is named below
+            context.set_ciphers(":".join(suites))
+    known = {cipher["name"] for cipher in context.get_ciphers()}
+    for name in config.ciphers:
+        if CIPHERS[name] and CIPHERS[name] not in known:
+            raise ConfigError(f"cipher_suites: {name} is not in {ssl.OPENSSL_VERSION}")
+    if config.curve:
+        context.set_ecdh_curve(CURVES[config.curve])
+
+
+@contextlib.contextmanager
+def _allowing_old() -> Iterator[None]:
+    """No warning: whoever writes TLS10 or TLS11 into the file knows that they are old."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield
+
+
+def _identify(context: ssl.SSLContext, certificate: Pem, key: Pem) -> None:
+    def locked() -> str:
+        # Without this OpenSSL would ask on the terminal.
+        raise ConfigError(f"{key.source}: the key is encrypted; give one without a password")
+
+    try:
+        with _as_file(certificate) as certificate_file, _as_file(key) as key_file:
+            context.load_cert_chain(certificate_file, key_file, locked)
+    except (ssl.SSLError, ValueError) as error:
+        why = {
+            "KEY_VALUES_MISMATCH": "do not belong together",
+            "KEY_TYPE_MISMATCH": "do not belong together",
+            "EE_KEY_TOO_SMALL": "are too weak",
+        }.get(getattr(error, "reason", None) or "", "are not a PEM certificate and its PEM key")
+        raise ConfigError(f"{certificate.source} and {key.source} {why}") from None
+
+
+def _trust(context: ssl.SSLContext, authority: Pem) -> None:
+    # In Go each certificate of the file is trusted by itself, one below a root as well.
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    try:
+        with _as_file(authority) as file:
+            context.load_verify_locations(cafile=file)
+    except (ssl.SSLError, ValueError):
+        raise ConfigError(f"{authority.source} has no PEM certificate of an authority") from None
+
+
+@contextlib.contextmanager
+def _as_file(pem: Pem) -> Iterator[str]:
+    """A path of ``pem`` in memory: OpenSSL reads files, and a key belongs in no other one."""
+    descriptor = os.memfd_create("pem", os.MFD_CLOEXEC)
+    try:
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(pem.content)
+        yield f"/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)
+
+
+def subject_names(connection: ssl.SSLObject) -> frozenset[str]:
+    """The subject alternative names of the verified client: DNS, IP, email and URI.
+
+    An address is in its canonical form, as Go writes it: ``2001:db8::1``.
+    """
+    # The typed shape also covers other parts of a certificate.
+    names: Iterable[tuple[str, object]] = (connection.getpeercert() or {}).get("subjectAltName", ())  # type: ignore[assignment]
+    found = set()
+    for kind, value in names:
+        if kind == "IP Address":
+            with contextlib.suppress(ValueError):  # of a length that no address has
+                found.add(str(ipaddress.ip_address(str(value).strip())))
+        elif kind in ("DNS", "email", "URI"):
+            found.add(str(value))
+    return frozenset(found)

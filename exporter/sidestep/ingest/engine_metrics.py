@@ -1,0 +1,144 @@
+"""Self-metrics of the engines and streams that are there: what each of them is just now."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+
+from sidestep.engines.dialects import is_part
+from sidestep.metrics.engine import Engine
+from sidestep.metrics.registry import Registry
+from sidestep.protocol.messages import Heartbeat
+from sidestep.protocol.receiver import Receiver, Stream
+from sidestep.telemetry.rows import PER_ENGINE
+from sidestep.telemetry.self_metrics import (
+    Labels,
+    Reading,
+    Sample,
+    SelfMetrics,
+)
+
+AT_ONCE = 100
+"""Engines that are looked at between two turns of the loop: up to 5 us each."""
+
+
+def read_metrics(metrics: SelfMetrics, registry: Registry, receiver: Receiver) -> None:
+    """Have ``metrics`` tell of what ``registry`` and ``receiver`` hold when a page is made."""
+    read, engines = metrics.read, Engines(registry)
+    read("sidestep_engine_up", engines.reading(lambda engine: float(bool(engine.streams))))
+    read("sidestep_engine_restarts_total", engines.reading(lambda engine: engine.restarts))
+    read(
+        "sidestep_engine_last_seen_timestamp_seconds",
+        engines.reading(lambda engine: engine.last_seen),
+    )
+    read("sidestep_engines", lambda: [((), len(registry.engines))])
+    read("sidestep_series", SeriesCount(registry).reading)
+    read(
+        "sidestep_series_limited_total",
+        lambda: [((limit,), count) for limit, count in registry.limited.items()],
+    )
+    streams = receiver.streams
+
+    def of_streams(value: Callable[[Stream], float]) -> Reading:
+        return lambda: [((s.id,), value(s)) for s in streams.values() if not s.local]
+
+    read("sidestep_streams", lambda: [((), sum(s.open and not s.silent for s in streams.values()))])
+    read("sidestep_stream_ring_bytes", of_streams(lambda stream: _beat(stream).ring_bytes))
+    read("sidestep_stream_lag_items", of_streams(_lag))
+    read(
+        "sidestep_stream_durable_lag_items",
+        of_streams(lambda stream: stream.seq - stream.durable if receiver.durable else 0),
+    )
+    read("sidestep_stream_push_dropped_total", of_streams(lambda stream: stream.dropped))
+    read("sidestep_stream_errors_total", of_streams(lambda stream: stream.errors))
+    read("sidestep_folded_items_total", of_streams(lambda stream: stream.folded))
+
+
+class Engines:
+    """Engines by the labels of self-metrics, which are kept while engines look the same."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._marks: tuple[Sequence[int], Sequence[str]] | None = None
+        self._found: Sequence[tuple[Labels, Engine]] = ()
+
+    def reading(self, value: Callable[[Engine], float]) -> Reading:
+        """``value`` of each engine, for ``SelfMetrics.read``."""
+
+        def read() -> Iterator[Sample | None]:
+            yield from self._look()
+            yield from [(labels, value(engine)) for labels, engine in self._found]
+
+        return read
+
+    def _look(self) -> Iterator[None]:
+        """See the engines that there are now; a turn is due at each step."""
+        there = list(self._registry.engines.values())
+        # An engine can be called something else without looking so.
+        marks = [engine.looks for engine in there], [engine.id for engine in there]
+        if marks == self._marks:
+            return
+        keys: list[tuple[Labels, Engine]] = []
+        for number, engine in enumerate(there, start=1):
+            if not is_part(engine.layout.dialect, engine.labels):
+                others = (engine.labels.get(name, "") for name in PER_ENGINE[1:])
+                keys.append(((engine.name, *others), engine))
+            if not number % AT_ONCE:
+                yield
+        often = Counter(key for key, _ in keys)
+        # What a stream tells of an engine that also pushes does not change how that one is shown.
+        first = Counter(key for key, engine in keys if not engine.layout.apart)
+        # Those that have more labels than these are told apart by their identities.
+        self._found = [
+            (
+                (*key[:-1], engine.id)
+                if (often if engine.layout.apart else first)[key] > 1
+                else key,
+                engine,
+            )
+            for key, engine in keys
+        ]
+        self._marks = marks
+
+
+class SeriesCount:
+    """How many series there are; only engines that have changed are counted again."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._known: dict[int, tuple[int, int]] = {}
+        """By looks: the version of an engine, and how many it had then."""
+
+    def reading(self) -> Iterator[Sample | None]:
+        """For ``SelfMetrics.read``; each engine's are those of the moment it is looked at."""
+        before, self._known = self._known, {}
+        known = self._known
+        for number, engine in enumerate(list(self._registry.engines.values()), start=1):
+            found = before.get(engine.looks)
+            if found is None or found[0] != engine.version:
+                found = engine.version, series_of(engine)
+            known[engine.looks] = found
+            if not number % AT_ONCE:
+                yield None
+        yield (), sum(count for _, count in known.values())
+
+
+def series_of(engine: Engine) -> int:
+    """Children of all its families that are shown; a histogram is one."""
+    values, histograms = engine.values, engine.histograms
+    return (
+        len(values)
+        - values.count(None)
+        + len(histograms)
+        - histograms.count(None)
+        + sum(map(len, engine.keyed))
+        + sum(len(family.children) for family in engine.open.values())
+    )
+
+
+def _beat(stream: Stream) -> Heartbeat:
+    return stream.beat or Heartbeat(stream.incarnation, 0, 0)
+
+
+def _lag(stream: Stream) -> int:
+    return max(_beat(stream).head - stream.seq, 0)

@@ -1,1 +1,0 @@
-"""What each item does to an engine, by dialect."""

@@ -1,0 +1,1 @@
+"""The state: engines, their series and histograms, and the codec of their records."""

@@ -1,0 +1,58 @@
+"""Gauges computed when a page is made, from what an engine's series hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from sidestep.metrics.engine import Engine, Number
+
+
+def scalar(engine: Engine, name: str) -> Number:
+    """Sum over the children of the scalar row ``name``; 0 where there is no sample."""
+    placed = engine.layout.find(name)
+    return sum(engine.values[slot] or 0 for slot in placed.slots)
+
+
+def _drafts(engine: Engine) -> tuple[Number, Number, Number]:
+    prefix = "vllm:spec_decode_num_"
+    return (
+        scalar(engine, prefix + "drafts_total"),
+        scalar(engine, prefix + "draft_tokens_total"),
+        scalar(engine, prefix + "accepted_tokens_total"),
+    )
+
+
+def _acceptance_rate(engine: Engine) -> float | None:
+    _, drafted, accepted = _drafts(engine)
+    return accepted / drafted if drafted else None
+
+
+def _efficiency(engine: Engine) -> float | None:
+    drafts, drafted, accepted = _drafts(engine)
+    return (accepted + drafts) / (drafted + drafts) if drafts else None
+
+
+def _sample_ratio(engine: Engine) -> float | None:
+    own = engine.own_sample_rate
+    if own is not None or engine.blocks is None:
+        return own
+    return engine.blocks.block_ratio
+
+
+READINGS: Mapping[str, Callable[[Engine], float | None]] = {
+    "prefix_cache_hit_rate": lambda engine: engine.prefix_hits.rate,
+    "prompt_throughput": lambda engine: engine.throughput and engine.throughput[0],
+    "generation_throughput": lambda engine: engine.throughput and engine.throughput[1],
+    "draft_acceptance_rate": _acceptance_rate,
+    "draft_efficiency": _efficiency,
+    "kv_sample_ratio": _sample_ratio,
+    "kv_cached_sample_ratio": lambda engine: engine.blocks.cached_ratio if engine.blocks else None,
+    "saturation": lambda engine: engine.saturation.ratio if engine.saturation else None,
+    "kv_tracked_blocks": lambda engine: engine.blocks.tracked if engine.blocks else None,
+}
+"""By the name a catalogue row gives; None is no sample."""
+
+
+def reading(engine: Engine, name: str) -> float | None:
+    """The gauge ``name`` of ``engine``: as another exporter computed it, where that one counts."""
+    return engine.told.get(name) if engine.forwarded else READINGS[name](engine)

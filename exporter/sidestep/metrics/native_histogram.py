@@ -1,0 +1,225 @@
+"""Native histograms: exponential buckets, kept beside the classic ones of the same series."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+
+from sidestep.catalog.buckets import SCHEMA, SCHEMAS, Bounds
+from sidestep.metrics.exponential_buckets import (
+    MOST,
+    ZERO,
+    as_classic,
+    coarser,
+    index_of,
+    upper,
+)
+from sidestep.metrics.histogram import Histogram, rebucket
+from sidestep.protocol.limits import VALUE_LIMIT
+from sidestep.protocol.native_buckets import COARSEST, NativeBuckets
+from sidestep.protocol.records import Buckets
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Native:
+    """That native histograms are kept, and how.
+
+    Attributes:
+        schemas: By bucket family, where the operator has set them.
+        wall: Unix time of now.
+        both: Whether protobuf pages have the classic buckets beside them.
+    """
+
+    schemas: Mapping[str, int]
+    wall: Callable[[], float]
+    both: bool = False
+
+    def histogram(self, bounds: Bounds, family: str) -> NativeHistogram:
+        """An empty one, of a bucket family."""
+        schema = self.schemas.get(family, SCHEMAS.get(family, SCHEMA))
+        return NativeHistogram(bounds, schema, self.wall())
+
+
+class NativeHistogram(Histogram):
+    """A classic histogram that has exponential buckets, too, for the same observations.
+
+    Attributes:
+        schema: Of the buckets; lower than at first where there were too many of them.
+        zeros: Observations of at most ``ZERO``.
+        buckets: Counts of all others, by index.
+        created: Unix time since when it counts; 0.0 where that is not known.
+        encoded: The protobuf renderer's bytes of this state, or what was lent of it to make
+            them; None after every change.
+    """
+
+    __slots__ = ("buckets", "created", "encoded", "schema", "zeros")
+
+    def __init__(self, bounds: Bounds, schema: int = SCHEMA, created: float = 0.0) -> None:
+        super().__init__(bounds)
+        self.schema = schema
+        self.created = created
+        self.zeros = 0
+        self.buckets: dict[int, int] = {}
+        self.encoded: bytes | NativeHistogram | None = None
+
+    def observe(self, value: float) -> int:
+        """Count one value; 1 where it was refused, else 0."""
+        if self.encoded is not None:
+            self._change()
+        if super().observe(value):
+            return 1
+        self._place(value, 1)
+        return 0
+
+    def observe_run(self, value: float, count: int) -> int:
+        """Count the same value several times; how many were refused."""
+        if self.encoded is not None:
+            self._change()
+        refused = super().observe_run(value, count)
+        if not refused:
+            self._place(value, count)
+        return refused
+
+    def _weigh(self, observations: list[tuple[float, int]]) -> int:
+        if self.encoded is not None:
+            self._change()
+        refused = super()._weigh(observations)
+        for value, count in observations:
+            if 0.0 <= value <= VALUE_LIMIT:
+                self._place(value, count)
+        return refused
+
+    def add(self, counts: list[int], total: float, native: NativeBuckets | None = None) -> None:
+        """Merge counts per bucket of equal bounds, and the sum they stand for.
+
+        Args:
+            counts: Of the classic buckets.
+            total: The sum.
+            native: The same observations in native buckets; where it is not given, each lands
+                by the upper bound of its classic one.
+        """
+        if self.encoded is not None:
+            self._change()
+        super().add(counts, total)
+        if native is None:
+            # Of what is over all bounds nobody knows how much.
+            last = math.nextafter(self.bounds[-1], math.inf) if self.bounds else 0.0
+            for bound, count in zip((*self.bounds, last), counts, strict=True):
+                if count:
+                    self._place(bound, count)
+            return
+        added = dict(zip(native.indices, map(int, native.counts), strict=True))
+        if native.schema > self.schema:
+            added = coarser(added, native.schema - self.schema)
+        self._coarsen(native.schema)
+        for index, count in added.items():
+            if count:
+                self.buckets[index] = self.buckets.get(index, 0) + count
+        self.zeros += int(native.zeros)
+        self.created = min(self.created, native.created or self.created)
+        self._bound()
+
+    def _coarsen(self, schema: int) -> None:
+        """Have the resolution of ``schema`` at most."""
+        if schema < self.schema:
+            self.buckets = coarser(self.buckets, self.schema - schema)
+            self.schema = schema
+
+    def merge(self, other: Histogram) -> None:
+        """Add what ``other``, of equal bounds, has counted."""
+        kept = other.kept()
+        self.add(other.counts, other.sum, kept.native)
+
+    def empty(self) -> NativeHistogram:
+        """Another of its form, without observations."""
+        return NativeHistogram(self.bounds, self.schema, self.created)
+
+    def fresh(self, bounds: Bounds) -> NativeHistogram:
+        """Another of its kind, without observations."""
+        return NativeHistogram(bounds, self.schema, self.created)
+
+    def rebounded(self, bounds: Bounds) -> NativeHistogram:
+        """The same observations under other bounds, each by the upper bound of its native bucket."""
+        found = self.fresh(bounds)
+        native = self._native()
+        found.add(rebucket(*as_classic(native), bounds), self.sum, native)
+        return found
+
+    def kept(self) -> Buckets:
+        """Its state, as it travels."""
+        return Buckets(self.sum, [*self.counts], self._native())
+
+    def copy(self) -> NativeHistogram:
+        """Its state of now, to be looked at later."""
+        found = self._copied_to(NativeHistogram.__new__(NativeHistogram))
+        found.schema, found.zeros, found.created = self.schema, self.zeros, self.created
+        found.buckets = self.buckets.copy()
+        found.encoded = None
+        return found
+
+    def lend(self) -> NativeHistogram:
+        """Its state of now, to be encoded later: what is dear of it is copied only if it changes.
+
+        Whoever has encoded it says so in the ``encoded`` of both; nothing else is true of what was
+        lent from then on. Who else asks before that gets the same.
+        """
+        found = self.encoded
+        if not isinstance(found, NativeHistogram):
+            found = NativeHistogram.__new__(NativeHistogram)
+            found.bounds, found.counts, found.sum = self.bounds, self.counts, self.sum
+            found.schema, found.zeros, found.created = self.schema, self.zeros, self.created
+            found.buckets = self.buckets
+            found.mark = found.encoded = None
+            self.encoded = found
+        return found
+
+    def _change(self) -> None:
+        """It is about to be another: what was lent of it, and is not encoded, stays as it was."""
+        if isinstance(self.encoded, NativeHistogram):
+            self.counts, self.buckets = self.counts.copy(), self.buckets.copy()
+        self.encoded = None
+
+    def _native(self) -> NativeBuckets:
+        counts: list[int | str] = [*self.buckets.values()]
+        return NativeBuckets(self.schema, self.zeros, [*self.buckets], counts, self.created)
+
+    def _place(self, value: float, count: int) -> None:
+        if value <= ZERO:
+            self.zeros += count
+            return
+        if not count:
+            return
+        buckets, index = self.buckets, index_of(self.schema, value)
+        buckets[index] = buckets.get(index, 0) + count
+        if len(buckets) > MOST:
+            self._bound()
+
+    def _count(self, values: list[float]) -> None:
+        """Count ``values``, some that are sorted and may be, a bucket at a time."""
+        if self.encoded is not None:
+            self._change()
+        super()._count(values)
+        start, end = 0, len(values)
+        if values[0] <= ZERO:
+            start = bisect_right(values, ZERO)
+            self.zeros += start
+            if start == end:
+                return
+        schema, buckets = self.schema, self.buckets
+        last = index_of(schema, values[-1])
+        while True:
+            index = index_of(schema, values[start])
+            if index == last:
+                break
+            after = bisect_right(values, upper(schema, index), start)
+            buckets[index] = buckets.get(index, 0) + after - start
+            start = after
+        buckets[last] = buckets.get(last, 0) + end - start
+        self._bound()
+
+    def _bound(self) -> None:
+        """Keep the number of buckets bounded, whatever is observed."""
+        while len(self.buckets) > MOST and self.schema > COARSEST:
+            self._coarsen(self.schema - 1)

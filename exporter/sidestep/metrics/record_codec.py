@@ -1,0 +1,306 @@
+"""An engine's series as bytes and back: of a snapshot, and of what a sender folded."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Generator, Sequence
+from typing import Annotated, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from sidestep.errors import WireError
+from sidestep.metrics.availability import settle
+from sidestep.metrics.engine import (
+    ORIGIN,
+    Engine,
+    Number,
+    OpenFamily,
+)
+from sidestep.metrics.exponential_buckets import check as check_native
+from sidestep.metrics.histogram import Histogram
+from sidestep.metrics.hit_window import HitWindow
+from sidestep.protocol.limits import MAX_ITEM_BYTES
+from sidestep.protocol.messages import DECODE_ERRORS, EngineInfo
+from sidestep.protocol.records import (
+    MAX_KEYED,
+    MAX_OPEN,
+    MAX_PLACES,
+    TOTAL_LIMIT,
+    Amount,
+    Buckets,
+    Child,
+    Children,
+    EncodedRecord,
+    Head,
+    Hits,
+    OpenTotals,
+    Record,
+    Totals,
+)
+
+MAX_FIELDS = 64
+"""Of the totals; later releases may have more than this one."""
+Decoded = TypeVar("Decoded")
+
+
+class _Loose(msgspec.Struct, array_like=True, gc=False):
+    """A record of which nothing is decoded yet."""
+
+    head: msgspec.Raw
+    totals: Annotated[list[msgspec.Raw], Meta(max_length=MAX_FIELDS)]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
+_loose: msgspec.msgpack.Decoder[_Loose] = msgspec.msgpack.Decoder(_Loose)
+_head_decoder: msgspec.msgpack.Decoder[Head] = msgspec.msgpack.Decoder(Head)
+_totals_decoder: msgspec.msgpack.Decoder[Totals] = msgspec.msgpack.Decoder(Totals)
+_one_buckets: msgspec.msgpack.Decoder[Buckets | None] = msgspec.msgpack.Decoder(Buckets | None)
+_one_children: msgspec.msgpack.Decoder[list[Child]] = msgspec.msgpack.Decoder(Children)
+_one_open: msgspec.msgpack.Decoder[OpenTotals] = msgspec.msgpack.Decoder(OpenTotals)
+_COLUMNS = tuple(map(Totals.__struct_fields__.index, ("histograms", "keyed", "open")))
+"""Places of what a large record is large with."""
+
+
+def _many(most: int) -> msgspec.msgpack.Decoder[list[msgspec.Raw]]:
+    return msgspec.msgpack.Decoder(Annotated[list[msgspec.Raw], Meta(max_length=most)])
+
+
+_many_buckets, _many_children, _many_open = map(_many, (MAX_PLACES, MAX_KEYED, MAX_OPEN))
+CHECKED = 2048
+"""Counts of buckets that are looked at in one go."""
+PART = 16 << 10
+"""Bytes of a record that are decoded in one go; an ordinary one has less."""
+WORD = 1 << 63
+MAX_DIGITS = 64
+WINDOWS = ("prefix_hits", "external_hits", "mm_hits")
+
+
+def encode_record(engine: Engine, totals: Totals) -> bytes:
+    """The record of ``engine``, of which ``totals`` are what is to be said."""
+    record = EncodedRecord(msgspec.Raw(_head(engine)), totals)
+    try:
+        return _encoder.encode(record)
+    except OverflowError:
+        _word(totals)
+        return _encoder.encode(record)
+
+
+def decode_record(raw: bytes | msgspec.Raw) -> Record:
+    """The record in ``raw``.
+
+    Raises:
+        WireError: Malformed, or at odds with itself.
+    """
+    record = _decoded(_decoder, raw)
+    _check_columns(record)
+    for bounds, buckets in zip(record.head.bounds, record.totals.histograms, strict=True):
+        if buckets is not None:
+            check_buckets(buckets, bounds)
+    return record
+
+
+def decode_in_parts(raw: bytes) -> Generator[None, None, Record]:
+    """Likewise, with a pause after every ``PART``: the record is what the generator returns.
+
+    Raises:
+        WireError: Malformed, or at odds with itself.
+    """
+    if len(raw) <= PART:
+        return decode_record(raw)
+    found = _decoded(_loose, raw)
+    totals = found.totals
+    if len(memoryview(found.head)) > MAX_ITEM_BYTES:
+        raise WireError("over_limit", "an engine's description is too large")
+    yield
+    columns = [_many_buckets, _many_children, _many_open]
+    raws = [_decoded(column, totals[at]) for column, at in zip(columns, _COLUMNS, strict=False)]
+    # All else is small, and what stands in between these is nothing.
+    bare = [msgspec.Raw(b"\x90") if at in _COLUMNS else each for at, each in enumerate(totals)]
+    record = Record(
+        _decoded(_head_decoder, found.head),
+        _decoded(_totals_decoder, _encoder.encode(bare)),
+    )
+    yield
+    if raws:
+        record.totals.histograms = yield from _each(_one_buckets, raws[0])
+    if len(raws) > 1:
+        record.totals.keyed = yield from _each(_one_children, raws[1])
+    if len(raws) > 2:  # noqa: PLR2004 - the third column
+        record.totals.open = yield from _each(_one_open, raws[2])
+    _check_columns(record)
+    done = 0
+    for bounds, buckets in zip(record.head.bounds, record.totals.histograms, strict=True):
+        if buckets is not None:
+            check_buckets(buckets, bounds)
+            done += len(buckets.counts)
+            if done > CHECKED:
+                done = 0
+                yield
+    return record
+
+
+def _each(
+    decoder: msgspec.msgpack.Decoder[Decoded], raws: Sequence[msgspec.Raw]
+) -> Generator[None, None, list[Decoded]]:
+    found: list[Decoded] = []
+    size = 0
+    for raw in raws:
+        found.append(_decoded(decoder, raw))
+        size += len(memoryview(raw))
+        if size > PART:
+            size = 0
+            yield
+    return found
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[Decoded], raw: bytes | msgspec.Raw) -> Decoded:
+    try:
+        return decoder.decode(raw)
+    except DECODE_ERRORS as error:
+        raise WireError("bad_item", str(error)) from None
+
+
+def _check_columns(record: Record) -> None:
+    head, totals = record.head, record.totals
+    columns = (
+        (head.scalars, totals.scalars),
+        (head.histograms, totals.histograms),
+        (head.histograms, head.bounds),
+        (head.keyed, totals.keyed),
+    )
+    if any(len(names) != len(values) for names, values in columns):
+        raise WireError("bad_item", "a record's columns differ in length")
+
+
+def totals_of(engine: Engine) -> Totals:
+    """All that ``engine`` has counted, and its gauges."""
+    settle(engine)
+    return Totals(
+        list(engine.values),
+        [None if h is None else h.kept() for h in engine.histograms],
+        [[Child(list(key), value) for key, value in c.items()] for c in engine.keyed],
+        [_open(family) for family in engine.open.values()],
+        engine.gauge_stamp,
+        engine.held_tokens,
+        [_hits(getattr(engine, window)) for window in WINDOWS],
+        list(engine.seen),
+        engine.restarts,
+        engine.last_seen,
+        looked=[look for look in (engine.looked_first, engine.looked) if look is not None],
+        created=engine.created,
+    )
+
+
+def _head(engine: Engine) -> bytes:
+    if not engine.head:
+        labels = {name: value for name, value in engine.labels.items() if name != ORIGIN}
+        info = EngineInfo(
+            engine.id,
+            engine.layout.dialect,
+            labels,
+            dict(engine.front_info),
+            dict(engine.sent_bounds),
+            sorted(engine.features),
+            dict(engine.closed),
+        )
+        layout = engine.layout
+        head = Head(
+            info,
+            dict(engine.core_info),
+            list(layout.scalar_names),
+            list(layout.histogram_names),
+            [list(engine.bounds_of(slot)) for slot in range(len(layout.histograms))],
+            [row.name for row in layout.keyed],
+        )
+        engine.head = _encoder.encode(head)
+    return engine.head
+
+
+def _open(family: OpenFamily) -> OpenTotals:
+    children = [
+        Child(list(key), 0, value.kept())
+        if isinstance(value, Histogram)
+        else Child(list(key), value)
+        for key, value in family.children.items()
+    ]
+    return OpenTotals(
+        family.name, family.kind, family.help, list(family.labels), list(family.bounds), children
+    )
+
+
+def check_buckets(buckets: Buckets, bounds: Sequence[float]) -> None:
+    """Whether ``buckets`` are of a histogram with these bounds.
+
+    Raises:
+        WireError: They are not.
+    """
+    if len(buckets.counts) != len(bounds) + 1 or sorted(set(bounds)) != list(bounds):
+        raise WireError("bad_bounds", "a histogram's bounds and counts do not fit")
+    if extremes(buckets.counts)[0] < 0:
+        raise WireError("bad_item", "a histogram cannot have these counts")
+    number_of(buckets.total)
+    if buckets.native is not None:
+        check_native(buckets.native, sum(map(int, buckets.counts)))
+
+
+def extremes(counts: Sequence[int | str]) -> tuple[Number, Number]:
+    """The lowest and the highest of ``counts``.
+
+    Raises:
+        WireError: One of them is no number.
+    """
+    # Text is rare, and does not compare with numbers.
+    with contextlib.suppress(TypeError):
+        lowest, highest = min(counts), max(counts)
+        if isinstance(lowest, int) and isinstance(highest, int):
+            return lowest, highest
+    numbers = [n if isinstance(n, int) else number_of(n) for n in counts]
+    return min(numbers), max(numbers)
+
+
+def number_of(value: Amount, *, negative: bool = False) -> Number:
+    """``value`` as a number that can be added.
+
+    Raises:
+        WireError: It cannot.
+    """
+    if isinstance(value, str):
+        if not (value.isascii() and value.isdecimal() and len(value) <= MAX_DIGITS):
+            raise WireError("bad_item", "text that is no number")
+        return int(value)
+    if not math.isfinite(value) or (value < 0 and not negative):
+        raise WireError("bad_item", "a number that cannot be counted")
+    return value
+
+
+def _hits(window: HitWindow) -> Hits:
+    """A window's lookups; no hit rate needs to know more than 62 bits of them."""
+    found = (window.requests, window.queries, window.hits)
+    return Hits(*(min(number, TOTAL_LIMIT) for number in found))
+
+
+def _word(totals: Totals) -> None:
+    """Write integers that do not fit as text; a few make a record larger, so only where they are."""
+    totals.scalars = [v if v is None else _worded(v) for v in totals.scalars]
+    children = [child for found in totals.keyed for child in found]
+    children += [child for family in totals.open for child in family.children]
+    for child in children:
+        child.value = _worded(child.value)
+    for buckets in (*totals.histograms, *(child.buckets for child in children)):
+        if buckets is not None:
+            buckets.counts = _all_worded(buckets.counts)
+            native = buckets.native
+            if native is not None:
+                native.counts = _all_worded(native.counts)
+                (native.zeros,) = _all_worded([native.zeros])
+
+
+def _all_worded(counts: list[int | str]) -> list[int | str]:
+    return [str(n) if int(n) >= WORD else n for n in counts]
+
+
+def _worded(value: Amount) -> Amount:
+    return str(value) if isinstance(value, int) and value >= WORD else value

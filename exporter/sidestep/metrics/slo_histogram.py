@@ -1,0 +1,142 @@
+"""Histograms that also count, in exact numbers, which observations meet an operator's objectives.
+
+Their buckets are the engine's: a threshold need not be a bound, and no page shows it as one.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Sequence
+
+from sidestep.catalog.buckets import Bounds
+from sidestep.engines.slo_rows import BAD, GOOD
+from sidestep.metrics.histogram import Histogram
+from sidestep.metrics.native_histogram import NativeHistogram
+from sidestep.metrics.slo import Limit
+from sidestep.protocol.limits import VALUE_LIMIT
+
+Children = dict[tuple[str, ...], int | float]
+
+
+class Judge:
+    """Counts the observations of one family in the series of one engine.
+
+    Args:
+        requests: Children of ``sidestep_slo_requests_total``, by result and objective.
+        unjudged: Those of ``sidestep_slo_unjudged_requests_total``, by objective.
+        limits: What objectives allow.
+    """
+
+    __slots__ = ("_limits", "_requests", "_unjudged")
+
+    def __init__(self, requests: Children, unjudged: Children, limits: Sequence[Limit]) -> None:
+        self._requests = requests
+        self._unjudged = unjudged
+        self._limits = [(t, (GOOD, name), (BAD, name)) for name, t in limits]
+        self.begin()
+
+    def begin(self) -> None:
+        """Show every result, at 0 where there is none yet."""
+        for _, good, bad in self._limits:
+            self._requests.setdefault(good, 0)
+            self._requests.setdefault(bad, 0)
+
+    def one(self, value: float, count: int = 1) -> None:
+        """Count a value so many times."""
+        for threshold, good, bad in self._limits:
+            self._requests[good if value <= threshold else bad] += count
+
+    def many(self, values: list[float]) -> None:
+        """Count ``values``, which are sorted."""
+        for threshold, good, bad in self._limits:
+            within = bisect_right(values, threshold)
+            self._requests[good] += within
+            self._requests[bad] += len(values) - within
+
+    def buckets(self, bounds: Bounds, counts: Sequence[int], told: Collection[str] = ()) -> None:
+        """Count what is known of observations by their buckets alone.
+
+        What is in the bucket that a threshold divides is neither good nor bad.
+
+        Args:
+            bounds: Upper bounds.
+            counts: One a bucket, not cumulative, the last for +Inf.
+            told: Objectives that have counted these observations already.
+        """
+        for threshold, good, bad in self._limits:
+            if good[1] in told:
+                continue
+            at = bisect_left(bounds, threshold)
+            is_bound = at < len(bounds) and bounds[at] == threshold
+            self._requests[good] += sum(counts[: at + is_bound])
+            self._requests[bad] += sum(counts[at + 1 :])
+            if not is_bound and counts[at]:
+                key = (good[1],)
+                self._unjudged[key] = self._unjudged.get(key, 0) + counts[at]
+
+
+class _Judging(Histogram):
+    """What both kinds of histograms do besides; merged counts were judged where they were observed."""
+
+    __slots__ = ()
+    judge: Judge
+
+    def observe(self, value: float) -> int:
+        """Count one value; 1 where it was refused, else 0."""
+        refused = super().observe(value)
+        if not refused:
+            self.judge.one(value)
+        return refused
+
+    def observe_run(self, value: float, count: int) -> int:
+        """Count the same value several times; how many were refused."""
+        refused = super().observe_run(value, count)
+        if not refused:
+            self.judge.one(value, count)
+        return refused
+
+    def _weigh(self, observations: list[tuple[float, int]]) -> int:
+        refused = super()._weigh(observations)
+        for value, count in observations:
+            if 0.0 <= value <= VALUE_LIMIT:
+                self.judge.one(value, count)
+        return refused
+
+    def _count(self, values: list[float]) -> None:
+        super()._count(values)
+        self.judge.many(values)
+
+
+class JudgedHistogram(_Judging):
+    """A classic one."""
+
+    __slots__ = ("judge",)
+
+    def fresh(self, bounds: Bounds) -> JudgedHistogram:
+        """Another of its kind, without observations."""
+        found = JudgedHistogram(bounds)
+        found.judge = self.judge
+        return found
+
+
+class JudgedNativeHistogram(_Judging, NativeHistogram):
+    """One that has native buckets, too."""
+
+    __slots__ = ("judge",)
+
+    def fresh(self, bounds: Bounds) -> JudgedNativeHistogram:
+        """Another of its kind, without observations."""
+        found = JudgedNativeHistogram(bounds, self.schema, self.created)
+        found.judge = self.judge
+        return found
+
+
+def judged(made: Histogram, judge: Judge) -> JudgedHistogram | JudgedNativeHistogram:
+    """One like ``made``, which is empty, whose observations ``judge`` counts."""
+    found: JudgedHistogram | JudgedNativeHistogram
+    if isinstance(made, NativeHistogram):
+        found = JudgedNativeHistogram(made.bounds, made.schema, made.created)
+    else:
+        found = JudgedHistogram(made.bounds)
+    found.judge = judge
+    return found

@@ -1,0 +1,129 @@
+"""What a sender may say it folded: the form is a kept record's, the word is a stranger's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
+
+from sidestep.engines.slo_rows import JUDGED, REQUESTS
+from sidestep.errors import WireError
+from sidestep.metrics.engine import Engine
+from sidestep.metrics.merge import check_places
+from sidestep.metrics.record_codec import extremes, number_of
+from sidestep.protocol.limits import MAX_OBSERVATIONS, MAX_OPEN_VALUES
+from sidestep.protocol.records import (
+    Amount,
+    Buckets,
+    Child,
+    Record,
+)
+
+LARGEST = 10**30
+"""What items within their own limits come to in years; and sums of it, added up for as long as
+seqs last, are still numbers that a float holds and a snapshot takes back."""
+MAX_CHILDREN = 4 * MAX_OPEN_VALUES
+"""Of one family: one with two labels has twice the values."""
+
+MANY = 128
+"""Histograms or children that are looked at in one go."""
+TOO_LARGE = "a number that nothing adds up to"
+
+Name = TypeVar("Name", str, tuple[str, str])
+
+
+def check(engine: Engine, record: Record) -> None:
+    """Whether all of ``record`` can be added to ``engine``, but for what describes itself.
+
+    Raises:
+        WireError: Nothing of it may be added: a number beyond all bounds, one place told of
+            twice, more than an engine has.
+    """
+    for _ in check_in_parts(engine, record):
+        pass
+
+
+def check_in_parts(engine: Engine, record: Record) -> Iterator[None]:
+    """Likewise, with pauses.
+
+    Raises:
+        WireError: See ``check``.
+    """
+    head, totals = record.head, record.totals
+    _once(head.scalars)
+    _once(head.histograms)
+    _once(head.keyed)
+    _once([family.name for family in totals.open])
+    told = [*totals.keyed, *(family.children for family in totals.open)]
+    if sum(map(len, told)) > MAX_OBSERVATIONS or max(map(len, told), default=0) > MAX_CHILDREN:
+        raise WireError("over_limit", "more children than an engine has")
+    _check_numbers(value for value in totals.scalars if value is not None)
+    for at in range(0, len(totals.histograms), MANY):
+        _check_histograms(totals.histograms[at : at + MANY])
+        if at:
+            yield
+    checked = 0
+    for children in told:
+        _check_children(children)
+        checked += len(children)
+        if checked > MANY:
+            checked = 0
+            yield
+    check_places(engine, record)
+
+
+def judge(engine: Engine, record: Record) -> None:
+    """Hold what ``record`` observed against objectives that its sender did not know of."""
+    if engine.objectives is None or not engine.objectives.names:
+        return
+    if JUDGED[0] not in engine.layout.hooks:
+        # Its dialect has no latencies, and nothing has looked at what it says of objectives.
+        return
+    head, totals = record.head, record.totals
+    told = {
+        child.labels[-1]
+        for name, children in zip(head.keyed, totals.keyed, strict=True)
+        for child in children
+        if name == REQUESTS
+    }
+    for name, bounds, buckets in zip(head.histograms, head.bounds, totals.histograms, strict=True):
+        if buckets is not None:
+            _judge(engine, name.partition("|")[0], bounds, buckets, told)
+    for family in totals.open:
+        for child in family.children:
+            if child.buckets is not None:
+                _judge(engine, family.name, family.bounds, child.buckets, told)
+
+
+def _judge(
+    engine: Engine, family: str, bounds: Sequence[float], buckets: Buckets, told: set[str]
+) -> None:
+    found = engine.judge(family)
+    if found is not None:
+        found.buckets(tuple(bounds), [int(count) for count in buckets.counts], told)
+
+
+def _once(names: Sequence[Name]) -> None:
+    if len(set(names)) != len(names):
+        raise WireError("bad_item", "a record names a place twice")
+
+
+def _check_children(children: Sequence[Child]) -> None:
+    _check_numbers(child.value for child in children)
+    _check_histograms([child.buckets for child in children])
+
+
+def _check_histograms(histograms: Iterable[Buckets | None]) -> None:
+    for buckets in histograms:
+        if buckets is not None:
+            _check_numbers((buckets.total,))
+            if extremes(buckets.counts)[1] > LARGEST:
+                raise WireError("bad_item", TOO_LARGE)
+
+
+def _check_numbers(values: Iterable[Amount]) -> None:
+    if any(not -LARGEST <= _plain(value) <= LARGEST for value in values):
+        raise WireError("bad_item", TOO_LARGE)
+
+
+def _plain(value: Amount) -> float:
+    return number_of(value) if isinstance(value, str) else value

@@ -1,1 +1,0 @@
-"""Other exporters' pages, passed on."""

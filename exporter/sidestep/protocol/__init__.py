@@ -1,0 +1,1 @@
+"""Messages, limits, and the two ends of the delivery protocol. No I/O and no clocks."""

@@ -1,1 +1,0 @@
-"""Pages: the registry as text."""

@@ -1,1 +1,0 @@
-"""An engine's series as bytes and back, and what outlives the process."""

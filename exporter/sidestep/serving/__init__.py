@@ -1,1 +1,0 @@
-"""Pages: which are made when, of what, and kept."""

@@ -1,1 +1,0 @@
-"""What the exporter is told to do, and how that is written."""

@@ -1,1 +1,0 @@
-"""What is computed from what engines tell, beside it: objectives, saturation, hit rates."""

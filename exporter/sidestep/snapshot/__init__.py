@@ -1,0 +1,1 @@
+"""Snapshots of the state: what they hold, the file, and when they are written."""

@@ -1,0 +1,1 @@
+"""State machines over raw events. Pure: time comes in as data."""

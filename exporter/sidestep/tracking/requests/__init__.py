@@ -1,0 +1,1 @@
+"""Request events into intervals and counts: one state machine per engine."""

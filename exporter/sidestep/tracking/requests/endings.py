@@ -1,0 +1,47 @@
+"""What is told of a request when it has ended."""
+
+from __future__ import annotations
+
+from sidestep.engines.vllm.wire import FINISH_REASONS, FinishedRequestStats
+from sidestep.protocol.request_events import Finished
+from sidestep.tracking.requests.inflight import Request
+from sidestep.tracking.requests.outcomes import AbortedRequest, Outcomes
+
+STOP, ABORT = FINISH_REASONS.index("stop"), FINISH_REASONS.index("abort")
+
+
+def abort(event: Finished, request: Request | None, out: Outcomes) -> None:
+    """Count it, in no request histogram, as the engine's front end does."""
+    out.iteration.finished_requests.append(FinishedRequestStats(finish_reason=ABORT))
+    waited = None if request is None else out.between(request.queued, event.stamp)
+    out.aborted.append(AbortedRequest(event.prompt_tokens, event.generation_tokens, waited))
+
+
+def complete(event: Finished, request: Request | None, out: Outcomes) -> None:
+    """Tell of all its intervals that are known; an abort that came here was a stop."""
+    out.iteration.num_corrupted_reqs += event.corrupted
+    finished = FinishedRequestStats(
+        finish_reason=STOP if event.reason == ABORT else event.reason,
+        num_prompt_tokens=event.prompt_tokens,
+        num_preemptions=event.preemptions,
+        num_generation_tokens=event.generation_tokens,
+        max_tokens_param=event.max_tokens,
+        is_corrupted=event.corrupted,
+    )
+    out.iteration.finished_requests.append(finished)
+    if request is None:
+        return
+    if request.first is not None:
+        finished.num_generation_tokens = request.tokens
+    if request.whole or request.first is not None:
+        finished.num_cached_tokens = request.cached
+    if event.cached_tokens is not None and request.first is not None:
+        finished.num_cached_tokens = event.cached_tokens
+    finished.e2e_latency = out.between(request.arrival, event.wall)
+    finished.queued_time = out.between(request.queued, request.scheduled)
+    finished.prefill_time = out.between(request.scheduled, request.first)
+    finished.inference_time = out.between(request.scheduled, request.last)
+    decode = finished.decode_time = out.between(request.first, request.last)
+    if decode is not None:
+        more = request.tokens - 1
+        finished.mean_time_per_output_token = decode / more if more > 0 else 0.0

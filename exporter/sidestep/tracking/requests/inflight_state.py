@@ -1,0 +1,149 @@
+"""Requests in flight as they are kept over the exporter's restart, and as they come back."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+
+import msgspec
+
+from sidestep.tracking.requests.inflight import Request
+from sidestep.tracking.requests.machine import Lifecycle
+from sidestep.tracking.requests.parallel_samples import Group, Questions, Siblings
+from sidestep.tracking.requests.steps import Steps
+
+CHUNK = 1024
+"""Requests in one piece: half a millisecond to encode."""
+
+
+class KeptLifecycle(msgspec.Struct, array_like=True, gc=False, tag="l"):
+    """What an engine's lifecycle knows beside its requests."""
+
+    engine: str
+    source: int | None
+    step: float | None
+    prefilling: list[int]
+    given_up: list[int]
+    cut_off: int
+
+
+class KeptRequests(msgspec.Struct, array_like=True, gc=False, tag="r"):
+    """Some of an engine's requests, in the order in which they were first heard of."""
+
+    engine: str
+    numbers: list[int]
+    requests: list[Request]
+
+
+ENDED = 0
+"""Number of a question that has ended, and for which its engine has not counted yet."""
+
+
+class KeptGroup(msgspec.Struct, array_like=True, gc=False, tag="g"):
+    """A question's samples; ``owner`` and ``waits`` are engines, or empty."""
+
+    number: int
+    deadline: float
+    ended: float
+    live: int
+    samples: int
+    longest: int
+    highest: int
+    aborted: bool
+    closed: bool
+    owner: str
+    waits: str
+
+
+def keep(engine: str, lifecycle: Lifecycle) -> Iterator[KeptLifecycle | KeptRequests]:
+    """The pieces of an engine's lifecycle; it must not change between two of them."""
+    requests = lifecycle.requests
+    yield KeptLifecycle(
+        engine,
+        lifecycle.source,
+        lifecycle.steps.last,
+        list(requests.prefilling),
+        list(requests.given_up),
+        requests.cut_off,
+    )
+    numbers, live = iter(requests.live), iter(requests.live.values())
+    while some := list(islice(numbers, CHUNK)):
+        yield KeptRequests(engine, some, list(islice(live, CHUNK)))
+
+
+def keep_questions(questions: Questions, engines: Mapping[str, Siblings]) -> Iterator[KeptGroup]:
+    """The questions that engines share; ``engines`` says whose siblings are whose."""
+    names = {id(siblings): engine for engine, siblings in engines.items()}
+    for group in questions.groups.values():
+        yield KeptGroup(
+            group.number,
+            group.deadline,
+            group.ended,
+            group.live,
+            group.samples,
+            group.longest,
+            group.highest,
+            group.aborted,
+            group.closed,
+            names.get(id(group.owner), ""),
+            names.get(id(group.waits), ""),
+        )
+    for engine, siblings in engines.items():
+        for samples, longest in siblings.observed:
+            yield KeptGroup(
+                ENDED, 0.0, 0.0, 0, samples, longest, samples - 1, False, True, engine, ""
+            )
+
+
+def restore(lifecycle: Lifecycle, kept: KeptLifecycle) -> None:
+    """Take over what was kept of a lifecycle; its requests come by themselves."""
+    lifecycle.source = kept.source
+    lifecycle.steps = Steps(kept.step)
+    requests = lifecycle.requests
+    requests.prefilling.update(kept.prefilling)
+    requests.given_up.update(kept.given_up)
+    requests.cut_off = kept.cut_off
+
+
+def restore_requests(lifecycle: Lifecycle, kept: KeptRequests) -> None:
+    """Take over requests; the counts of them follow from their states."""
+    requests = lifecycle.requests
+    for number, request in zip(kept.numbers, kept.requests, strict=True):
+        requests.readopt(number, request)
+
+
+def settle(lifecycle: Lifecycle) -> None:
+    """All that was kept is there: the first of the preempted has waited longest."""
+    requests = lifecycle.requests
+    waiting = sorted((since, number) for number, since in requests.preempted.items())
+    requests.preempted = {number: since for since, number in waiting}
+
+
+def restore_questions(
+    questions: Questions, groups: Iterable[KeptGroup], engines: Mapping[str, Lifecycle]
+) -> None:
+    """Take over the questions, once their engines are there; only such as fit their requests."""
+    asked = [request for found in engines.values() for request in found.requests.live.values()]
+    live = Counter(request.group for request in asked)
+    for kept in sorted(groups, key=lambda group: group.deadline):
+        waits = engines.get(kept.waits)
+        owner = engines.get(kept.owner)
+        if kept.number == ENDED:
+            if owner is not None:
+                owner.siblings.observed.append((kept.samples, kept.longest))
+            continue
+        # It waits for samples as soon as none is in flight.
+        if kept.live != live[kept.number] or bool(kept.live) == bool(waits):
+            continue
+        group = questions.groups[kept.number] = Group(kept.number)
+        group.deadline, group.ended = kept.deadline, kept.ended
+        group.live, group.samples = kept.live, kept.samples
+        group.longest, group.highest = kept.longest, kept.highest
+        group.aborted, group.closed = kept.aborted, kept.closed
+        group.owner = None if owner is None else owner.siblings
+        if waits is not None:
+            waits.siblings.wait(group)
+    for request in asked:
+        if request.group not in questions.groups:
+            request.group = 0

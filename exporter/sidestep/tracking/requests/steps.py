@@ -1,0 +1,44 @@
+"""The engine's steps: how long they take, how far apart they are, and of what they consist."""
+
+from __future__ import annotations
+
+from sidestep.protocol.request_events import Iteration
+from sidestep.tracking.requests.inflight import InFlight
+from sidestep.tracking.requests.outcomes import IterationShape, Outcomes
+
+
+class Steps:
+    """One step after the other; those without a batch are passed over.
+
+    Attributes:
+        last: The stamp of the latest.
+    """
+
+    def __init__(self, last: float | None = None) -> None:
+        self.last = last
+
+    def take(self, event: Iteration, requests: InFlight, out: Outcomes) -> None:
+        """Tell of a step, as its requests were before its output."""
+        batch, tokens = event.batch
+        if not batch:
+            return
+        interval = out.between(self.last, event.stamp)
+        self.last = event.stamp
+        prefilling = requests.prefilling
+        prefill = prefilling.intersection(batch) if prefilling else ()
+        total = sum(tokens) if tokens else len(batch)
+        prefilled = len(prefill)
+        if tokens and prefill:
+            pairs = zip(batch, tokens, strict=True)
+            prefilled = sum(count for number, count in pairs if number in prefill)
+        shape = IterationShape(
+            duration=out.between(event.started, event.stamp),
+            interval=interval,
+            prefill_requests=len(prefill),
+            prefill_tokens=prefilled,
+            decode_requests=len(batch) - len(prefill),
+            decode_tokens=total - prefilled,
+            kv_tokens=event.kv_tokens,
+            waiting_tokens=requests.waiting_tokens,
+        )
+        out.steps.append(shape)
