@@ -22,14 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from benchmarks.bench_engine_cost import (
-    GAP,
-    clock_overhead,
-    figures,
-    ratio,
-    us,
-    vllm_config,
-)
+from benchmarks.bench_engine_cost import GAP, clock_overhead, figures, ratio, us, vllm_config
 from benchmarks.process import ExporterProcess
 from benchmarks.steps import has_vllm
 from benchmarks.table import show

@@ -21,12 +21,7 @@ from benchmarks.bench_ingest import AHEAD, Senders, serve_client
 from benchmarks.process import SERVE, ExporterProcess
 from benchmarks.table import show
 from sidestep.engines.items import Item, encode_item
-from sidestep.protocol.block_events import (
-    ALLOCATED,
-    EVICTED,
-    TOUCHED,
-    BlockEvents,
-)
+from sidestep.protocol.block_events import ALLOCATED, EVICTED, TOUCHED, BlockEvents
 from sidestep.protocol.request_events import (
     Event,
     Finished,

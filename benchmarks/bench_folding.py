@@ -21,7 +21,8 @@ from collections.abc import Sequence
 from benchmarks.process import ExporterProcess
 from benchmarks.table import percentile, show
 from sidestep.engines.items import VllmStep
-from sidestep.engines.vllm.wire import IterationStats, SchedulerStats
+from sidestep.engines.vllm.wire import SchedulerStats
+from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.messages import EngineInfo
 from sidestep_adapters.publisher.publisher import Publisher
 

@@ -17,7 +17,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmarks.bench_scrape import dirty
 from benchmarks.bench_snapshot import fleet, new_intake
 from benchmarks.table import percentile, show
-from sidestep.engines.items import Family, Sample, Samples
 from sidestep.exposition.text_page import render
 from sidestep.federation.computed_records import Present
 from sidestep.federation.lives import MAX_LIVES, new_life
@@ -25,6 +24,7 @@ from sidestep.federation.messages import encode_forward
 from sidestep.federation.outbox import Outbox
 from sidestep.ingest.intake import Intake
 from sidestep.metrics.self_described import add_samples
+from sidestep.protocol.self_described import Family, Sample, Samples
 from sidestep.telemetry.cooperative import SLICE
 from sidestep.transport.process import calm_collector
 

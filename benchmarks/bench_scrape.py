@@ -32,12 +32,7 @@ from sidestep.catalog.layout_builder import compile_layout
 from sidestep.engines.apply import Applier
 from sidestep.engines.items import VllmStep
 from sidestep.exposition.aggregate import merged_histograms
-from sidestep.exposition.families import (
-    Family,
-    families,
-    is_shared,
-    labels_with,
-)
+from sidestep.exposition.families import Family, families, is_shared, labels_with
 from sidestep.exposition.family_snapshot import combined_of, copies
 from sidestep.exposition.text_page import Texts, render
 from sidestep.metrics.engine import Engine

@@ -16,12 +16,7 @@ from benchmarks.table import show
 from sidestep.catalog.layout_builder import compile_layout
 from sidestep.engines.apply import Applier
 from sidestep.engines.dialects import DIALECTS
-from sidestep.engines.items import (
-    Item,
-    VllmStep,
-    decode_item,
-    encode_item,
-)
+from sidestep.engines.items import Item, VllmStep, decode_item, encode_item
 from sidestep.engines.sglang.wire import SchedulerStats
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.registry import Registry

@@ -26,13 +26,7 @@ from sidestep.catalog.layout_builder import compile_layout
 from sidestep.engines.dialects import DIALECTS
 from sidestep.ingest.intake import Intake
 from sidestep.metrics.registry import Registry
-from sidestep.protocol.request_events import (
-    Iteration,
-    Output,
-    Queued,
-    RequestEvents,
-    Scheduled,
-)
+from sidestep.protocol.request_events import Iteration, Output, Queued, RequestEvents, Scheduled
 from sidestep.snapshot.capture import Capture, restore
 from sidestep.snapshot.schedule import SLICE
 from sidestep.snapshot.state_file import StateDirectory

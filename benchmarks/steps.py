@@ -27,6 +27,7 @@ import msgspec
 from sidestep.catalog.buckets import one_two_five
 from sidestep.cli import recording
 from sidestep.engines.vllm import wire
+from sidestep.protocol import iteration_stats
 from sidestep.protocol.messages import EngineInfo
 from sidestep_adapters.recording.format import Call, objects, read
 
@@ -49,13 +50,13 @@ _WIRE: Mapping[str, type[msgspec.Struct]] = {
     "MultiModalCacheStats": wire.CacheStats,
     "SchedulerStats": wire.SchedulerStats,
     "SchedulerIterationDetails": wire.SchedulerIterationDetails,
-    "KVCacheEvictionEvent": wire.KVCacheEvictionEvent,
+    "KVCacheEvictionEvent": iteration_stats.KVCacheEvictionEvent,
     "SpecDecodingStats": wire.SpecDecodingStats,
     "CUDAGraphStat": wire.CUDAGraphStat,
     "PerfStats": wire.PerfStats,
-    "PromptTokenStats": wire.PromptTokenStats,
-    "FinishedRequestStats": wire.FinishedRequestStats,
-    "IterationStats": wire.IterationStats,
+    "PromptTokenStats": iteration_stats.PromptTokenStats,
+    "FinishedRequestStats": iteration_stats.FinishedRequestStats,
+    "IterationStats": iteration_stats.IterationStats,
 }
 _VLLM_MODULES = (
     "vllm.v1.metrics.stats",

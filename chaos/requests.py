@@ -13,7 +13,7 @@ from random import Random
 
 from chaos.steps import EPOCH, UNIT
 from chaos.tally import Tally
-from sidestep.engines.vllm.wire import FINISH_REASONS
+from sidestep.protocol.iteration_stats import FINISH_REASONS
 from sidestep.protocol.request_events import (
     Event,
     Finished,

@@ -6,22 +6,15 @@ import dataclasses
 from random import Random
 
 from chaos.tally import BOUNDS, Tally
-from sidestep.engines.items import (
-    Family,
-    Item,
-    Sample,
-    Samples,
-    VllmStep,
-)
-from sidestep.engines.vllm.wire import (
+from sidestep.engines.items import Item, VllmStep
+from sidestep.engines.vllm.wire import CacheStats, SchedulerStats, SpecDecodingStats
+from sidestep.protocol.iteration_stats import (
     FINISH_REASONS,
-    CacheStats,
     FinishedRequestStats,
     IterationStats,
     PromptTokenStats,
-    SchedulerStats,
-    SpecDecodingStats,
 )
+from sidestep.protocol.self_described import Family, Sample, Samples
 
 UNIT = 1 / 1024
 """Of every float: see ``tally``."""

@@ -21,7 +21,7 @@ from chaos.tally import Tally
 from chaos.verdict import Difference
 from chaos.watch import Watch
 from sidestep.engines.items import VllmStep
-from sidestep.engines.vllm.wire import IterationStats
+from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.messages import EngineInfo
 from sidestep_adapters.publisher.publisher import Publisher
 

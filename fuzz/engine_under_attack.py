@@ -12,7 +12,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from sidestep.engines.items import VllmStep
-from sidestep.engines.vllm.wire import IterationStats
+from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.messages import EngineInfo
 from sidestep_adapters.publisher.publisher import Publisher
 

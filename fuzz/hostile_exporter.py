@@ -12,14 +12,7 @@ from fuzz import zmtp_peer as zmtp
 from fuzz.zmtp_peer import Address
 from sidestep.errors import WireError
 from sidestep.protocol.limits import VERSION
-from sidestep.protocol.messages import (
-    Ack,
-    Hello,
-    Nack,
-    Settings,
-    decode_from_sender,
-    encode,
-)
+from sidestep.protocol.messages import Ack, Hello, Nack, Settings, decode_from_sender, encode
 
 Behaviour = Callable[[socket.socket, int], None]
 """What it does with one connection; the number tells connections apart."""

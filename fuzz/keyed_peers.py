@@ -12,12 +12,7 @@ import zmq
 
 from sidestep.errors import WireError
 from sidestep.protocol.limits import VERSION
-from sidestep.protocol.messages import (
-    Ack,
-    Hello,
-    decode_from_sender,
-    encode,
-)
+from sidestep.protocol.messages import Ack, Hello, decode_from_sender, encode
 from sidestep.transport import keys
 from sidestep.transport.client_keys import CLIENT_KEY, SERVER_KEY
 

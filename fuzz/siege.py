@@ -14,7 +14,7 @@ from pathlib import Path
 from chaos.exporter import ExporterProcess, free_port
 
 from sidestep.engines.items import VllmStep
-from sidestep.engines.vllm.wire import IterationStats
+from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.messages import EngineInfo
 from sidestep_adapters.publisher.publisher import Publisher
 

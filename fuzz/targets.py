@@ -23,12 +23,7 @@ from sidestep.engines.folding import Folder
 from sidestep.engines.items import VllmRejection, VllmSleep, encode_item
 from sidestep.errors import ConfigError, WireError
 from sidestep.exposition.text_page import render
-from sidestep.federation.messages import (
-    FORWARD_VERSION,
-    Forward,
-    Standing,
-    encode_forward,
-)
+from sidestep.federation.messages import FORWARD_VERSION, Forward, Standing, encode_forward
 from sidestep.http.config_files import Files
 from sidestep.http.web_config import load
 from sidestep.protocol.limits import VERSION
@@ -43,13 +38,7 @@ from sidestep.protocol.messages import (
     encode,
 )
 from sidestep.snapshot.capture import Capture, restore
-from sidestep.snapshot.state_file import (
-    FORMAT,
-    HEADER,
-    LENGTH,
-    MAGIC,
-    verified,
-)
+from sidestep.snapshot.state_file import FORMAT, HEADER, LENGTH, MAGIC, verified
 
 SIZE = struct.Struct("<H")
 MAX_CHUNKS = 64

@@ -16,8 +16,8 @@ from msgspec import inspect
 
 from sidestep.catalog.model import Sampled
 from sidestep.engines.dialects import DIALECTS
-from sidestep.engines.items import Family
 from sidestep.protocol.limits import COUNT_LIMIT, MAX_LABEL_CHARS, VALUE_LIMIT
+from sidestep.protocol.self_described import Family
 
 encode = msgspec.msgpack.Encoder().encode
 Values = st.SearchStrategy[Any]

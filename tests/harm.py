@@ -23,20 +23,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from sidestep.catalog.layout_builder import compile_layout
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.items import VllmStep, encode_item
-from sidestep.engines.vllm.wire import IterationStats
 from sidestep.exposition.text_page import render
 from sidestep.ingest.intake import Intake
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.quotas import MAX_BYTES, MAX_OPEN_FAMILIES, MAX_SERIES
 from sidestep.metrics.registry import MAX_ENGINES, Registry, Sampling
+from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.limits import MAX_OPEN_VALUES, VERSION
-from sidestep.protocol.messages import (
-    Batch,
-    EngineInfo,
-    Hello,
-    encode,
-)
+from sidestep.protocol.messages import Batch, EngineInfo, Hello, encode
 from sidestep.protocol.receiver import MAX_RETIRED, MAX_STREAMS
 from sidestep.snapshot.capture import Capture, restore
 from sidestep.telemetry.self_metrics import OwnRegistry, SelfMetrics

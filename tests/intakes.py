@@ -16,14 +16,7 @@ from sidestep.metrics.native_histogram import Native
 from sidestep.metrics.registry import Registry, Sampling
 from sidestep.metrics.slo import Objective, Objectives
 from sidestep.protocol.limits import VERSION
-from sidestep.protocol.messages import (
-    Aggregate,
-    Batch,
-    EngineInfo,
-    FromSender,
-    Hello,
-    encode,
-)
+from sidestep.protocol.messages import Aggregate, Batch, EngineInfo, FromSender, Hello, encode
 from sidestep.snapshot.capture import Capture, restore
 from sidestep.telemetry.self_metrics import SelfMetrics
 from sidestep.tracking.requests.rules import Rules

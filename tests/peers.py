@@ -13,8 +13,8 @@ from typing import NoReturn
 
 from sidestep.app import Exporter
 from sidestep.engines.items import VllmStep
-from sidestep.engines.vllm.wire import IterationStats
 from sidestep.metrics.computed_gauges import scalar
+from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.messages import EngineInfo
 from sidestep_adapters.publisher.publisher import Publisher
 

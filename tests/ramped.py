@@ -13,8 +13,9 @@ from ramps import Look, Model, Simulation
 from sidestep.app import Exporter
 from sidestep.catalog.buckets import DEFAULTS
 from sidestep.engines.items import VllmStep
-from sidestep.engines.vllm.wire import FinishedRequestStats, IterationStats, SchedulerStats
+from sidestep.engines.vllm.wire import SchedulerStats
 from sidestep.metrics.computed_gauges import scalar
+from sidestep.protocol.iteration_stats import FinishedRequestStats, IterationStats
 
 AHEAD = 1e6
 """Seconds by which the simulation's time is later than ours, so that the exporter's own looks

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from hypothesis import strategies as st
 
-from sidestep.engines.vllm.wire import FINISH_REASONS
+from sidestep.protocol.iteration_stats import FINISH_REASONS
 from sidestep.protocol.request_events import (
     Event,
     Finished,

@@ -9,22 +9,10 @@ import pytest
 from sidestep.catalog.layout_builder import compile_layout
 from sidestep.engines.apply import Applier
 from sidestep.engines.dialects import DIALECTS
-from sidestep.engines.items import (
-    Family,
-    Item,
-    Sample,
-    Samples,
-    VllmRejection,
-    VllmSleep,
-    VllmStep,
-)
+from sidestep.engines.items import Item, VllmRejection, VllmSleep, VllmStep
 from sidestep.engines.vllm.wire import (
     CacheStats,
     CUDAGraphStat,
-    FinishedRequestStats,
-    IterationStats,
-    KVCacheEvictionEvent,
-    PromptTokenStats,
     SchedulerIterationDetails,
     SchedulerStats,
     SpecDecodingStats,
@@ -38,8 +26,15 @@ from sidestep.metrics.engine import Engine
 from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.quotas import MAX_ENGINE_SERIES
 from sidestep.metrics.registry import Registry
+from sidestep.protocol.iteration_stats import (
+    FinishedRequestStats,
+    IterationStats,
+    KVCacheEvictionEvent,
+    PromptTokenStats,
+)
 from sidestep.protocol.limits import MAX_OPEN_VALUES, OTHER
 from sidestep.protocol.messages import EngineInfo
+from sidestep.protocol.self_described import Family, Sample, Samples
 
 
 class Bench:

@@ -11,12 +11,7 @@ import pytest
 
 from sidestep.catalog.buckets import DEFAULTS, one_two_five
 from sidestep.catalog.layout_builder import STEPS, compile_layout
-from sidestep.catalog.model import (
-    Hook,
-    Row,
-    Same,
-    check,
-)
+from sidestep.catalog.model import Hook, Row, Same, check
 from sidestep.engines import dialects as catalogue
 from sidestep.engines.vllm import rows as vllm
 from sidestep.errors import CatalogueError

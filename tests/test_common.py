@@ -14,14 +14,7 @@ from sidestep.catalog.layout_builder import compile_layout
 from sidestep.engines.apply import Applier
 from sidestep.engines.dialects import COMMON
 from sidestep.engines.folding import Folder
-from sidestep.engines.items import (
-    Family,
-    Item,
-    Sample,
-    Samples,
-    SglangStats,
-    encode_item,
-)
+from sidestep.engines.items import Item, SglangStats, encode_item
 from sidestep.engines.sglang.wire import QueueCount, SchedulerStats
 from sidestep.errors import WireError
 from sidestep.exposition.text_page import render
@@ -29,6 +22,7 @@ from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.record_codec import decode_record
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.messages import EngineInfo
+from sidestep.protocol.self_described import Family, Sample, Samples
 from sidestep_adapters.recording.replay import Replay
 
 TOKENIZER = {"model_name": "m", "engine_type": "unified"}

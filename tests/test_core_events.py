@@ -8,7 +8,7 @@ import pytest
 
 from conftest import Start, until
 from sidestep.engines.items import Item, VllmRejection, VllmStep
-from sidestep.engines.vllm.wire import FINISH_REASONS, KVCacheEvictionEvent, SchedulerStats
+from sidestep.engines.vllm.wire import SchedulerStats
 from sidestep.errors import WireError
 from sidestep.exposition.text_page import render
 from sidestep.metrics.histogram import Histogram
@@ -21,6 +21,7 @@ from sidestep.protocol.block_events import (
     CacheChange,
     CacheEvents,
 )
+from sidestep.protocol.iteration_stats import FINISH_REASONS, KVCacheEvictionEvent
 from sidestep.protocol.messages import EngineInfo
 from sidestep.protocol.request_events import (
     Event,

@@ -16,19 +16,13 @@ from sidestep.catalog.layout_builder import compile_layout
 from sidestep.engines.apply import Applier
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.items import Item, decode_item
-from sidestep.engines.vllm.wire import FINISH_REASONS
 from sidestep.exposition.families import families
 from sidestep.exposition.family_snapshot import copies, state_of
 from sidestep.exposition.text_page import render
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.registry import Registry
-from sidestep.protocol.request_events import (
-    Finished,
-    Iteration,
-    Preempted,
-    Queued,
-    RequestEvents,
-)
+from sidestep.protocol.iteration_stats import FINISH_REASONS
+from sidestep.protocol.request_events import Finished, Iteration, Preempted, Queued, RequestEvents
 from sidestep_adapters.recording.format import Greeting, Items, read
 from sidestep_adapters.recording.replay import Progress, Replay
 

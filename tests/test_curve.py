@@ -25,12 +25,7 @@ from peers import count, generated, publisher
 from sidestep.app import Exporter
 from sidestep.errors import ConfigError, WireError
 from sidestep.protocol.limits import VERSION
-from sidestep.protocol.messages import (
-    EngineInfo,
-    FromExporter,
-    Hello,
-    Nack,
-)
+from sidestep.protocol.messages import EngineInfo, FromExporter, Hello, Nack
 from sidestep.transport import keys
 from sidestep.transport.access import Access
 from sidestep.transport.authorized import INTERVAL, AuthorizedKeys

@@ -17,9 +17,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from sidestep.catalog.layout_builder import compile_layout
 from sidestep.engines.folding import Folder
 from sidestep.engines.items import VllmStep, encode_item
-from sidestep.engines.vllm.wire import IterationStats
 from sidestep.ingest.intake import Intake
 from sidestep.metrics.registry import Registry
+from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.messages import EngineInfo, Settings, encode
 from sidestep.protocol.sender import Sender, State
 from sidestep.snapshot.capture import Capture, restore

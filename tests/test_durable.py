@@ -17,7 +17,8 @@ from conftest import MAIN_RUN, Start, until
 from pages import get, parse
 from sidestep.app import Exporter
 from sidestep.engines.items import VllmStep
-from sidestep.engines.vllm.wire import IterationStats, SchedulerStats
+from sidestep.engines.vllm.wire import SchedulerStats
+from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.messages import EngineInfo
 from sidestep.snapshot.state_file import SNAPSHOT, StateDirectory
 from sidestep_adapters.publisher.publisher import Publisher

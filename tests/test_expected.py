@@ -15,23 +15,9 @@ import pytest
 
 from harm import World
 from sidestep.exposition.compression import SHORT, Packed, pack
-from sidestep.exposition.expected import (
-    FEW,
-    JITTER,
-    LONGEST,
-    MANY,
-    SHORTEST,
-    USUAL,
-    Due,
-    Expected,
-)
+from sidestep.exposition.expected import FEW, JITTER, LONGEST, MANY, SHORTEST, USUAL, Due, Expected
 from sidestep.exposition.negotiation import Format
-from sidestep.exposition.page_cache import (
-    CHEAP,
-    REUSED,
-    Answer,
-    Pages,
-)
+from sidestep.exposition.page_cache import CHEAP, REUSED, Answer, Pages
 from sidestep.protocol.messages import EngineInfo
 from slices import counted
 

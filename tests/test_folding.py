@@ -11,16 +11,10 @@ from hypothesis import strategies as st
 
 from intakes import CORE_RUNS, Fed, Step, lines, steps
 from sidestep.engines.folding import ENVELOPE, Folder
-from sidestep.engines.items import (
-    Family,
-    Sample,
-    Samples,
-    VllmSleep,
-    VllmStep,
-    encode_item,
-)
-from sidestep.engines.vllm.wire import IterationStats, SchedulerStats
+from sidestep.engines.items import VllmSleep, VllmStep, encode_item
+from sidestep.engines.vllm.wire import SchedulerStats
 from sidestep.metrics.histogram import Histogram, rebucket
+from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.limits import MAX_FRAME_BYTES
 from sidestep.protocol.messages import EngineInfo, Settings
 from sidestep.protocol.request_events import (
@@ -32,6 +26,7 @@ from sidestep.protocol.request_events import (
     RequestEvents,
     Scheduled,
 )
+from sidestep.protocol.self_described import Family, Sample, Samples
 
 ENGINE = EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"}, features=["engine_core"])
 INTERVALS = (

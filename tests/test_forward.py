@@ -8,21 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from intakes import steps
-from sidestep.engines.items import (
-    Family,
-    Item,
-    Sample,
-    Samples,
-    VllmStep,
-    encode_item,
-)
-from sidestep.engines.triton.wire import (
-    InferenceStats,
-    ModelStats,
-    Timed,
-    TritonStats,
-)
-from sidestep.engines.vllm.wire import IterationStats, SchedulerStats
+from sidestep.engines.items import Item, VllmStep, encode_item
+from sidestep.engines.triton.wire import InferenceStats, ModelStats, Timed, TritonStats
+from sidestep.engines.vllm.wire import SchedulerStats
 from sidestep.errors import WireError
 from sidestep.federation import lives
 from sidestep.federation import store as forwarded
@@ -37,13 +25,9 @@ from sidestep.federation.outgoing import REFRESH
 from sidestep.metrics.native_histogram import Native, NativeHistogram
 from sidestep.metrics.record_codec import decode_record
 from sidestep.metrics.registry import GONE, MAX_ENGINES, SILENT
-from sidestep.protocol.messages import (
-    Bye,
-    EngineInfo,
-    Heartbeat,
-    Hello,
-    encode,
-)
+from sidestep.protocol.iteration_stats import IterationStats
+from sidestep.protocol.messages import Bye, EngineInfo, Heartbeat, Hello, encode
+from sidestep.protocol.self_described import Family, Sample, Samples
 from sidestep.transport.guard import Guard
 from trees import Node, frames_of, refresh, samples, wait
 

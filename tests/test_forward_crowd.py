@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from sidestep.engines.items import VllmStep, encode_item
-from sidestep.engines.vllm.wire import IterationStats
 from sidestep.federation import store as forwarded
 from sidestep.federation.outgoing import REFRESH
 from sidestep.metrics.registry import GONE
+from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.messages import EngineInfo, Heartbeat
 from trees import Node
 

@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from sidestep.engines.items import VllmStep, encode_item
-from sidestep.engines.vllm.wire import IterationStats, SchedulerStats
+from sidestep.engines.vllm.wire import SchedulerStats
 from sidestep.federation.outgoing import REFRESH
 from sidestep.federation.store import PATIENCE
 from sidestep.metrics.registry import SILENT
+from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.messages import EngineInfo, Heartbeat
 from trees import Node
 

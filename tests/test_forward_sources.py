@@ -8,19 +8,15 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from sidestep.engines.items import (
-    Family,
-    Sample,
-    Samples,
-    VllmStep,
-)
-from sidestep.engines.vllm.wire import IterationStats
+from sidestep.engines.items import VllmStep
 from sidestep.errors import WireError
 from sidestep.federation import lives
 from sidestep.federation.lives import Lives, Word, summed
 from sidestep.federation.messages import Standing
 from sidestep.metrics.registry import GONE, SILENT
+from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.messages import Nack
+from sidestep.protocol.self_described import Family, Sample, Samples
 from sidestep.transport.guard import Guard
 from test_forward import RUNNING, TOKENS, info, leaf, push, step, value
 from trees import Node, frames_of, refresh, samples, wait

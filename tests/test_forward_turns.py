@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidestep.engines.items import Family, Sample, Samples
 from sidestep.errors import WireError
 from sidestep.federation import lives
 from sidestep.federation.store import PATIENCE
@@ -19,6 +18,7 @@ from sidestep.metrics import record_codec as records
 from sidestep.metrics.record_codec import decode_in_parts, decode_record
 from sidestep.metrics.registry import SILENT
 from sidestep.protocol.records import Record
+from sidestep.protocol.self_described import Family, Sample, Samples
 from test_forward import TOKENS, leaf, push, step, value
 from trees import Node, frames_of, samples, wait
 

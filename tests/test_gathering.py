@@ -12,22 +12,10 @@ from hypothesis import strategies as st
 
 from conftest import Start
 from intakes import Fed
-from sidestep.engines.items import (
-    Family,
-    Item,
-    Sample,
-    Samples,
-    VllmSleep,
-    VllmStep,
-    encode_item,
-)
+from sidestep.engines.items import Item, VllmSleep, VllmStep, encode_item
 from sidestep.engines.vllm.wire import (
     CacheStats,
     CUDAGraphStat,
-    FinishedRequestStats,
-    IterationStats,
-    KVCacheEvictionEvent,
-    Run,
     SchedulerIterationDetails,
     SchedulerStats,
     SpecDecodingStats,
@@ -35,7 +23,14 @@ from sidestep.engines.vllm.wire import (
 from sidestep.ingest.socket_loop import Ingest
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.native_histogram import Native, NativeHistogram
+from sidestep.protocol.iteration_stats import (
+    FinishedRequestStats,
+    IterationStats,
+    KVCacheEvictionEvent,
+    Run,
+)
 from sidestep.protocol.messages import EngineInfo
+from sidestep.protocol.self_described import Family, Sample, Samples
 from slices import counted
 
 ENGINES = [

@@ -17,10 +17,10 @@ from conftest import Start, until
 from sidestep.app import Exporter, serve
 from sidestep.config.settings import read
 from sidestep.engines.items import Item, VllmStep, encode_item
-from sidestep.engines.vllm.wire import IterationStats
 from sidestep.errors import RunError
 from sidestep.ingest.intake import Intake
 from sidestep.metrics.computed_gauges import scalar
+from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.limits import MAX_FRAME_BYTES, MAX_ITEM_BYTES, VERSION
 from sidestep.protocol.messages import (
     Ack,

@@ -16,16 +16,8 @@ from hypothesis import strategies as st
 
 from intakes import CORE_RUNS, Fed, Step, steps
 from sidestep.engines.folding import Folder
-from sidestep.engines.items import (
-    Family,
-    Item,
-    Sample,
-    Samples,
-    VllmStep,
-    encode_item,
-)
+from sidestep.engines.items import Item, VllmStep, encode_item
 from sidestep.engines.slo_rows import REQUESTS, UNJUDGED
-from sidestep.engines.vllm.wire import FinishedRequestStats, IterationStats
 from sidestep.exposition import json_format as values
 from sidestep.exposition import protobuf_page as protobuf
 from sidestep.exposition.aggregated_text import Merged
@@ -37,13 +29,10 @@ from sidestep.metrics.record_codec import decode_record
 from sidestep.metrics.slo import Limit, Objective, parse
 from sidestep.metrics.slo_histogram import Judge, judged
 from sidestep.protocol import messages
+from sidestep.protocol.iteration_stats import FinishedRequestStats, IterationStats
 from sidestep.protocol.messages import EngineInfo, Settings
-from sidestep.protocol.records import (
-    Child,
-    Head,
-    Record,
-    Totals,
-)
+from sidestep.protocol.records import Child, Head, Record, Totals
+from sidestep.protocol.self_described import Family, Sample, Samples
 from trees import Node, samples
 
 VLLM = EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"})

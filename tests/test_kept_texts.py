@@ -23,7 +23,6 @@ from pages import parse
 from sidestep.catalog.layout_builder import compile_layout
 from sidestep.engines.apply import Applier
 from sidestep.engines.dialects import DIALECTS
-from sidestep.engines.items import Family, Sample, Samples
 from sidestep.engines.vllm.core_rows import FEATURE
 from sidestep.exposition import json_format as values
 from sidestep.exposition import protobuf_page as protobuf
@@ -44,6 +43,7 @@ from sidestep.metrics.record_codec import decode_record, encode_record, totals_o
 from sidestep.metrics.registry import GONE, Registry
 from sidestep.metrics.self_described import add_samples
 from sidestep.protocol.messages import EngineInfo
+from sidestep.protocol.self_described import Family, Sample, Samples
 from sidestep.telemetry.self_metrics import SelfMetrics, own_registry
 
 LAYOUTS = {name: compile_layout(name, legacy=True, common=True) for name in DIALECTS}

@@ -18,12 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidestep.errors import ConfigError, WireError
-from sidestep.transport.link import (
-    LASTING,
-    PAUSE,
-    PENALTY,
-    Link,
-)
+from sidestep.transport.link import LASTING, PAUSE, PENALTY, Link
 from sidestep.transport.peer_limits import (
     BYTES,
     FRAMES,

@@ -15,12 +15,12 @@ from ramped import AHEAD, SMALL, overload, play
 from ramps import Simulation
 from sidestep.catalog.layout_builder import compile_layout
 from sidestep.engines.dialects import DIALECTS
-from sidestep.engines.items import Sample
 from sidestep.engines.sglang.wire import QueueCount
 from sidestep.engines.vllm.wire import SchedulerStats
 from sidestep.metrics.load_inputs import AT_ONCE, INTERVAL, Loads
 from sidestep.metrics.registry import SILENT, Registry
 from sidestep.protocol.messages import EngineInfo
+from sidestep.protocol.self_described import Sample
 from test_apply import Bench, step, tokens
 from test_sglang_items import SCHEDULER, family, stats
 from test_sglang_items import Bench as SglangBench

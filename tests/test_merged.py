@@ -14,8 +14,6 @@ from pages import Family, Labels, parse
 from sidestep.catalog.layout_builder import compile_layout
 from sidestep.engines.apply import Applier
 from sidestep.engines.dialects import DIALECTS
-from sidestep.engines.items import Family as SampledFamily
-from sidestep.engines.items import Sample, Samples
 from sidestep.exposition.aggregate import combined_info, combined_numbers, merged_histograms
 from sidestep.exposition.aggregated_text import Merged
 from sidestep.exposition.series_filter import POD, Choice
@@ -24,6 +22,8 @@ from sidestep.metrics.engine import Engine
 from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.registry import GONE, Registry
 from sidestep.protocol.messages import EngineInfo
+from sidestep.protocol.self_described import Family as SampledFamily
+from sidestep.protocol.self_described import Sample, Samples
 from slices import made
 
 RANDOMS = st.integers(0, 1 << 32).map(Random)

@@ -11,14 +11,7 @@ from hypothesis import strategies as st
 
 from sidestep.catalog.buckets import DEFAULTS
 from sidestep.errors import WireError
-from sidestep.metrics.exponential_buckets import (
-    MOST,
-    ZERO,
-    check,
-    coarser,
-    index_of,
-    upper,
-)
+from sidestep.metrics.exponential_buckets import MOST, ZERO, check, coarser, index_of, upper
 from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.native_histogram import Native, NativeHistogram
 from sidestep.protocol.limits import VALUE_LIMIT

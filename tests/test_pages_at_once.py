@@ -15,7 +15,6 @@ import pytest
 
 import metric_families
 from sidestep.catalog.layout_builder import compile_layout
-from sidestep.engines.items import Family, Sample, Samples
 from sidestep.exposition import json_format as values
 from sidestep.exposition import protobuf_page as protobuf
 from sidestep.exposition.aggregated_text import Merged
@@ -27,6 +26,7 @@ from sidestep.metrics.registry import GONE, Registry
 from sidestep.metrics.self_described import add_samples
 from sidestep.metrics.slo import Objective, Objectives
 from sidestep.protocol.messages import EngineInfo
+from sidestep.protocol.self_described import Family, Sample, Samples
 
 SHORT = {
     "copies": ("AT_ONCE",),

@@ -25,15 +25,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from conftest import (
-    LORA_RUN,
-    MAIN_RUN,
-    PARALLEL_RUN,
-    SPEC_RUN,
-    Start,
-    page_of_engine,
-    until,
-)
+from conftest import LORA_RUN, MAIN_RUN, PARALLEL_RUN, SPEC_RUN, Start, page_of_engine, until
 from polled import page, polled
 from prometheus_server import BINARIES
 from sidestep.app import Exporter

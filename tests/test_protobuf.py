@@ -21,14 +21,7 @@ from metric_families import buckets_of, families, labels_of, parsed
 from pages import parse
 from sidestep.app import Exporter
 from sidestep.engines.folding import Folder
-from sidestep.engines.items import (
-    Family,
-    Sample,
-    Samples,
-    VllmStep,
-    encode_item,
-)
-from sidestep.engines.vllm.wire import IterationStats
+from sidestep.engines.items import VllmStep, encode_item
 from sidestep.exposition import proto_format as messages
 from sidestep.exposition.negotiation import CONTENT_TYPES
 from sidestep.exposition.protobuf_page import pieces
@@ -36,8 +29,10 @@ from sidestep.exposition.protobuf_samples import generate
 from sidestep.metrics.histogram import Histogram as Classic
 from sidestep.metrics.native_histogram import Native, NativeHistogram
 from sidestep.metrics.record_codec import decode_record
+from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.messages import EngineInfo, Settings
 from sidestep.protocol.native_buckets import NativeBuckets
+from sidestep.protocol.self_described import Family, Sample, Samples
 from sidestep.snapshot.capture import restore
 from sidestep_adapters.recording.replay import Replay
 

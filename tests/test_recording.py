@@ -9,7 +9,7 @@ from typing import Any
 
 from conftest import Start
 from pages import get, parse
-from sidestep.engines.vllm.wire import FINISH_REASONS
+from sidestep.protocol.iteration_stats import FINISH_REASONS
 from sidestep_adapters.recording.format import objects
 from sidestep_adapters.recording.replay import Replay
 

@@ -54,12 +54,7 @@ from sidestep.protocol.block_events import (
 from sidestep.protocol.limits import MAX_LABELS
 from sidestep.tracking.kv_blocks import capacity as room
 from sidestep.tracking.kv_blocks.sampling import ALL, mix
-from sidestep.tracking.kv_blocks.tracker import (
-    CachedLives,
-    Lives,
-    Observation,
-    Residency,
-)
+from sidestep.tracking.kv_blocks.tracker import CachedLives, Lives, Observation, Residency
 
 UNBOUNDED = 1 << 40
 

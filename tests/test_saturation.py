@@ -12,15 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramps import Look, Model, Rate, Simulation, knee, ramp
-from sidestep.metrics.saturation import (
-    BLOCKED,
-    GAP,
-    MOST,
-    UNBLOCKED,
-    Load,
-    Offered,
-    Saturation,
-)
+from sidestep.metrics.saturation import BLOCKED, GAP, MOST, UNBLOCKED, Load, Offered, Saturation
 
 MODELS = {
     "batch": Model(),

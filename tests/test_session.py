@@ -28,18 +28,8 @@ from sidestep.protocol.messages import (
     decode_from_sender,
     encode,
 )
-from sidestep.protocol.receiver import (
-    ACK_BYTES,
-    ACK_INTERVAL,
-    MAX_STREAMS,
-    Receiver,
-)
-from sidestep.protocol.sender import (
-    ACK_TIMEOUT,
-    BATCH_BYTES,
-    Sender,
-    State,
-)
+from sidestep.protocol.receiver import ACK_BYTES, ACK_INTERVAL, MAX_STREAMS, Receiver
+from sidestep.protocol.sender import ACK_TIMEOUT, BATCH_BYTES, Sender, State
 
 ENGINE = EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"})
 

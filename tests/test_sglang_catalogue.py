@@ -14,12 +14,7 @@ import pytest
 from sidestep.catalog.buckets import DEFAULTS, SGLANG, checked
 from sidestep.catalog.layout import taken
 from sidestep.catalog.layout_builder import compile_layout
-from sidestep.catalog.model import (
-    Hook,
-    Row,
-    Same,
-    Sampled,
-)
+from sidestep.catalog.model import Hook, Row, Same, Sampled
 from sidestep.engines import dialects as catalogue
 from sidestep.engines import slo_rows as objectives
 from sidestep.engines.items import SglangStats, decode_item, encode_item

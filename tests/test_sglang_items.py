@@ -17,16 +17,7 @@ from sidestep.catalog.layout_builder import compile_layout
 from sidestep.engines.apply import Applier
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.folding import Folder
-from sidestep.engines.items import (
-    Family,
-    Item,
-    Sample,
-    Samples,
-    SglangStats,
-    VllmStep,
-    decode_item,
-    encode_item,
-)
+from sidestep.engines.items import Item, SglangStats, VllmStep, decode_item, encode_item
 from sidestep.engines.sglang.wire import QueueCount, SchedulerStats
 from sidestep.errors import WireError
 from sidestep.exposition import json_format as values
@@ -37,6 +28,7 @@ from sidestep.metrics.registry import Registry
 from sidestep.metrics.validate_record import MAX_CHILDREN
 from sidestep.protocol.limits import COUNT_LIMIT, MAX_OPEN_VALUES, OTHER
 from sidestep.protocol.messages import EngineInfo
+from sidestep.protocol.self_described import Family, Sample, Samples
 
 TOKENIZER = EngineInfo("t", "sglang", {"engine_type": "unified", "model_name": "m"})
 SCHEDULER = EngineInfo("s", "sglang", {name: str(value) for name, value in RANK.items()})

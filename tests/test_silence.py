@@ -7,21 +7,12 @@ from itertools import cycle
 import pytest
 
 from intakes import Fed
-from sidestep.engines.items import (
-    Family,
-    Sample,
-    Samples,
-    VllmStep,
-    encode_item,
-)
-from sidestep.engines.vllm.wire import IterationStats, SchedulerStats
-from sidestep.metrics.registry import (
-    GONE,
-    KEPT,
-    MAX_ENGINES,
-    SILENT,
-)
+from sidestep.engines.items import VllmStep, encode_item
+from sidestep.engines.vllm.wire import SchedulerStats
+from sidestep.metrics.registry import GONE, KEPT, MAX_ENGINES, SILENT
+from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.messages import Bye, EngineInfo, Heartbeat
+from sidestep.protocol.self_described import Family, Sample, Samples
 
 INFO = {"cache_config": {"block_size": "16"}}
 

@@ -20,12 +20,7 @@ from pages import parse
 from sidestep.catalog.layout_builder import compile_layout
 from sidestep.catalog.model import Kind
 from sidestep.engines.apply import Applier
-from sidestep.engines.items import (
-    Family,
-    Sample,
-    Samples,
-    encode_item,
-)
+from sidestep.engines.items import encode_item
 from sidestep.exposition import json_format as values
 from sidestep.exposition import protobuf_page as protobuf
 from sidestep.exposition.aggregate import merged_states
@@ -40,6 +35,7 @@ from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.native_histogram import Native
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.messages import EngineInfo
+from sidestep.protocol.self_described import Family, Sample, Samples
 from sidestep.telemetry.cooperative import LONGEST, SLICE, collected
 from sidestep.telemetry.self_metrics import OwnRegistry
 from slices import MOST, counted, made, slices

@@ -20,9 +20,9 @@ from peers import publisher
 from sidestep.app import Exporter
 from sidestep.config.settings import read
 from sidestep.engines.items import VllmStep
-from sidestep.engines.vllm.wire import IterationStats
 from sidestep.errors import ConfigError
 from sidestep.metrics.slo import Objective, checked
+from sidestep.protocol.iteration_stats import IterationStats
 from sidestep_adapters.recording.replay import Replay
 from test_cli import one_line, serving, sidestep
 from test_views import PROMTOOL, complaints

@@ -23,13 +23,7 @@ from sidestep.protocol.request_events import (
     Scheduled,
 )
 from sidestep.snapshot.capture import restore
-from sidestep.snapshot.state_file import (
-    DAMAGED,
-    HEADER,
-    SNAPSHOT,
-    StateDirectory,
-    verified,
-)
+from sidestep.snapshot.state_file import DAMAGED, HEADER, SNAPSHOT, StateDirectory, verified
 from sidestep.tracking.requests.inflight_state import CHUNK
 
 SAMPLED = ("vllm:kv_block", "sidestep_kv", "sidestep_recent")

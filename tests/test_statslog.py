@@ -7,14 +7,9 @@ import logging
 import pytest
 
 from sidestep.engines.items import VllmStep
-from sidestep.engines.vllm.wire import (
-    CacheStats,
-    IterationStats,
-    PromptTokenStats,
-    SchedulerStats,
-    SpecDecodingStats,
-)
+from sidestep.engines.vllm.wire import CacheStats, SchedulerStats, SpecDecodingStats
 from sidestep.exposition.statistics_log import StatsLog
+from sidestep.protocol.iteration_stats import IterationStats, PromptTokenStats
 from test_apply import Bench
 
 

@@ -7,12 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import Start, until
-from sidestep.transport.throttle import (
-    LIMIT,
-    PENALTY,
-    PERIOD,
-    Throttle,
-)
+from sidestep.transport.throttle import LIMIT, PENALTY, PERIOD, Throttle
 from test_ingest import batch, connect, step, tokens
 
 

@@ -15,12 +15,7 @@ from tools import docs
 from intakes import Fed
 from pages import Family, parse
 from sidestep.engines.folding import Folder
-from sidestep.engines.items import (
-    Samples,
-    VllmSleep,
-    decode_item,
-    encode_item,
-)
+from sidestep.engines.items import VllmSleep, decode_item, encode_item
 from sidestep.engines.triton.fields import LEFT_OUT, READS
 from sidestep.engines.triton.rows import CACHE, EXECUTES, FAILURES
 from sidestep.engines.triton.statistics import NOTHING, BegunAnewError, difference
@@ -38,6 +33,7 @@ from sidestep.exposition.text_page import render
 from sidestep.ingest.local_stream import ServerFeed
 from sidestep.protocol.limits import MAX_OPEN_VALUES, OTHER
 from sidestep.protocol.messages import EngineInfo
+from sidestep.protocol.self_described import Samples
 
 LABELS = {"model": "m", "version": "1"}
 MODEL = EngineInfo("t/m/1", "triton", LABELS, features=[FAILURES, EXECUTES])

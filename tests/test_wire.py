@@ -11,26 +11,21 @@ from hypothesis import strategies as st
 
 from sidestep.engines import items as wire_items
 from sidestep.engines.items import (
-    Family,
     Item,
-    Sample,
-    Samples,
     VllmRejection,
     VllmSleep,
     VllmStep,
     decode_item,
     encode_item,
 )
-from sidestep.engines.vllm.wire import (
-    CacheStats,
+from sidestep.engines.vllm.wire import CacheStats, SchedulerStats, SpecDecodingStats
+from sidestep.errors import WireError
+from sidestep.protocol.block_events import BlockEvents, CacheChange, CacheEvents
+from sidestep.protocol.iteration_stats import (
     FinishedRequestStats,
     IterationStats,
     KVCacheEvictionEvent,
-    SchedulerStats,
-    SpecDecodingStats,
 )
-from sidestep.errors import WireError
-from sidestep.protocol.block_events import BlockEvents, CacheChange, CacheEvents
 from sidestep.protocol.limits import (
     COUNT_LIMIT,
     MAX_FRAME_BYTES,
@@ -64,6 +59,7 @@ from sidestep.protocol.request_events import (
     RequestEvents,
     Scheduled,
 )
+from sidestep.protocol.self_described import Family, Sample, Samples
 
 counts = st.integers(0, COUNT_LIMIT)
 numbers = st.floats(-1e15, 1e15)

@@ -15,16 +15,7 @@ from typing import get_args, get_origin, get_type_hints
 import msgspec
 
 from sidestep.catalog.buckets import DEFAULTS, SCHEMA, SCHEMAS
-from sidestep.catalog.model import (
-    Also,
-    Constant,
-    Hook,
-    Info,
-    Reading,
-    Row,
-    Same,
-    Sampled,
-)
+from sidestep.catalog.model import Also, Constant, Hook, Info, Reading, Row, Same, Sampled
 from sidestep.config.settings import CONFIG_FILE, SETTINGS
 from sidestep.engines import slo_rows as slo
 from sidestep.engines.dialects import COMMON, DIALECTS

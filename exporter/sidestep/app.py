@@ -23,13 +23,7 @@ from sidestep.engines.dialects import DIALECTS
 from sidestep.errors import ConfigError
 from sidestep.exposition import compression as packing
 from sidestep.exposition.page_cache import Pages
-from sidestep.exposition.parts import (
-    access,
-    check_labels,
-    chosen,
-    engine_settings,
-    native,
-)
+from sidestep.exposition.parts import access, check_labels, chosen, engine_settings, native
 from sidestep.exposition.statistics_log import StatsLog
 from sidestep.federation.computed_records import Present
 from sidestep.federation.sender import Forwarder

@@ -16,13 +16,7 @@ from typing import Any, NoReturn, TypeVar
 import click
 
 from sidestep import __version__
-from sidestep.config.settings import (
-    CONFIG_FILE,
-    SETTINGS,
-    Setting,
-    default_endpoint,
-    read,
-)
+from sidestep.config.settings import CONFIG_FILE, SETTINGS, Setting, default_endpoint, read
 from sidestep.errors import ConfigError, SidestepError
 from sidestep.telemetry import logs
 

@@ -10,13 +10,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from sidestep.engines.items import (
-    Item,
-    Sample,
-    Samples,
-    decode_item,
-    encode_item,
-)
+from sidestep.engines.items import Item, decode_item, encode_item
 from sidestep.protocol.limits import (
     MAX_ITEM_BYTES,
     MAX_LABEL_CHARS,
@@ -24,6 +18,7 @@ from sidestep.protocol.limits import (
     MAX_OPEN_VALUES,
     VALUE_LIMIT,
 )
+from sidestep.protocol.self_described import Sample, Samples
 from sidestep_adapters.sglang import deferred_metrics as module
 from sidestep_adapters.sglang.deferred_metrics import SLICE, Notes, Source
 from sidestep_adapters.sglang.metric_stubs import Both, Meter

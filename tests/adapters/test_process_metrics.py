@@ -18,12 +18,8 @@ import pytest
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import CollectorRegistry
 
-from sidestep.engines.items import (
-    Family,
-    Samples,
-    decode_item,
-    encode_item,
-)
+from sidestep.engines.items import decode_item, encode_item
+from sidestep.protocol.self_described import Family, Samples
 from sidestep_adapters.publisher.process_metrics import LISTING_CALLS, PREFIX, ProcessTap
 
 Values = dict[tuple[str, ...], float]

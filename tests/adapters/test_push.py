@@ -18,8 +18,8 @@ import pytest
 from conftest import Start, until
 from sidestep.app import Exporter
 from sidestep.engines.items import VllmStep
-from sidestep.engines.vllm.wire import IterationStats
 from sidestep.metrics.computed_gauges import scalar
+from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.messages import EngineInfo
 from sidestep_adapters.publisher import publisher as push
 from sidestep_adapters.publisher.publisher import Publisher

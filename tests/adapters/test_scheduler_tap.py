@@ -9,14 +9,8 @@ from typing import Any
 import pytest
 
 from sidestep.engines.items import decode_item, encode_item
-from sidestep.engines.vllm.wire import FINISH_REASONS
-from sidestep.protocol.block_events import (
-    ALLOCATED,
-    EVICTED,
-    RESET,
-    TOUCHED,
-    BlockEvents,
-)
+from sidestep.protocol.block_events import ALLOCATED, EVICTED, RESET, TOUCHED, BlockEvents
+from sidestep.protocol.iteration_stats import FINISH_REASONS
 from sidestep.protocol.limits import MAX_OBSERVATIONS
 from sidestep.protocol.request_events import (
     MAX_EVENTS,

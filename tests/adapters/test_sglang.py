@@ -33,11 +33,12 @@ from collectors import (
 )
 from pages import Family
 from sidestep.catalog.buckets import DEFAULTS
-from sidestep.engines.items import Samples, SglangStats
+from sidestep.engines.items import SglangStats
 from sidestep.engines.sglang.rows import QUEUES
 from sidestep.engines.sglang.wire import QueueCount as Queued
 from sidestep.engines.sglang.wire import SchedulerStats as Told
 from sidestep.protocol.messages import EngineInfo
+from sidestep.protocol.self_described import Samples
 from sidestep_adapters.sglang import deferred_metrics as notes_module
 from sidestep_adapters.sglang import plugin as sglang_plugin
 from sidestep_adapters.sglang import taps as sglang_taps

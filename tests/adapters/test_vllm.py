@@ -11,15 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidestep.engines.items import (
-    Samples,
-    VllmRejection,
-    VllmSleep,
-    VllmStep,
-    decode_item,
-    encode_item,
-)
+from sidestep.engines.items import VllmRejection, VllmSleep, VllmStep, decode_item, encode_item
 from sidestep.protocol.limits import MAX_OBSERVATIONS, MAX_STRUCTS
+from sidestep.protocol.self_described import Samples
 from sidestep_adapters.publisher.translate import printable
 from sidestep_adapters.vllm.description import describe
 from sidestep_adapters.vllm.stats import VllmTap, split

@@ -13,14 +13,10 @@ from hypothesis import strategies as st
 
 from sidestep.catalog import buckets
 from sidestep.catalog.model import check
-from sidestep.engines.items import (
-    Family,
-    Samples,
-    decode_item,
-    encode_item,
-)
+from sidestep.engines.items import decode_item, encode_item
 from sidestep.engines.vllm.connector_rows import FRONT_END, ROWS
 from sidestep.protocol.limits import MAX_FAMILIES, MAX_OBSERVATIONS
+from sidestep.protocol.self_described import Family, Samples
 from sidestep_adapters.vllm.connectors import FEATURES, families
 
 REFERENCE = Path(__file__).parents[2].parent / "shared" / "reference" / "vllm" / "metrics.json"

@@ -15,14 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from sidestep.engines.items import (
-    Family,
-    Sample,
-    Samples,
-    decode_item,
-    encode_item,
-)
+from sidestep.engines.items import decode_item, encode_item
 from sidestep.engines.vllm.connector_rows import FRONT_END
+from sidestep.protocol.self_described import Family, Sample, Samples
 from sidestep_adapters.vllm.frontend import FrontendTap
 
 BOUNDS = {row.name: row.bounds for row in FRONT_END}

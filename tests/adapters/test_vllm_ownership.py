@@ -8,15 +8,10 @@ from typing import Any
 import pytest
 
 from sidestep.engines.items import VllmStep
-from sidestep.engines.vllm.wire import CacheStats, IterationStats, SchedulerStats
+from sidestep.engines.vllm.wire import CacheStats, SchedulerStats
+from sidestep.protocol.iteration_stats import IterationStats
 from sidestep_adapters.vllm.description import describe
-from sidestep_adapters.vllm.ownership import (
-    FRONT_END,
-    SCHEDULER_MODULE,
-    UNOWNED,
-    Role,
-    is_tapped,
-)
+from sidestep_adapters.vllm.ownership import FRONT_END, SCHEDULER_MODULE, UNOWNED, Role, is_tapped
 from sidestep_adapters.vllm.stats import VllmTap
 
 NUMBERS = {

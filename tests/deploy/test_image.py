@@ -208,7 +208,7 @@ import sys; sys.path[1:1] = ["/mnt"]
 import time
 from sidestep.engines.items import VllmStep
 from sidestep.protocol.messages import EngineInfo
-from sidestep.engines.vllm.wire import IterationStats
+from sidestep.protocol.iteration_stats import IterationStats
 from sidestep_adapters.publisher import publisher as push
 assert push.__file__.startswith("/mnt/"), push.__file__
 engine = EngineInfo("e", "vllm", {{"model_name": "m", "engine": "0"}})

@@ -7,14 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engines.comparison import (
-    Page,
-    assert_complete,
-    assert_nothing_refused,
-    count,
-    parse,
-    value,
-)
+from engines.comparison import Page, assert_complete, assert_nothing_refused, count, parse, value
 from engines.load import Ask, Client
 from engines.processes import ExporterProcess, until
 from engines.sglang_server import TWO_RANKS, TWO_RANKS_ENVIRON, Feeds, SglangServer

@@ -20,8 +20,8 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histo
 
 from sidestep.catalog import buckets
 from sidestep.catalog.model import Row
-from sidestep.engines.items import Family
 from sidestep.engines.vllm.connector_rows import FRONT_END, ROWS
+from sidestep.protocol.self_described import Family
 from sidestep_adapters.vllm.connectors import families
 from sidestep_adapters.vllm.frontend import FrontendTap
 

@@ -24,14 +24,7 @@ from engines.comparison import (
     value,
 )
 from engines.load import MAIN_ENVIRON, MAIN_FLAGS, Answer, Ask, Client, generated, reasons
-from engines.processes import (
-    ExporterProcess,
-    Process,
-    VllmServer,
-    at_start,
-    engine_environ,
-    until,
-)
+from engines.processes import ExporterProcess, Process, VllmServer, at_start, engine_environ, until
 from sidestep.engines.vllm.core_rows import STATES
 
 pytestmark = pytest.mark.engine

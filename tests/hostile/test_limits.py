@@ -17,33 +17,18 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from harm import World, check_page
 from intakes import Fed
-from sidestep.engines.items import (
-    Family,
-    Sample,
-    Samples,
-    VllmStep,
-    encode_item,
-)
-from sidestep.engines.vllm.wire import CUDAGraphStat, IterationStats, SchedulerStats
+from sidestep.engines.items import VllmStep, encode_item
+from sidestep.engines.vllm.wire import CUDAGraphStat, SchedulerStats
 from sidestep.exposition.page_cache import REUSED, Pages
 from sidestep.exposition.statistics_log import StatsLog
 from sidestep.exposition.text_page import render
 from sidestep.metrics.engine import ORIGIN
 from sidestep.metrics.quotas import MAX_ENGINE_BYTES, MAX_OPEN_FAMILIES
 from sidestep.metrics.record_codec import encode_record, totals_of
-from sidestep.metrics.registry import (
-    GONE,
-    MAX_ENGINES,
-    Registry,
-    Sampling,
-)
+from sidestep.metrics.registry import GONE, MAX_ENGINES, Registry, Sampling
 from sidestep.metrics.validate_record import LARGEST
-from sidestep.protocol.block_events import (
-    MAX_HASHES,
-    BlockEvents,
-    CacheChange,
-    CacheEvents,
-)
+from sidestep.protocol.block_events import MAX_HASHES, BlockEvents, CacheChange, CacheEvents
+from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.limits import (
     COUNT_LIMIT,
     MAX_ENGINES_PER_STREAM,
@@ -52,28 +37,10 @@ from sidestep.protocol.limits import (
     MAX_OPEN_VALUES,
     VALUE_LIMIT,
 )
-from sidestep.protocol.messages import (
-    Aggregate,
-    Bye,
-    EngineInfo,
-    Heartbeat,
-)
-from sidestep.protocol.records import (
-    TOTAL_LIMIT,
-    Buckets,
-    Child,
-    Hits,
-    OpenTotals,
-    Record,
-    Totals,
-)
-from sidestep.protocol.request_events import (
-    MAX_REQUESTS,
-    Iteration,
-    Output,
-    Queued,
-    RequestEvents,
-)
+from sidestep.protocol.messages import Aggregate, Bye, EngineInfo, Heartbeat
+from sidestep.protocol.records import TOTAL_LIMIT, Buckets, Child, Hits, OpenTotals, Record, Totals
+from sidestep.protocol.request_events import MAX_REQUESTS, Iteration, Output, Queued, RequestEvents
+from sidestep.protocol.self_described import Family, Sample, Samples
 from sidestep.tracking.requests.capacity import Places
 from sidestep.tracking.requests.inflight import InFlight
 

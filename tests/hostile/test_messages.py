@@ -11,24 +11,15 @@ from hypothesis import strategies as st
 
 import forgery
 from harm import World
-from sidestep.engines.items import (
-    Samples,
-    VllmRejection,
-    VllmSleep,
-    VllmStep,
-)
+from sidestep.engines.items import VllmRejection, VllmSleep, VllmStep
 from sidestep.engines.streams.wire import ForwardPass, LoadStat
 from sidestep.metrics.record_codec import encode_record, totals_of
 from sidestep.protocol.block_events import BlockEvents, CacheEvents
 from sidestep.protocol.limits import VERSION
-from sidestep.protocol.messages import (
-    Bye,
-    EngineInfo,
-    Heartbeat,
-    Hello,
-)
+from sidestep.protocol.messages import Bye, EngineInfo, Heartbeat, Hello
 from sidestep.protocol.records import Totals
 from sidestep.protocol.request_events import RequestEvents
+from sidestep.protocol.self_described import Samples
 
 ITEMS = (
     VllmStep,

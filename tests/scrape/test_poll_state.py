@@ -6,12 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidestep.config.poll_state import (
-    GRACE,
-    PATIENT,
-    STATES,
-    PollState,
-)
+from sidestep.config.poll_state import GRACE, PATIENT, STATES, PollState
 
 CAUSES = ("unreachable", "slow", "truncated", "bad_answer", "http_503", "unreadable")
 

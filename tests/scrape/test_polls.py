@@ -9,14 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidestep.config.scrape_targets import (
-    MAX_TARGETS,
-    Form,
-    Header,
-    Target,
-    parse,
-    target,
-)
+from sidestep.config.scrape_targets import MAX_TARGETS, Form, Header, Target, parse, target
 from sidestep.config.settings import read
 from sidestep.errors import ConfigError
 

@@ -17,12 +17,7 @@ from recorded import read
 from sidestep.app import Exporter
 from sidestep.exposition.text_page import render
 from sidestep_adapters.streams import sequence, subscriber
-from sidestep_adapters.streams.frames import (
-    MAX_BYTES,
-    MAX_FRAMES,
-    SKIPPED,
-    Frames,
-)
+from sidestep_adapters.streams.frames import MAX_BYTES, MAX_FRAMES, SKIPPED, Frames
 
 RESIDENT = "sidestep_kv_cache_resident_blocks"
 STORED = "sidestep_kv_cache_stored_blocks_total"

@@ -21,21 +21,10 @@ from sidestep.exposition.passthrough.page import Plan
 from sidestep.exposition.passthrough.registry import Passed
 from sidestep.ingest.local_stream import ServerFeed
 from sidestep.metrics.computed_gauges import scalar
-from sidestep_adapters.triton.counters import (
-    NATIVE,
-    UNKNOWN,
-    Places,
-    numbers,
-    raised,
-)
+from sidestep_adapters.triton.counters import NATIVE, UNKNOWN, Places, numbers, raised
 from sidestep_adapters.triton.drain import Drain
 from sidestep_adapters.triton.poller import Triton
-from sidestep_adapters.triton.statistics import (
-    Head,
-    read,
-    split,
-    translate,
-)
+from sidestep_adapters.triton.statistics import Head, read, split, translate
 from triton.test_histories import NoConnection, Server
 from tritons import Model, recording, tritons
 

@@ -13,12 +13,7 @@ import pytest
 
 from conftest import Start, until
 from sidestep.app import Exporter
-from sidestep.engines.triton.wire import (
-    InferenceStats,
-    ModelStats,
-    Timed,
-    TritonStats,
-)
+from sidestep.engines.triton.wire import InferenceStats, ModelStats, Timed, TritonStats
 from sidestep.metrics.computed_gauges import scalar
 from sidestep.protocol import sender
 from sidestep.protocol.messages import EngineInfo

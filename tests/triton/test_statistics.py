@@ -11,25 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import DATA
-from sidestep.engines.triton.wire import (
-    Batch,
-    InferenceStats,
-    Memory,
-    ModelStats,
-    Responses,
-    Timed,
-)
+from sidestep.engines.triton.wire import Batch, InferenceStats, Memory, ModelStats, Responses, Timed
 from sidestep.errors import WireError
 from sidestep_adapters.triton import model_config as triton_config
 from sidestep_adapters.triton.model_config import ModelConfig
-from sidestep_adapters.triton.statistics import (
-    LARGEST,
-    Head,
-    head,
-    read,
-    split,
-    translate,
-)
+from sidestep_adapters.triton.statistics import LARGEST, Head, head, read, split, translate
 
 RECORDED = sorted(
     path.name.removesuffix(".gz")

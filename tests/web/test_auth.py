@@ -13,13 +13,7 @@ import bcrypt
 import pytest
 
 from fronts import HASH, front, user
-from sidestep.http.auth import (
-    REMEMBERED,
-    Busy,
-    Passwords,
-    credentials,
-    verify,
-)
+from sidestep.http.auth import REMEMBERED, Busy, Passwords, credentials, verify
 
 USERS = f"basic_auth_users:\n  alice: {HASH}\n  böb: {HASH}\n"
 

@@ -24,13 +24,7 @@ from hypothesis import strategies as st
 from conftest import until
 from fronts import HASH, Authority, Site, front, user
 from sidestep.http.limits import Limits
-from sidestep.http.repeated import (
-    LONGEST,
-    MANY,
-    LastingResponse,
-    Repeated,
-    never,
-)
+from sidestep.http.repeated import LONGEST, MANY, LastingResponse, Repeated, never
 
 LASTING = b"GET /lasting HTTP/1.1\r\nHost: x\r\nAccept-Encoding: gzip\r\n\r\n"
 

@@ -19,12 +19,7 @@ from sidestep.errors import ConfigError
 from sidestep.http.config_files import MAX_CONFIG_BYTES, Files
 from sidestep.http.tls import make_context
 from sidestep.http.tls_names import CIPHERS
-from sidestep.http.web_config import (
-    HEADERS,
-    RateLimit,
-    WebConfig,
-    load,
-)
+from sidestep.http.web_config import HEADERS, RateLimit, WebConfig, load
 
 SECURITY = Path(__file__).parents[2] / "docs" / "security.md"
 

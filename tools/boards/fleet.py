@@ -5,17 +5,7 @@ from __future__ import annotations
 from tools.boards import reasons
 from tools.boards.dashboard import TARGET, Dashboard, Row, Variable
 from tools.boards.panels import Panel, Query
-from tools.boards.queries import (
-    Histogram,
-    Scope,
-    mean,
-    most,
-    once,
-    once_rate,
-    rate,
-    ratio,
-    total,
-)
+from tools.boards.queries import Histogram, Scope, mean, most, once, once_rate, rate, ratio, total
 from tools.boards.shapes import SATURATED, lines, tile
 
 RUNNING = ("vllm:num_requests_running", "sglang:num_running_reqs")

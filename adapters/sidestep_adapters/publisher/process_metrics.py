@@ -15,8 +15,8 @@ import weakref
 from pathlib import Path
 from typing import Literal
 
-from sidestep.engines.items import Family, Sample
 from sidestep.protocol.limits import VALUE_LIMIT
+from sidestep.protocol.self_described import Family, Sample
 
 PREFIX = "sidestep_engine_process_"
 LISTING_CALLS = 60

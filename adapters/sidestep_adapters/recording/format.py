@@ -22,8 +22,8 @@ from typing import Any, BinaryIO
 import msgspec
 
 from sidestep.catalog.buckets import checked
-from sidestep.engines.vllm.wire import FINISH_REASONS
 from sidestep.errors import ConfigError
+from sidestep.protocol.iteration_stats import FINISH_REASONS
 from sidestep.protocol.limits import MAX_FRAME_BYTES
 from sidestep.protocol.messages import DECODE_ERRORS, EngineInfo
 from sidestep_adapters.vllm.description import Description, served_name

@@ -9,12 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from sidestep.engines.items import (
-    Item,
-    SglangStats,
-    VllmStep,
-    decode_item,
-)
+from sidestep.engines.items import Item, SglangStats, VllmStep, decode_item
 from sidestep.errors import ConfigError, RunError, WireError
 from sidestep.protocol.block_events import BlockEvents, CacheEvents
 from sidestep.protocol.limits import COUNT_LIMIT

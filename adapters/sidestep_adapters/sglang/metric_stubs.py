@@ -10,26 +10,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from sidestep.catalog.model import OBSERVED
-from sidestep.engines.items import (
-    Family,
-    Item,
-    Sample,
-    Samples,
-)
-from sidestep.protocol.limits import (
-    FLOPS_LIMIT,
-    MAX_OBSERVATIONS,
-    MAX_OPEN_VALUES,
-    VALUE_LIMIT,
-)
+from sidestep.engines.items import Item
+from sidestep.protocol.limits import FLOPS_LIMIT, MAX_OBSERVATIONS, MAX_OPEN_VALUES, VALUE_LIMIT
+from sidestep.protocol.self_described import Family, Sample, Samples
 from sidestep_adapters.publisher.translate import printable
-from sidestep_adapters.sglang.deferred_metrics import (
-    Key,
-    Labels,
-    Notes,
-    Source,
-    Values,
-)
+from sidestep_adapters.sglang.deferred_metrics import Key, Labels, Notes, Source, Values
 
 Kind = Literal["counter", "gauge", "histogram", "summary"]
 

@@ -15,12 +15,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from sidestep_adapters.publisher.environment import (
-    endpoint,
-    mode,
-    namespace,
-    usable_endpoint,
-)
+from sidestep_adapters.publisher.environment import endpoint, mode, namespace, usable_endpoint
 from sidestep_adapters.sglang.collectors import Process, StatsSource, wrap
 from sidestep_adapters.sglang.deferred_metrics import Notes
 from sidestep_adapters.sglang.metric_stubs import Child, Meter

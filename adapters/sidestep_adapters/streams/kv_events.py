@@ -19,12 +19,7 @@ from msgspec import Meta
 
 from sidestep.errors import WireError
 from sidestep.protocol.block_events import FIRST_MEDIUM, CacheChange
-from sidestep.protocol.limits import (
-    MAX_OBSERVATIONS,
-    Seconds,
-    Text,
-    is_printable,
-)
+from sidestep.protocol.limits import MAX_OBSERVATIONS, Seconds, Text, is_printable
 from sidestep.protocol.messages import DECODE_ERRORS
 
 MAX_EVENTS = 16384

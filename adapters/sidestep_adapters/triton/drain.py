@@ -17,13 +17,7 @@ from typing import NamedTuple
 from sidestep.engines.triton.statistics import BegunAnewError, difference
 from sidestep.engines.triton.wire import ModelStats
 from sidestep.exposition.passthrough.page import Plan
-from sidestep_adapters.triton.counters import (
-    UNKNOWN,
-    Numbers,
-    Places,
-    numbers,
-    raised,
-)
+from sidestep_adapters.triton.counters import UNKNOWN, Numbers, Places, numbers, raised
 from sidestep_adapters.triton.statistics import Head
 
 PERIOD = 10.0

@@ -15,12 +15,7 @@ from sidestep.config.scrape_targets import Header, Target
 from sidestep.engines.triton.wire import ModelStats
 from sidestep.errors import ConfigError, PollError
 from sidestep.http.config_files import MAX_PEM_BYTES, Files
-from sidestep_adapters.scrape.http_client import (
-    CONNECT_SECONDS,
-    client_context,
-    line,
-    secret,
-)
+from sidestep_adapters.scrape.http_client import CONNECT_SECONDS, client_context, line, secret
 from sidestep_adapters.triton.model_config import ModelConfig
 from sidestep_adapters.triton.statistics import Head, translate
 

@@ -10,12 +10,7 @@ from typing import NamedTuple
 from sidestep.errors import PollError, WireError
 from sidestep.protocol.messages import EngineInfo
 from sidestep.telemetry.logs import Limited
-from sidestep_adapters.triton.models import (
-    Look,
-    Models,
-    Moment,
-    gone,
-)
+from sidestep_adapters.triton.models import Look, Models, Moment, gone
 from sidestep_adapters.triton.queries import Answer, Questions
 from sidestep_adapters.triton.server import Server, detail
 from sidestep_adapters.triton.statistics import Head

@@ -7,14 +7,10 @@ import math
 from collections.abc import Callable
 
 from sidestep.config.poll_state import STATES, PollState
-from sidestep.engines.items import (
-    Family,
-    Item,
-    Sample,
-    Samples,
-)
+from sidestep.engines.items import Item
 from sidestep.errors import PollError
 from sidestep.ingest.local_stream import Outlet
+from sidestep.protocol.self_described import Family, Sample, Samples
 from sidestep.telemetry.logs import Limited
 from sidestep_adapters.triton.server import advice
 

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 from sidestep.catalog.model import Kind, Row
-from sidestep.engines.items import Family
 from sidestep.engines.vllm.connector_rows import TRANSFER_TYPES
 from sidestep.protocol.limits import MAX_FAMILIES
+from sidestep.protocol.self_described import Family
 from sidestep_adapters.vllm.connector_families import (
     KNOWN,
     Children,

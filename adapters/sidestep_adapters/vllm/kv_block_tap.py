@@ -11,13 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from sidestep.protocol.block_events import (
-    ALLOCATED,
-    EVICTED,
-    RESET,
-    TOUCHED,
-    BlockEvents,
-)
+from sidestep.protocol.block_events import ALLOCATED, EVICTED, RESET, TOUCHED, BlockEvents
 from sidestep.protocol.limits import MAX_OBSERVATIONS
 
 _SPACE = 1 << 32

@@ -14,13 +14,8 @@ from typing import Any
 
 from vllm.v1.metrics import loggers
 
-from sidestep.engines.items import Family, Samples
-from sidestep_adapters.publisher.environment import (
-    endpoint,
-    log_as,
-    mode,
-    usable_endpoint,
-)
+from sidestep.protocol.self_described import Family, Samples
+from sidestep_adapters.publisher.environment import endpoint, log_as, mode, usable_endpoint
 from sidestep_adapters.publisher.process_metrics import ProcessTap
 from sidestep_adapters.publisher.publisher import Publisher
 from sidestep_adapters.vllm.description import Description, describe, with_cache

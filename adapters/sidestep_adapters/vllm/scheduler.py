@@ -13,8 +13,8 @@ from typing import Any
 
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from sidestep.engines.items import Samples
 from sidestep.protocol.messages import CORE_INFO
+from sidestep.protocol.self_described import Samples
 from sidestep_adapters.publisher.environment import endpoint, log_as, usable_endpoint
 from sidestep_adapters.publisher.process_metrics import ProcessTap
 from sidestep_adapters.publisher.publisher import Publisher

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from sidestep.engines.vllm.wire import FINISH_REASONS
+from sidestep.protocol.iteration_stats import FINISH_REASONS
 from sidestep.protocol.limits import MAX_OBSERVATIONS
 from sidestep.protocol.request_events import (
     MAX_EVENTS,

@@ -14,16 +14,11 @@ from typing import Any
 
 import msgspec
 
-from sidestep.engines.items import (
-    Family,
-    Sample,
-    Samples,
-    VllmRejection,
-    VllmSleep,
-    VllmStep,
-)
-from sidestep.engines.vllm.wire import IterationStats, SchedulerStats, run_of
+from sidestep.engines.items import VllmRejection, VllmSleep, VllmStep
+from sidestep.engines.vllm.wire import SchedulerStats, run_of
+from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.limits import MAX_OBSERVATIONS, MAX_STRUCTS
+from sidestep.protocol.self_described import Family, Sample, Samples
 from sidestep_adapters.publisher.translate import printable, to_wire
 from sidestep_adapters.vllm.connectors import families
 from sidestep_adapters.vllm.ownership import FrontEndPart, Role

@@ -10,12 +10,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from sidestep.catalog.model import (
-    OBSERVED,
-    Kind,
-    Row,
-    Same,
-)
+from sidestep.catalog.model import OBSERVED, Kind, Row, Same
 from sidestep.engines.dialects import APART
 from sidestep.protocol.limits import OTHER
 from sidestep.tracking.requests.outcomes import Outcomes

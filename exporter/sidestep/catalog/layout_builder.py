@@ -19,23 +19,8 @@ from typing import Any
 
 import msgspec
 
-from sidestep.catalog.layout import (
-    Fed,
-    Layout,
-    Placed,
-    Section,
-    Where,
-)
-from sidestep.catalog.model import (
-    Also,
-    Constant,
-    Hook,
-    Info,
-    Reading,
-    Row,
-    Same,
-    Sampled,
-)
+from sidestep.catalog.layout import Fed, Layout, Placed, Section, Where
+from sidestep.catalog.model import Also, Constant, Hook, Info, Reading, Row, Same, Sampled
 from sidestep.engines.dialects import rows_of
 from sidestep.engines.items import SglangStats, VllmStep
 from sidestep.engines.streams.wire import ForwardPass, LoadStat

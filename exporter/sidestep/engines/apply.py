@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import ClassVar, Protocol
 
 from sidestep.catalog.layout import Layout
-from sidestep.engines.items import Item, Samples, VllmStep
+from sidestep.engines.items import Item, VllmStep
 from sidestep.engines.sglang.handlers import SglangItems
 from sidestep.engines.streams.handlers import StreamItems
 from sidestep.engines.triton.handlers import TritonItems
@@ -19,6 +19,7 @@ from sidestep.metrics.self_described import add_samples
 from sidestep.metrics.validate_record import check as check_folded
 from sidestep.metrics.validate_record import judge as judge_folded
 from sidestep.protocol.records import Record
+from sidestep.protocol.self_described import Samples
 from sidestep.tracking.kv_blocks.tracker import Lives
 
 

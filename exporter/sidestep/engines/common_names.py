@@ -10,14 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from sidestep.catalog.model import (
-    ENGINE_LABELS,
-    Also,
-    Combine,
-    Kind,
-    Row,
-    Source,
-)
+from sidestep.catalog.model import ENGINE_LABELS, Also, Combine, Kind, Row, Source
 from sidestep.engines.sglang.collectors import SCHEDULER, TOKENIZER
 
 TOKEN_TYPE = "gen_ai_token_type"  # noqa: S105 - a label

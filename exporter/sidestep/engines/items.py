@@ -6,7 +6,7 @@ is the sender's host-monotonic clock in seconds, by which gauges are ordered.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
@@ -14,28 +14,14 @@ from msgspec import Meta
 from sidestep.engines.sglang import wire as sglang
 from sidestep.engines.streams.wire import ForwardPass, LoadStat
 from sidestep.engines.triton.wire import TritonStats
-from sidestep.engines.vllm.wire import CacheStats, IterationStats, SchedulerStats
+from sidestep.engines.vllm.wire import CacheStats, SchedulerStats
 from sidestep.errors import WireError
 from sidestep.protocol.block_events import BlockEvents, CacheEvents
-from sidestep.protocol.limits import (
-    COUNT_LIMIT,
-    MAX_BOUNDS,
-    MAX_FAMILIES,
-    MAX_OBSERVATIONS,
-    Count,
-    Counts,
-    FamilyName,
-    LabelName,
-    Number,
-    Observations,
-    Seconds,
-    Text,
-)
+from sidestep.protocol.iteration_stats import IterationStats
+from sidestep.protocol.limits import Seconds, Text
 from sidestep.protocol.messages import DECODE_ERRORS
-from sidestep.protocol.native_buckets import NativeBuckets
 from sidestep.protocol.request_events import RequestEvents
-
-EngineIndex = Annotated[int, Meta(ge=0, le=COUNT_LIMIT)]
+from sidestep.protocol.self_described import SHAPED, EngineIndex, Samples, check_sample_count
 
 
 class VllmStep(msgspec.Struct, array_like=True, gc=False, tag="vs"):
@@ -81,49 +67,6 @@ class SglangStats(msgspec.Struct, array_like=True, gc=False, tag="gs"):
     stats: sglang.SchedulerStats
 
 
-class Sample(msgspec.Struct, array_like=True, gc=False):
-    """One child of a self-described family.
-
-    Attributes:
-        labels: Values in the order of the family's ``labels``.
-        value: The counter's delta or the gauge's value.
-        observations: What a histogram or summary has seen since the last item.
-        counts: The same where the single values are no longer known: how many
-            fell into each bucket of the family's ``bounds``, not cumulative,
-            those above the last bound at the end.
-        total: The sum of the values that ``counts`` stands for.
-        weights: How often each of ``observations`` was seen; empty: once.
-        native: What ``counts`` stands for, in native buckets as well.
-    """
-
-    labels: Annotated[list[Text], Meta(max_length=16)] = []
-    value: Number = 0.0
-    observations: Observations = []
-    counts: Annotated[list[Count], Meta(max_length=MAX_BOUNDS + 1)] = []
-    total: Number = 0.0
-    weights: Counts = []
-    native: NativeBuckets | None = None
-
-
-class Family(msgspec.Struct, array_like=True, gc=False):
-    """A family that describes itself; ``name`` as exposed, counters with ``_total``."""
-
-    name: FamilyName
-    kind: Literal["counter", "gauge", "histogram", "summary"]
-    labels: Annotated[list[LabelName], Meta(max_length=16)] = []
-    samples: Annotated[list[Sample], Meta(max_length=MAX_OBSERVATIONS)] = []
-    help: Annotated[str, Meta(max_length=1024)] = ""
-    bounds: Annotated[list[Number], Meta(max_length=MAX_BOUNDS)] = []
-
-
-class Samples(msgspec.Struct, array_like=True, gc=False, tag="s"):
-    """Families outside the plain fields: KV connectors and an engine's own extensions."""
-
-    engine: EngineIndex
-    stamp: Seconds
-    families: Annotated[list[Family], Meta(max_length=MAX_FAMILIES)] = []
-
-
 Item = (
     VllmStep
     | VllmSleep
@@ -139,26 +82,6 @@ Item = (
 )
 
 
-class _Shape(msgspec.Struct, array_like=True, gc=False, tag="s"):
-    """A Samples item of which nothing is read but how many samples it has."""
-
-    engine: msgspec.Raw
-    stamp: msgspec.Raw
-    families: list[_FamilyShape] = []
-
-
-class _FamilyShape(msgspec.Struct, array_like=True, gc=False):
-    name: msgspec.Raw
-    kind: msgspec.Raw
-    labels: msgspec.Raw = msgspec.Raw()
-    samples: Annotated[list[msgspec.Raw], Meta(max_length=MAX_OBSERVATIONS)] = []
-
-
-SHAPED = 16 << 10
-"""Bytes from which on samples are counted first: a quarter of a million of one byte each
-took half a second to become objects."""
-
-_shape: msgspec.msgpack.Decoder[_Shape] = msgspec.msgpack.Decoder(_Shape)
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Item] = msgspec.msgpack.Decoder(Item)
 
@@ -176,17 +99,7 @@ def decode_item(raw: bytes | memoryview | msgspec.Raw) -> Item:
     """
     try:
         if len(raw) > SHAPED:
-            _check_shape(raw)
+            check_sample_count(raw)
         return _decoder.decode(raw)
     except DECODE_ERRORS as error:
         raise WireError("bad_item", str(error)) from None
-
-
-def _check_shape(raw: bytes | memoryview | msgspec.Raw) -> None:
-    try:
-        families = _shape.decode(raw).families
-    except DECODE_ERRORS:
-        # Another kind, or nonsense: whoever reads it says so.
-        return
-    if sum(len(family.samples) for family in families) > MAX_OBSERVATIONS:
-        raise WireError("too_big", "more samples than an item may have")

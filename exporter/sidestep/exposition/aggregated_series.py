@@ -11,25 +11,9 @@ from itertools import chain, islice
 from typing import NamedTuple
 
 from sidestep.catalog.layout import Placed
-from sidestep.catalog.model import (
-    Combine,
-    Hook,
-    Info,
-    Row,
-)
-from sidestep.exposition.aggregate import (
-    combined_adapters,
-    combined_info,
-    merged,
-    merged_states,
-)
-from sidestep.exposition.families import (
-    Family,
-    catalogued,
-    described,
-    owns,
-    spoken,
-)
+from sidestep.catalog.model import Combine, Hook, Info, Row
+from sidestep.exposition.aggregate import combined_adapters, combined_info, merged, merged_states
+from sidestep.exposition.families import Family, catalogued, described, owns, spoken
 from sidestep.exposition.family_snapshot import (
     IN_NUMBERS,
     Copy,

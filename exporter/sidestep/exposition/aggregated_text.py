@@ -11,14 +11,7 @@ from sidestep.exposition.aggregated_series import Merging, Value
 from sidestep.exposition.families import Family
 from sidestep.exposition.grouping import Labels
 from sidestep.exposition.series_filter import Choice
-from sidestep.exposition.text_format import (
-    PLACE,
-    frame,
-    header,
-    number,
-    pairs_text,
-    series_text,
-)
+from sidestep.exposition.text_format import PLACE, frame, header, number, pairs_text, series_text
 from sidestep.metrics.histogram import State
 from sidestep.metrics.registry import Registry
 

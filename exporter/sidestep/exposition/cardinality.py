@@ -9,12 +9,7 @@ from typing import Any
 from sidestep.catalog.model import Kind
 from sidestep.exposition.aggregate import merged_states
 from sidestep.exposition.aggregated_text import Merged
-from sidestep.exposition.families import (
-    Family,
-    families,
-    is_shared,
-    labels_with,
-)
+from sidestep.exposition.families import Family, families, is_shared, labels_with
 from sidestep.exposition.family_snapshot import combined_of, copies, state_of
 from sidestep.metrics.engine import Number
 from sidestep.metrics.histogram import State

@@ -10,13 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from itertools import chain
 
 from sidestep.catalog.layout import Placed
-from sidestep.catalog.model import (
-    ENGINE_LABELS,
-    OBSERVED,
-    Combine,
-    Kind,
-    Same,
-)
+from sidestep.catalog.model import ENGINE_LABELS, OBSERVED, Combine, Kind, Same
 from sidestep.engines.slo_rows import REQUESTS
 from sidestep.metrics.availability import settle
 from sidestep.metrics.engine import Engine, Key

@@ -12,29 +12,13 @@ from operator import itemgetter
 from typing import TypeVar, cast
 
 from sidestep.catalog.layout import Placed
-from sidestep.catalog.model import (
-    OBSERVED,
-    Constant,
-    Info,
-    Reading,
-)
+from sidestep.catalog.model import OBSERVED, Constant, Info, Reading
 from sidestep.engines.slo_rows import REQUESTS
 from sidestep.exposition.aggregate import Merge, merged
-from sidestep.exposition.families import (
-    Family,
-    labels_with,
-    present,
-    showing,
-    stored,
-)
+from sidestep.exposition.families import Family, labels_with, present, showing, stored
 from sidestep.metrics.availability import settle
 from sidestep.metrics.computed_gauges import reading
-from sidestep.metrics.engine import (
-    Engine,
-    Key,
-    Number,
-    OpenFamily,
-)
+from sidestep.metrics.engine import Engine, Key, Number, OpenFamily
 from sidestep.metrics.histogram import Histogram, State
 from sidestep.metrics.registry import Registry
 

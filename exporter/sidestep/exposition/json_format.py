@@ -10,18 +10,8 @@ import msgspec
 
 from sidestep.exposition import passthrough_text as passed
 from sidestep.exposition.aggregate import merged_states
-from sidestep.exposition.families import (
-    Family,
-    families,
-    is_shared,
-    labels_with,
-)
-from sidestep.exposition.family_snapshot import (
-    Copy,
-    combined_of,
-    copies,
-    state_of,
-)
+from sidestep.exposition.families import Family, families, is_shared, labels_with
+from sidestep.exposition.family_snapshot import Copy, combined_of, copies, state_of
 from sidestep.metrics.engine import Number
 from sidestep.metrics.histogram import State
 from sidestep.metrics.registry import Registry

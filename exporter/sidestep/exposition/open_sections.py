@@ -11,12 +11,7 @@ from sidestep.catalog.model import Constant, Info, Reading
 from sidestep.exposition.aggregate import merged, merged_states, turning
 from sidestep.exposition.block_cache import Block, changed, renewed
 from sidestep.exposition.families import Family, having, labels_with
-from sidestep.exposition.family_snapshot import (
-    Copy,
-    copied,
-    numbers_of,
-    state_of,
-)
+from sidestep.exposition.family_snapshot import Copy, copied, numbers_of, state_of
 from sidestep.exposition.sections import Frames
 from sidestep.exposition.selection import LabelTexts, Rosters, form_of
 from sidestep.exposition.text_format import number, pairs_text, series_text

@@ -11,12 +11,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 from sidestep.exposition import proto_format as messages
 from sidestep.exposition.aggregate import merged_histograms
-from sidestep.exposition.families import (
-    Family,
-    families,
-    is_shared,
-    labels_with,
-)
+from sidestep.exposition.families import Family, families, is_shared, labels_with
 from sidestep.exposition.family_snapshot import Copy, combined_of, copies
 from sidestep.metrics.engine import Engine, Key, Number
 from sidestep.metrics.histogram import Histogram

@@ -7,12 +7,7 @@ from typing import NamedTuple
 
 from sidestep.catalog.layout import Placed
 from sidestep.catalog.model import ENGINE_LABELS, Info
-from sidestep.exposition.families import (
-    Family,
-    asked,
-    labels_with,
-    present,
-)
+from sidestep.exposition.families import Family, asked, labels_with, present
 from sidestep.exposition.text_format import pairs_text
 from sidestep.metrics.engine import Engine, Key
 from sidestep.metrics.registry import Registry

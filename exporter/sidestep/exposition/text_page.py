@@ -9,14 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import chain
 
-from sidestep.exposition.families import (
-    Family,
-    catalogued,
-    described,
-    is_shared,
-    owns,
-    spoken,
-)
+from sidestep.exposition.families import Family, catalogued, described, is_shared, owns, spoken
 from sidestep.exposition.open_sections import OpenSection, SharedSection
 from sidestep.exposition.sections import HistogramSection, ScalarSection, Section
 from sidestep.exposition.selection import LabelTexts, Rosters

@@ -8,12 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from sidestep.errors import WireError
-from sidestep.federation.federated_engine import (
-    Group,
-    Said,
-    Shown,
-    split,
-)
+from sidestep.federation.federated_engine import Group, Said, Shown, split
 from sidestep.federation.identity import settle
 from sidestep.federation.lives import Key, Lives, Word
 from sidestep.federation.sums import Made, make

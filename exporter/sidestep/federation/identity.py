@@ -5,12 +5,7 @@ from __future__ import annotations
 from hashlib import blake2b
 
 from sidestep.errors import WireError
-from sidestep.federation.federated_engine import (
-    Group,
-    Said,
-    Shown,
-    latest,
-)
+from sidestep.federation.federated_engine import Group, Said, Shown, latest
 from sidestep.federation.lives import Word
 from sidestep.ingest.hello_limits import check as check_engines
 from sidestep.metrics.engine import Engine

@@ -19,12 +19,7 @@ from sidestep.ingest.intake import Intake
 from sidestep.protocol.messages import Nack, decode_from_exporter
 from sidestep.telemetry.cooperative import collected
 from sidestep.telemetry.logs import Limited
-from sidestep.transport.connection import (
-    RESENDING,
-    Socket,
-    connect,
-    receive,
-)
+from sidestep.transport.connection import RESENDING, Socket, connect, receive
 from sidestep.transport.peer_limits import TOO_MUCH, Allowance
 
 log = logging.getLogger(__name__)

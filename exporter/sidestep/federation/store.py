@@ -17,27 +17,9 @@ from msgspec.structs import replace
 
 from sidestep.errors import WireError
 from sidestep.federation.board import Board, Changes
-from sidestep.federation.federated_engine import (
-    Group,
-    Said,
-    Shown,
-    gone,
-)
-from sidestep.federation.identity import (
-    group_of,
-    is_known,
-    name_of,
-    new_shown,
-    said_in,
-    settle,
-)
-from sidestep.federation.lives import (
-    NOBODY,
-    SPARE,
-    Lives,
-    Word,
-    summed,
-)
+from sidestep.federation.federated_engine import Group, Said, Shown, gone
+from sidestep.federation.identity import group_of, is_known, name_of, new_shown, said_in, settle
+from sidestep.federation.lives import NOBODY, SPARE, Lives, Word, summed
 from sidestep.federation.messages import Forward
 from sidestep.federation.sums import total_of
 from sidestep.ingest.hello_limits import check_described

@@ -11,12 +11,7 @@ from sidestep.metrics.registry import Registry
 from sidestep.protocol.messages import Heartbeat
 from sidestep.protocol.receiver import Receiver, Stream
 from sidestep.telemetry.rows import PER_ENGINE
-from sidestep.telemetry.self_metrics import (
-    Labels,
-    Reading,
-    Sample,
-    SelfMetrics,
-)
+from sidestep.telemetry.self_metrics import Labels, Reading, Sample, SelfMetrics
 
 AT_ONCE = 100
 """Engines that are looked at between two turns of the loop: up to 5 us each."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sidestep.catalog.buckets import Bounds
-from sidestep.engines.items import Family, Sample, Samples
 from sidestep.engines.slo_rows import REQUESTS, UNJUDGED
 from sidestep.errors import WireError
 from sidestep.metrics.engine import Engine, Key, Number
@@ -19,12 +18,8 @@ from sidestep.metrics.record_codec import WINDOWS, check_buckets, number_of
 from sidestep.metrics.registry import Registry
 from sidestep.metrics.self_described import add_samples
 from sidestep.protocol.limits import OTHER, is_printable
-from sidestep.protocol.records import (
-    TOTAL_LIMIT,
-    Buckets,
-    OpenTotals,
-    Record,
-)
+from sidestep.protocol.records import TOTAL_LIMIT, Buckets, OpenTotals, Record
+from sidestep.protocol.self_described import Family, Sample, Samples
 
 
 def add_record(registry: Registry, engine: Engine, record: Record) -> int:

@@ -8,14 +8,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping
 
 from sidestep.catalog.buckets import SCHEMA, SCHEMAS, Bounds
-from sidestep.metrics.exponential_buckets import (
-    MOST,
-    ZERO,
-    as_classic,
-    coarser,
-    index_of,
-    upper,
-)
+from sidestep.metrics.exponential_buckets import MOST, ZERO, as_classic, coarser, index_of, upper
 from sidestep.metrics.histogram import Histogram, rebucket
 from sidestep.protocol.limits import VALUE_LIMIT
 from sidestep.protocol.native_buckets import COARSEST, NativeBuckets

@@ -12,12 +12,7 @@ from msgspec import Meta
 
 from sidestep.errors import WireError
 from sidestep.metrics.availability import settle
-from sidestep.metrics.engine import (
-    ORIGIN,
-    Engine,
-    Number,
-    OpenFamily,
-)
+from sidestep.metrics.engine import ORIGIN, Engine, Number, OpenFamily
 from sidestep.metrics.exponential_buckets import check as check_native
 from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.hit_window import HitWindow

@@ -17,12 +17,7 @@ from sidestep.metrics.engine import ORIGIN, Engine, Key
 from sidestep.metrics.native_histogram import Native
 from sidestep.metrics.quotas import Room
 from sidestep.metrics.slo import Objectives
-from sidestep.protocol.limits import (
-    MAX_LABEL_CHARS,
-    MAX_OPEN_VALUES,
-    OTHER,
-    is_printable,
-)
+from sidestep.protocol.limits import MAX_LABEL_CHARS, MAX_OPEN_VALUES, OTHER, is_printable
 from sidestep.protocol.messages import EngineInfo
 from sidestep.tracking.kv_blocks.tracker import Residency
 from sidestep.tracking.requests.machine import Lifecycle

@@ -8,20 +8,15 @@ from itertools import islice, pairwise
 from sidestep.catalog.buckets import Bounds
 from sidestep.catalog.layout import Fed, taken
 from sidestep.catalog.model import OBSERVED, Kind
-from sidestep.engines.items import Family, Sample, Samples
 from sidestep.errors import WireError
 from sidestep.exposition.passthrough.registry import EXPORTERS
-from sidestep.metrics.engine import (
-    ORIGIN,
-    Engine,
-    Key,
-    OpenFamily,
-)
+from sidestep.metrics.engine import ORIGIN, Engine, Key, OpenFamily
 from sidestep.metrics.exponential_buckets import check as check_native
 from sidestep.metrics.histogram import Histogram, rebucket
 from sidestep.metrics.quotas import MAX_OPEN_FAMILIES
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.limits import MAX_OBSERVATIONS, MAX_OPEN_VALUES, is_printable
+from sidestep.protocol.self_described import Family, Sample, Samples
 
 
 def add_samples(registry: Registry, engine: Engine, item: Samples, *, kept: bool = False) -> None:

@@ -11,12 +11,7 @@ from sidestep.metrics.engine import Engine
 from sidestep.metrics.merge import check_places
 from sidestep.metrics.record_codec import extremes, number_of
 from sidestep.protocol.limits import MAX_OBSERVATIONS, MAX_OPEN_VALUES
-from sidestep.protocol.records import (
-    Amount,
-    Buckets,
-    Child,
-    Record,
-)
+from sidestep.protocol.records import Amount, Buckets, Child, Record
 
 LARGEST = 10**30
 """What items within their own limits come to in years; and sums of it, added up for as long as

@@ -7,12 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from sidestep.protocol.limits import (
-    MAX_OBSERVATIONS,
-    Count,
-    Seconds,
-    Text,
-)
+from sidestep.protocol.limits import MAX_OBSERVATIONS, Count, Seconds, Text
 
 ALLOCATED, TOUCHED, EVICTED, RESET = range(4)
 """A block was handed out; was hit by another request's prefix; was handed out again or

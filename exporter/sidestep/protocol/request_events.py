@@ -12,12 +12,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from sidestep.protocol.limits import (
-    Count,
-    Seconds,
-    Text,
-    Tokens,
-)
+from sidestep.protocol.limits import Count, Seconds, Text, Tokens
 
 MAX_EVENTS = 512
 """Of one item; an iteration is one event whatever the size of its batch."""

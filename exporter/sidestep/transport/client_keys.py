@@ -8,13 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sidestep.errors import ConfigError
-from sidestep.transport.keys import (
-    is_key,
-    public_of,
-    read_public,
-    read_secret,
-    require_curve,
-)
+from sidestep.transport.keys import is_key, public_of, read_public, read_secret, require_curve
 
 SERVER_KEY, CLIENT_KEY = "SIDESTEP_SERVER_KEY", "SIDESTEP_CLIENT_KEY"
 

@@ -12,12 +12,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from sidestep.errors import ConfigError, RunError
 from sidestep.transport.client_keys import Keys
-from sidestep.transport.connection import (
-    RESENDING,
-    Socket,
-    connect,
-    receive,
-)
+from sidestep.transport.connection import RESENDING, Socket, connect, receive
 from sidestep.transport.peer_limits import TOO_MUCH, Allowance
 
 _DESCRIPTORS = 16

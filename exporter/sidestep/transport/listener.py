@@ -12,12 +12,7 @@ import zmq
 from sidestep.errors import ConfigError
 from sidestep.telemetry.logs import Limited
 from sidestep.transport.access import Access
-from sidestep.transport.endpoint import (
-    Claim,
-    claim,
-    require_keys,
-    router,
-)
+from sidestep.transport.endpoint import Claim, claim, require_keys, router
 from sidestep.transport.process import seed_library
 from sidestep.transport.reach import TCP
 from sidestep.transport.zap import Authenticator

@@ -9,12 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from sidestep.catalog.model import (
-    Combine,
-    Kind,
-    Row,
-    Sampled,
-)
+from sidestep.catalog.model import Combine, Kind, Row, Sampled
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -12,15 +12,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from sidestep.protocol.limits import (
-    COUNT_LIMIT,
-    VALUE_LIMIT,
-    Count,
-    Counts,
-    Number,
-    Ratio,
-    Tally,
-)
+from sidestep.protocol.limits import COUNT_LIMIT, VALUE_LIMIT, Count, Counts, Number, Ratio, Tally
 
 Used = Annotated[int, Meta(ge=-COUNT_LIMIT, le=COUNT_LIMIT)]
 """Tokens of a pool less its free and evictable ones: below 0 where the engine miscounts these."""

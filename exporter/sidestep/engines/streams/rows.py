@@ -13,16 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sidestep.catalog.model import (
-    ENGINE_LABELS,
-    Combine,
-    Hook,
-    Kind,
-    Reading,
-    Row,
-    Sampled,
-    Source,
-)
+from sidestep.catalog.model import ENGINE_LABELS, Combine, Hook, Kind, Reading, Row, Sampled, Source
 
 KV_EVENTS, FORWARD_PASS, LOAD = "kv_events", "forward_pass", "load"
 """Features: which streams an engine has."""

@@ -9,13 +9,7 @@ from sidestep.catalog.layout import Layout
 from sidestep.engines.items import Item
 from sidestep.engines.triton.rows import MODEL, SECONDS, STAGES
 from sidestep.engines.triton.statistics import NOTHING, BegunAnewError, difference
-from sidestep.engines.triton.wire import (
-    Batch,
-    ModelStats,
-    Responses,
-    Timed,
-    TritonStats,
-)
+from sidestep.engines.triton.wire import Batch, ModelStats, Responses, Timed, TritonStats
 from sidestep.errors import WireError
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.field_readers import compile_reads

@@ -9,14 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sidestep.catalog.model import (
-    Combine,
-    Hook,
-    Kind,
-    Row,
-    Sampled,
-    Source,
-)
+from sidestep.catalog.model import Combine, Hook, Kind, Row, Sampled, Source
 
 MODEL = ("model", "version")
 """What tells the versions of models apart, as on Triton's own page."""

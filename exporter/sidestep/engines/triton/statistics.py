@@ -6,13 +6,7 @@ tells that it counts from 0 again.
 
 from __future__ import annotations
 
-from sidestep.engines.triton.wire import (
-    Batch,
-    InferenceStats,
-    ModelStats,
-    Responses,
-    Timed,
-)
+from sidestep.engines.triton.wire import Batch, InferenceStats, ModelStats, Responses, Timed
 
 NOTHING = ModelStats()
 _NO_RESPONSES = Responses()

@@ -10,12 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from sidestep.catalog.model import (
-    ENGINE_LABELS,
-    Combine,
-    Row,
-    Sampled,
-)
+from sidestep.catalog.model import ENGINE_LABELS, Combine, Row, Sampled
 
 TRANSFER_TYPES = ("CPU_to_GPU", "GPU_to_CPU")
 """Directions of the deprecated offload families: loads, then stores."""

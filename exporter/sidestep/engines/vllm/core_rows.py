@@ -6,16 +6,7 @@ of which a tap in the engine sends: feature ``engine_core``.
 
 from __future__ import annotations
 
-from sidestep.catalog.model import (
-    ENGINE_LABELS,
-    Combine,
-    Hook,
-    Kind,
-    Reading,
-    Row,
-    Sampled,
-    Source,
-)
+from sidestep.catalog.model import ENGINE_LABELS, Combine, Hook, Kind, Reading, Row, Sampled, Source
 from sidestep.engines.vllm.rows import ADMISSION_REASONS
 
 FEATURE = "engine_core"

@@ -6,12 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import ClassVar
 
 from sidestep.catalog.layout import Layout
-from sidestep.engines.items import (
-    Item,
-    VllmRejection,
-    VllmSleep,
-    VllmStep,
-)
+from sidestep.engines.items import Item, VllmRejection, VllmSleep, VllmStep
 from sidestep.engines.slo_rows import JUDGED
 from sidestep.engines.vllm.event_handlers import CoreHooks
 from sidestep.engines.vllm.stats_handlers import VllmHooks

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from sidestep.catalog.model import (
-    ENGINE_LABELS,
-    Hook,
-    Kind,
-    Reading,
-    Row,
-)
+from sidestep.catalog.model import ENGINE_LABELS, Hook, Kind, Reading, Row
 
 _DETAILS = "scheduler.iteration_details."
 _PREEMPTED = "scheduler.prefix_cache_stats.preempted_"

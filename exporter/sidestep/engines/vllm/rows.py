@@ -6,14 +6,8 @@ IterationStats. HELP texts are ours; names, labels and bounds are the engine's.
 
 from __future__ import annotations
 
-from sidestep.catalog.model import (
-    Combine,
-    Hook,
-    Info,
-    Kind,
-    Row,
-)
-from sidestep.engines.vllm.wire import FINISH_REASONS
+from sidestep.catalog.model import Combine, Hook, Info, Kind, Row
+from sidestep.protocol.iteration_stats import FINISH_REASONS
 
 SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
 WAITING_REASONS = ("capacity", "deferred")

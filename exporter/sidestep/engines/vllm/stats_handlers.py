@@ -6,11 +6,12 @@ from typing import ClassVar
 
 from sidestep.catalog.layout import Layout
 from sidestep.engines.items import VllmRejection, VllmSleep, VllmStep
-from sidestep.engines.vllm.wire import CacheStats, IterationStats, SchedulerStats
+from sidestep.engines.vllm.wire import CacheStats, SchedulerStats
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.gathered_observations import Gathered
 from sidestep.metrics.hit_window import HitWindow
 from sidestep.metrics.registry import Registry
+from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.limits import MAX_OPEN_VALUES, OTHER, is_printable
 from sidestep.protocol.records import TOTAL_LIMIT
 

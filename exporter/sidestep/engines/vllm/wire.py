@@ -12,31 +12,17 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from sidestep.protocol.iteration_stats import KVCacheEvictionEvent, Run
 from sidestep.protocol.limits import (
     MAX_STRUCTS,
     VALUE_LIMIT,
     Count,
     Counts,
-    Number,
-    Observations,
     Ratio,
     Tally,
     Text,
     Volume,
 )
-
-FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
-"""vLLM's ``FinishReason``, an IntEnum: its members in order."""
-
-
-class Run(msgspec.Struct, array_like=True, gc=False):
-    """The same observation ``count`` times.
-
-    A list field with a twin of its name and ``_runs`` travels in either, or in both.
-    """
-
-    value: Number = 0.0
-    count: Count = 0
 
 
 class CacheStats(msgspec.Struct, array_like=True, gc=False):
@@ -69,14 +55,6 @@ class SchedulerIterationDetails(msgspec.Struct, array_like=True, gc=False):
     def elapsed_seconds(self) -> float:
         """Prometheus counts in base units."""
         return self.elapsed_ms / 1e3
-
-
-class KVCacheEvictionEvent(msgspec.Struct, array_like=True, gc=False):
-    """A sampled block that was handed out again, in seconds."""
-
-    lifetime_seconds: Number = 0.0
-    idle_seconds: Number = 0.0
-    reuse_gaps_seconds: Annotated[list[Number], Meta(max_length=64)] = []
 
 
 class SpecDecodingStats(msgspec.Struct, array_like=True, gc=False):
@@ -139,78 +117,6 @@ class SchedulerStats(msgspec.Struct, array_like=True, gc=False):
     def num_all_waiting_reqs(self) -> int:
         """Those that wait for capacity and those deferred, as the engine adds them."""
         return self.num_waiting_reqs + self.num_skipped_waiting_reqs
-
-
-class PromptTokenStats(msgspec.Struct, array_like=True, gc=False):
-    """Prompt tokens of requests that got their first output, by where their KV came from."""
-
-    computed: Count = 0
-    local_cache_hit: Count = 0
-    external_kv_transfer: Count = 0
-    cached_tokens: Count = 0
-    total: Count = 0
-
-
-class FinishedRequestStats(msgspec.Struct, array_like=True, gc=False):
-    """A request that finished; intervals in seconds. Never its id: that is the user's."""
-
-    finish_reason: Count = 0
-    e2e_latency: Number | None = None
-    num_prompt_tokens: Count | None = None
-    num_preemptions: Count | None = None
-    num_generation_tokens: Count | None = None
-    max_tokens_param: Count | None = None
-    queued_time: Number | None = None
-    prefill_time: Number | None = None
-    inference_time: Number | None = None
-    decode_time: Number | None = None
-    mean_time_per_output_token: Number | None = None
-    is_corrupted: bool = False
-    num_cached_tokens: Annotated[int, Meta(ge=-1, le=1 << 40)] | None = None
-
-    @property
-    def num_prefill_kv_computed_tokens(self) -> int | None:
-        """Prompt tokens whose KV was not cached; vLLM marks an unknown cache hit with -1."""
-        if self.num_prompt_tokens is None or self.num_cached_tokens is None:
-            return None
-        return self.num_prompt_tokens - max(self.num_cached_tokens, 0)
-
-    @property
-    def max_tokens_limit(self) -> int | None:
-        """``max_tokens_param`` where the request set one; the engine skips 0 as well."""
-        return self.max_tokens_param or None
-
-
-class IterationStats(msgspec.Struct, array_like=True, gc=False):
-    """What one front end's requests got out of the step."""
-
-    num_generation_tokens: Count = 0
-    prompt_token_stats: PromptTokenStats | None = None
-    num_prompt_tokens: Count = 0
-    num_preempted_reqs: Count = 0
-    finished_requests: Annotated[list[FinishedRequestStats], Meta(max_length=MAX_STRUCTS)] = []
-    max_num_generation_tokens_iter: Counts = []
-    n_params_iter: Counts = []
-    time_to_first_tokens_iter: Observations = []
-    inter_token_latencies_iter: Observations = []
-    num_corrupted_reqs: Count = 0
-    num_watermarked_reqs: Count = 0
-    num_watermark_skipped_reqs: Count = 0
-    num_not_watermarked_reqs: Count = 0
-    inter_token_latencies_iter_runs: Annotated[list[Run], Meta(max_length=MAX_STRUCTS)] = []
-
-    @property
-    def prompt_tokens(self) -> int:
-        """All prompt tokens; releases before the split by source count only these."""
-        stats = self.prompt_token_stats
-        return self.num_prompt_tokens if stats is None else stats.total
-
-    @property
-    def iteration_tokens(self) -> int:
-        """Tokens computed in the step: generated ones and prompt tokens that missed the cache."""
-        stats = self.prompt_token_stats
-        computed = self.num_prompt_tokens if stats is None else stats.computed
-        return computed + self.num_generation_tokens
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -11,15 +11,7 @@ from typing import Protocol
 from sidestep.catalog.layout import taken
 from sidestep.catalog.model import OBSERVED
 from sidestep.exposition.passthrough.families import Found, outer
-from sidestep.exposition.passthrough.page import (
-    PART,
-    Family,
-    Moment,
-    Page,
-    Part,
-    Plan,
-    made_parts,
-)
+from sidestep.exposition.passthrough.page import PART, Family, Moment, Page, Part, Plan, made_parts
 from sidestep.exposition.passthrough.parser import Labels, PageKind
 
 EXPORTERS = ("sidestep_", "process_", "python_")

@@ -11,26 +11,13 @@ from struct import Struct
 
 import msgspec
 
-from sidestep.engines.vllm.wire import KVCacheEvictionEvent
 from sidestep.errors import WireError
-from sidestep.protocol.block_events import (
-    ALLOCATED,
-    EVICTED,
-    RESET,
-    TOUCHED,
-    BlockEvents,
-)
+from sidestep.protocol.block_events import ALLOCATED, EVICTED, RESET, TOUCHED, BlockEvents
+from sidestep.protocol.iteration_stats import KVCacheEvictionEvent
 from sidestep.protocol.limits import COUNT_LIMIT
 from sidestep.tracking.kv_blocks.capacity import Room, Turns
 from sidestep.tracking.kv_blocks.observations import Lives
-from sidestep.tracking.kv_blocks.sampling import (
-    ALL,
-    SECOND,
-    Diffusion,
-    Sample,
-    Share,
-    mix,
-)
+from sidestep.tracking.kv_blocks.sampling import ALL, SECOND, Diffusion, Sample, Share, mix
 
 _NEVER = -1.0
 """No stamp and no gap: neither is ever negative."""

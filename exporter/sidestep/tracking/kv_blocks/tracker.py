@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sidestep.engines.vllm.wire import KVCacheEvictionEvent
 from sidestep.protocol.block_events import BlockEvents, CacheEvents
+from sidestep.protocol.iteration_stats import KVCacheEvictionEvent
 from sidestep.tracking.kv_blocks.cached import CachedBlocks
 from sidestep.tracking.kv_blocks.capacity import Room
 from sidestep.tracking.kv_blocks.observations import CachedLives, Lives, Observation

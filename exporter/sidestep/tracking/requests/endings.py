@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sidestep.engines.vllm.wire import FINISH_REASONS, FinishedRequestStats
+from sidestep.protocol.iteration_stats import FINISH_REASONS, FinishedRequestStats
 from sidestep.protocol.request_events import Finished
 from sidestep.tracking.requests.inflight import Request
 from sidestep.tracking.requests.outcomes import AbortedRequest, Outcomes

@@ -10,8 +10,8 @@ the queue time. What cannot be known, because its begin was not heard, is left o
 
 from __future__ import annotations
 
-from sidestep.engines.vllm.wire import IterationStats, PromptTokenStats, Run
 from sidestep.errors import WireError
+from sidestep.protocol.iteration_stats import IterationStats, PromptTokenStats, Run
 from sidestep.protocol.request_events import (
     MAX_REQUESTS,
     PREEMPTED,

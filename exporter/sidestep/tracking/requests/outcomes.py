@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from sidestep.engines.vllm.wire import IterationStats
+from sidestep.protocol.iteration_stats import IterationStats
 
 
 class AbortedRequest(msgspec.Struct, gc=False):
