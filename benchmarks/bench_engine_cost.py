@@ -32,6 +32,7 @@ from benchmarks.steps import MODEL, TOKENS_A_REQUEST, Steps, engine_info, has_vl
 from benchmarks.table import percentile, show
 from benchmarks.worker import Result, Worker, cases, own_output
 from sidestep.catalog.layout_builder import compile_layout
+from sidestep.engines.dialects import DIALECTS
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.messages import EngineInfo
 from sidestep.protocol.sender import RING_BYTES
@@ -302,7 +303,7 @@ def open_peer(config: Any) -> Callable[[], contextlib.AbstractContextManager[Rec
         logger.log_engine_initialized()
         record: Record = logger.record
     else:
-        layout = compile_layout("vllm")
+        layout = compile_layout(DIALECTS["vllm"])
         engine = Registry({"vllm": layout}, {}).register(engine_info(0))
         metrics = ClientMetrics(layout)
 

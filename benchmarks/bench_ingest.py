@@ -40,7 +40,8 @@ from sidestep.app import Exporter
 from sidestep.catalog.layout_builder import compile_layout
 from sidestep.config.settings import Config, read
 from sidestep.engines.apply import Applier
-from sidestep.engines.folding import Folder
+from sidestep.engines.dialects import DIALECTS
+from sidestep.engines.folding import ItemFolder
 from sidestep.engines.items import VllmStep, encode_item
 from sidestep.engines.vllm.wire import run_of
 from sidestep.exposition.page_cache import REUSED
@@ -285,7 +286,9 @@ class Senders:
 
     def __init__(self, endpoint: str, count: int) -> None:
         self.all = [
-            Sender(f"bench/{number}", number + 1, [engine_info(number)], Random(number), Folder())
+            Sender(
+                f"bench/{number}", number + 1, [engine_info(number)], Random(number), ItemFolder()
+            )
             for number in range(count)
         ]
         self.added = [0] * count
@@ -370,7 +373,7 @@ def serve_client(endpoint: str, address: str) -> None:
 
 
 async def _serve_client(config: Config) -> None:
-    layouts = {"vllm": compile_layout("vllm")}
+    layouts = {"vllm": compile_layout(DIALECTS["vllm"])}
     metrics = ClientMetrics(layouts["vllm"])
     exporter = Exporter(config, [metrics.registry])
     exporter.ingest.intake.applier = cast("Applier", metrics)

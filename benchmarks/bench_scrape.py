@@ -30,6 +30,7 @@ from benchmarks.steps import Steps, engine_info
 from benchmarks.table import percentile, show
 from sidestep.catalog.layout_builder import compile_layout
 from sidestep.engines.apply import Applier
+from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.items import VllmStep
 from sidestep.exposition.aggregate import merged_histograms
 from sidestep.exposition.families import Family, families, is_shared, labels_with
@@ -166,7 +167,7 @@ def _samples_of(body: bytes) -> list[bytes]:
 
 def fleet(samples: int) -> Registry:
     """Engines that have all seen steps, as many as make about ``samples`` samples."""
-    registry = Registry({"vllm": compile_layout("vllm")}, {})
+    registry = Registry({"vllm": compile_layout(DIALECTS["vllm"])}, {})
     applier, steps = Applier(registry), Steps()
     add_engine(registry, applier, steps)
     one = len(_samples_of(render(registry)))

@@ -33,7 +33,7 @@ TOKENIZER = {name: str(RANK[name]) for name in ("model_name", "engine_type")}
 
 def main() -> None:
     """Measure and print the table."""
-    registry = Registry({name: compile_layout(name) for name in DIALECTS}, {})
+    registry = Registry({name: compile_layout(dialect) for name, dialect in DIALECTS.items()}, {})
     applier = Applier(registry)
     labels = {name: str(value) for name, value in RANK.items()}
     scheduler = registry.register(EngineInfo("scheduler", "sglang", labels))

@@ -67,7 +67,7 @@ def main() -> None:
 
 def new_intake(*, merge: bool = False) -> Intake:
     """One without engines."""
-    layouts = {name: compile_layout(name) for name in DIALECTS}
+    layouts = {name: compile_layout(dialect) for name, dialect in DIALECTS.items()}
     registry = Registry(layouts, {})
     clock, wall = time.monotonic, time.time
     return Intake(registry, SelfMetrics(), boot=1, clock=clock, wall=wall, merge=merge)

@@ -142,7 +142,7 @@ def encoded(batches: Iterator[list[Event]]) -> Iterator[bytes]:
 
 def ours(messages: list[bytes], count: int, rate: float) -> float:
     """Seconds of CPU time that the reader takes."""
-    layouts = {name: compile_layout(name) for name in DIALECTS}
+    layouts = {name: compile_layout(dialect) for name, dialect in DIALECTS.items()}
     registry = Registry(layouts, {}, None, Sampling(rate))
     intake = Intake(registry, SelfMetrics(), boot=1, clock=time.monotonic, wall=time.time)
     (subscription,) = parse("kv-events=tcp://h:1")

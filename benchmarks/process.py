@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import final
 
 from sidestep.catalog.layout_builder import compile_layout
+from sidestep.engines.dialects import DIALECTS
 from sidestep.exposition.page_cache import REUSED
 
 START = 30.0
@@ -121,7 +122,7 @@ def totals(page: str) -> Mapping[str, float]:
 
 def observations(page_totals: Mapping[str, float]) -> int:
     """Values that the engines' histograms have counted; a second name of one does not count."""
-    names = (row.name for row in compile_layout("vllm").histograms)
+    names = (row.name for row in compile_layout(DIALECTS["vllm"]).histograms)
     return int(sum(page_totals.get(f"{name}_count", 0.0) for name in names))
 
 

@@ -19,7 +19,7 @@ import msgspec
 
 from harm import World
 from intakes import CORE_RUNS, Fed, steps
-from sidestep.engines.folding import Folder
+from sidestep.engines.folding import ItemFolder
 from sidestep.engines.items import VllmRejection, VllmSleep, encode_item
 from sidestep.errors import ConfigError, WireError
 from sidestep.exposition.text_page import render
@@ -233,7 +233,7 @@ def _frames() -> Iterator[bytes]:
 
 def _records() -> Iterator[bytes]:
     for run in CORE_RUNS:
-        folder = Folder()
+        folder = ItemFolder()
         for item in _recorded(run)[:12]:
             folder.fold(item, ENGINES)
         yield from (joined(frame) for frame in folder.seal().frames)

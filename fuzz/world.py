@@ -12,6 +12,8 @@ from sidestep.telemetry.self_metrics import SelfMetrics
 def make_intake(rate: float = 1.0) -> Intake:
     """One with the limits that are the defaults."""
     registry = Registry(
-        {name: compile_layout(name) for name in DIALECTS}, {}, sampling=Sampling(rate)
+        {name: compile_layout(dialect) for name, dialect in DIALECTS.items()},
+        {},
+        sampling=Sampling(rate),
     )
     return Intake(registry, SelfMetrics(), boot=1, clock=lambda: 0.0, wall=lambda: 1.0)

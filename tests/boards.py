@@ -16,7 +16,9 @@ FAMILY = re.compile(
     r"(?<![\w:$\"])((?:vllm|sglang):\w+|(?:sidestep|nv|process|gen_ai)_\w+|up)(?=[{\[])"
 )
 NAMED = re.compile(r'__name__=~"([^"]+)"')
-HISTOGRAMS = {row.name for rows in DIALECTS.values() for row in rows if row.kind == "histogram"}
+HISTOGRAMS = {
+    row.name for dialect in DIALECTS.values() for row in dialect.rows if row.kind == "histogram"
+}
 SUFFIX = re.compile(r"_(bucket|sum|count)$")
 
 

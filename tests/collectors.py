@@ -13,13 +13,13 @@ from pages import Family, Labels, parse
 from sidestep.catalog.buckets import DEFAULTS
 from sidestep.catalog.layout_builder import compile_layout
 from sidestep.engines.apply import Applier
-from sidestep.engines.dialects import rows_of
+from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.items import Item, decode_item, encode_item
 from sidestep.exposition.text_page import render
 from sidestep.metrics.registry import Registry
 from sidestep_adapters.sglang.collectors import Process
 
-ROWS = {row.name: row for row in rows_of("sglang")}
+ROWS = {row.name: row for row in DIALECTS["sglang"].rows_for()}
 RANK = {"model_name": "m", "engine_type": "unified", "tp_rank": 0, "pp_rank": 0, "moe_ep_rank": 0}
 TOKENIZER = {"model_name": "m", "engine_type": "unified"}
 SCHEDULERS = {
@@ -223,7 +223,7 @@ class Shown:
 
     def __init__(self, process: Process, *, legacy: bool = False) -> None:
         self.process = process
-        self.registry = Registry({"sglang": compile_layout("sglang", legacy=legacy)}, {})
+        self.registry = Registry({"sglang": compile_layout(DIALECTS["sglang"], legacy=legacy)}, {})
         self.applier = Applier(self.registry)
 
     def take(self) -> list[Item]:

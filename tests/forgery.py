@@ -48,7 +48,7 @@ LABELS = (
     "a", "b", "pod", "model", "version", "batch_size", "engine", "le", "quantile", "origin", "position",
     "model_name", "__name__", "9", "", "a" * 129,
 )  # fmt: skip
-ROWS = [row for rows in DIALECTS.values() for row in rows]
+ROWS = [row for dialect in DIALECTS.values() for row in dialect.rows]
 FAMILIES = (
     "own", "own_total", "own_seconds", "own_count", "own_sum", "own_bucket", "own_created", "_total", ":",
     "sidestep_series", "process_cpu_seconds_total", "python_info", "up_info", "x" * 128,

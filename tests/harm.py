@@ -51,7 +51,7 @@ CAPACITY = 300
 RETURNING = ("sidestep_kv_", "sidestep_kv_cached_")
 """Gauges that a snapshot does not bring back: sampled lives start anew."""
 
-layouts = {name: compile_layout(name) for name in DIALECTS}
+layouts = {name: compile_layout(dialect) for name, dialect in DIALECTS.items()}
 Numbers = dict[Any, float]
 
 

@@ -9,12 +9,12 @@ import msgspec
 
 from conftest import DATA
 from sidestep.catalog.layout_builder import compile_layout
+from sidestep.catalog.slo import Objective, Objectives
 from sidestep.engines.dialects import DIALECTS
 from sidestep.exposition.text_page import render
 from sidestep.ingest.intake import Intake
 from sidestep.metrics.native_histogram import Native
 from sidestep.metrics.registry import Registry, Sampling
-from sidestep.metrics.slo import Objective, Objectives
 from sidestep.protocol.limits import VERSION
 from sidestep.protocol.messages import Aggregate, Batch, EngineInfo, FromSender, Hello, encode
 from sidestep.snapshot.capture import Capture, restore
@@ -55,7 +55,9 @@ class Fed:
         slo: Iterable[Objective] = (),
     ) -> None:
         self.now = now
-        layouts = {name: compile_layout(name, legacy=legacy) for name in DIALECTS}
+        layouts = {
+            name: compile_layout(dialect, legacy=legacy) for name, dialect in DIALECTS.items()
+        }
         objectives = Objectives(slo)
         registry = Registry(layouts, {}, Rules(), Sampling(rate), native, objectives=objectives)
         self.intake = Intake(

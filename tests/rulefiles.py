@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from sidestep.catalog.model import Row
-from sidestep.engines.dialects import rows_of
+from sidestep.engines.dialects import DIALECTS
 from sidestep.telemetry.rows import BY_NAME
 
 ROOT = Path(__file__).parents[1]
@@ -76,7 +76,7 @@ def families() -> dict[str, tuple[str, frozenset[str], Row | None]]:
         name: (row.kind, frozenset(row.labels), None) for name, row in BY_NAME.items()
     }
     for dialect in ("vllm", "sglang", "stream", "triton"):
-        for row in rows_of(dialect):
+        for row in DIALECTS[dialect].rows_for():
             _, labels, _ = found.get(row.name, ("", frozenset[str](), None))
             found[row.name] = row.kind, labels | frozenset(row.labels), row
     return found

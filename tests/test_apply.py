@@ -41,7 +41,9 @@ class Bench:
     """A registry with engines, items for them, and what a page would show."""
 
     def __init__(self, *, legacy: bool = False) -> None:
-        layouts = {name: compile_layout(name, legacy=legacy) for name in DIALECTS}
+        layouts = {
+            name: compile_layout(dialect, legacy=legacy) for name, dialect in DIALECTS.items()
+        }
         self.registry = Registry(layouts, {})
         self.applier = Applier(self.registry)
         self.engines: dict[str, Engine] = {}
@@ -357,7 +359,7 @@ def test_changed_bounds_start_that_histogram_anew(bench: Bench) -> None:
 
 def test_the_configurations_bounds_win_over_the_engines() -> None:
     """Engine over default, configuration over engine."""
-    layouts = {name: compile_layout(name) for name in DIALECTS}
+    layouts = {name: compile_layout(dialect) for name, dialect in DIALECTS.items()}
     registry = Registry(layouts, {"request_params_n": (7.0,)})
     labels = {"engine": "0", "model_name": "m"}
     bounds = {"request_params_n": [3.0], "time_to_first_token": [9.0]}

@@ -12,8 +12,8 @@ from conftest import MAIN_RUN, Start
 from pages import parse
 from sidestep.catalog.layout_builder import compile_layout
 from sidestep.engines.apply import Applier
-from sidestep.engines.dialects import COMMON
-from sidestep.engines.folding import Folder
+from sidestep.engines.dialects import DIALECTS
+from sidestep.engines.folding import ItemFolder
 from sidestep.engines.items import Item, SglangStats, encode_item
 from sidestep.engines.sglang.wire import QueueCount, SchedulerStats
 from sidestep.errors import WireError
@@ -99,7 +99,9 @@ ENGINES = [engine("tokenizer", TOKENIZER), engine("scheduler", SCHEDULER)]
 
 def applied(*, common: bool = True) -> Registry:
     """A registry that has heard it all."""
-    registry = Registry({n: compile_layout(n, common=common) for n in ("vllm", "sglang")}, {})
+    registry = Registry(
+        {n: compile_layout(DIALECTS[n], common=common) for n in ("vllm", "sglang")}, {}
+    )
     applier = Applier(registry)
     for item in items():
         applier.apply(registry.register(ENGINES[item.engine]), item)
@@ -108,7 +110,7 @@ def applied(*, common: bool = True) -> Registry:
 
 def names(page: str) -> set[str]:
     """Families of a page that have a common name."""
-    known = {row.name.removesuffix("_total") for row in COMMON["vllm"]}
+    known = {row.name.removesuffix("_total") for row in DIALECTS["vllm"].common_rows}
     return known & parse(page).keys()
 
 
@@ -116,7 +118,7 @@ def test_both_engines_have_the_same_families() -> None:
     """Name, kind, bounds and own labels are one for all engines."""
     forms = [
         [(row.name, row.kind, row.buckets, row.closed, row.combine) for row in rows]
-        for rows in COMMON.values()
+        for rows in (DIALECTS["vllm"].common_rows, DIALECTS["sglang"].common_rows)
     ]
 
     assert forms[0] == forms[1]
@@ -206,11 +208,11 @@ def test_a_summary_has_a_sum_and_a_count(openmetrics: bool) -> None:
 @pytest.mark.parametrize("common", [False, True])
 def test_what_was_folded_has_them_too(common: bool) -> None:
     """A sender folds for either exporter, before it knows which one comes."""
-    folder = Folder()
+    folder = ItemFolder()
     for item in items():
         assert folder.fold(encode_item(item), ENGINES)
     records = [record for frame in folder.seal().frames for record in frame]
-    registry = Registry({"sglang": compile_layout("sglang", common=common)}, {})
+    registry = Registry({"sglang": compile_layout(DIALECTS["sglang"], common=common)}, {})
     applier = Applier(registry)
     for info, record in zip(ENGINES, records, strict=True):
         applier.add(registry.register(info), decode_record(record))
@@ -220,7 +222,9 @@ def test_what_was_folded_has_them_too(common: bool) -> None:
 
 def fed(dialect: str = "sglang", **labels: str) -> tuple[Registry, Applier, str]:
     """A registry with one engine, and its name."""
-    registry = Registry({n: compile_layout(n, common=True) for n in ("sglang", "stream")}, {})
+    registry = Registry(
+        {n: compile_layout(DIALECTS[n], common=True) for n in ("sglang", "stream")}, {}
+    )
     registry.register(EngineInfo("e", dialect, labels))
     return registry, Applier(registry), "e"
 

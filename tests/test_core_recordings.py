@@ -69,7 +69,7 @@ class Played:
     """A recording's items, applied one by one to a registry of this test's own."""
 
     def __init__(self, run: str) -> None:
-        layouts = {name: compile_layout(name) for name in DIALECTS}
+        layouts = {name: compile_layout(dialect) for name, dialect in DIALECTS.items()}
         self.registry = Registry(layouts, {})
         self.run = run
 

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from sidestep.catalog.layout_builder import compile_layout
-from sidestep.engines.folding import Folder
+from sidestep.engines.dialects import DIALECTS
+from sidestep.engines.folding import ItemFolder
 from sidestep.engines.items import VllmStep, encode_item
 from sidestep.ingest.intake import Intake
 from sidestep.metrics.registry import Registry
@@ -33,7 +34,7 @@ LATENCIES = [0.0001 * n for n in range(1, 121)]
 SOON, LATER, TIMEOUT = 0.05, 0.3, 4.0
 POISON = b"\xc0"
 
-layouts = {"vllm": compile_layout("vllm")}
+layouts = {"vllm": compile_layout(DIALECTS["vllm"])}
 TOKENS = layouts["vllm"].find("vllm:generation_tokens_total").slots[0]
 ITL = layouts["vllm"].find("vllm:inter_token_latency_seconds").slots[0]
 
@@ -83,7 +84,7 @@ class Process:
     def __init__(self, stream: str, incarnation: int) -> None:
         self.engines = [info(STREAMS[stream])]
         self.sender = Sender(
-            stream, incarnation, self.engines, Random(incarnation), Folder(), ring_bytes=RING
+            stream, incarnation, self.engines, Random(incarnation), ItemFolder(), ring_bytes=RING
         )
         self.stream = stream
         self.connection = 0

@@ -13,13 +13,13 @@ import pytest
 from sidestep.catalog.buckets import DEFAULTS
 from sidestep.config.settings import CONFIG_FILE, SETTINGS
 from sidestep.engines.common_names import TOKEN_TYPE
-from sidestep.engines.dialects import COMMON, DIALECTS
+from sidestep.engines.dialects import DIALECTS
 from sidestep.telemetry.rows import BY_NAME
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 FAMILIES = {
-    row.name for table in (DIALECTS, COMMON) for rows in table.values() for row in rows
+    row.name for one in DIALECTS.values() for row in (*one.rows, *one.common_rows)
 } | BY_NAME.keys()
 
 

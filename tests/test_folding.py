@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from intakes import CORE_RUNS, Fed, Step, lines, steps
-from sidestep.engines.folding import ENVELOPE, Folder
+from sidestep.engines.folding import ENVELOPE, ItemFolder
 from sidestep.engines.items import VllmSleep, VllmStep, encode_item
 from sidestep.engines.vllm.wire import SchedulerStats
 from sidestep.metrics.histogram import Histogram, rebucket
@@ -44,12 +44,12 @@ SPREAD = ("vllm:request_params_n", "vllm:request_max_num_generation_tokens")
 
 def fold(fed: Fed, some: list[Step], rate: float | None = None) -> None:
     """Send a part of a recording as what it comes to."""
-    folders: dict[str, Folder] = {}
+    folders: dict[str, ItemFolder] = {}
     for stream, engines, item in some:
         if item is None:
             fed.greet(stream, engines)
             continue
-        folder = folders.setdefault(stream, Folder())
+        folder = folders.setdefault(stream, ItemFolder())
         folder.kv_sample_rate = rate
         assert folder.fold(item, engines)
     for stream, folder in folders.items():
@@ -97,7 +97,7 @@ def test_requests_under_way_are_counted_once() -> None:
     fed = Fed()
     fed.greet("s", [ENGINE])
     fed.items("s", [events(*(Queued(n, 1.0) for n in (1, 2, 3)))])
-    folder = Folder()
+    folder = ItemFolder()
     for item in (
         events(*(Queued(n, 2.0) for n in (4, 5))),
         events(*(Scheduled(n, 2.5) for n in (1, 4, 5))),
@@ -166,7 +166,7 @@ def test_wherever_it_begins_and_ends_no_token_is_lost(data: st.DataObject) -> No
 
 def test_a_gauge_yields_to_a_newer_one_only() -> None:
     """What another front end has said meanwhile stands; a sleep is true until it is told anew."""
-    folder = Folder()
+    folder = ItemFolder()
     folder.fold(encode_item(VllmStep(0, 5.0, 1.0, SchedulerStats(num_running_reqs=5))), [ENGINE])
     folder.fold(encode_item(VllmSleep(0, 5.0, 1, 1)), [ENGINE])
     folded = folder.seal()
@@ -186,7 +186,7 @@ def test_a_gauge_yields_to_a_newer_one_only() -> None:
 
 def test_what_the_exporter_has_set_is_folded_by() -> None:
     """Its bucket bounds, so that nothing has to be moved."""
-    folder = Folder()
+    folder = ItemFolder()
     folder.settings = Settings({"inter_token_latency": [0.5, 1.0]})
     item = IterationStats(1, inter_token_latencies_iter=[0.1, 0.7, 3.0])
     folder.fold(encode_item(VllmStep(0, 1.0, 1.0, None, item)), [ENGINE])
@@ -223,7 +223,7 @@ def test_moved_counts_are_never_lower_than_they_were(
 
 def test_what_is_too_large_for_a_frame_is_sent_in_several() -> None:
     """Families that describe themselves may grow; each goes by itself then."""
-    folder = Folder()
+    folder = ItemFolder()
     bounds = [float(n) for n in range(250)]
     pushed: Counter[str] = Counter()
     for number in range(10):
@@ -250,7 +250,7 @@ def test_what_is_too_large_for_a_frame_is_sent_in_several() -> None:
 
 def test_what_cannot_be_counted_is_said() -> None:
     """The item's place is used up, as it would be in the exporter."""
-    folder = Folder()
+    folder = ItemFolder()
 
     assert not folder.fold(b"\xc0", [ENGINE])
     assert not folder.fold(encode_item(VllmSleep(3, 1.0)), [ENGINE])

@@ -21,7 +21,10 @@ from sidestep.telemetry.rows import BY_NAME
 
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 FAMILIES = {
-    row.name: row.kind for rows in DIALECTS.values() for row in rows if row.status != "hidden"
+    row.name: row.kind
+    for dialect in DIALECTS.values()
+    for row in dialect.rows
+    if row.status != "hidden"
 } | {name: row.kind for name, row in BY_NAME.items()}
 OTHERS = {"up", "process_cpu_seconds_total", "process_resident_memory_bytes"}
 """Of Prometheus, and of the exporter's process."""
@@ -145,7 +148,7 @@ def test_variables_choose_among_our_series(path: Path) -> None:
 def test_bounds_to_begin_with_are_buckets_of_both_engines() -> None:
     """As they are written on the page; any other would leave panels empty."""
     found = variables(dashboard(GRAFANA / "latency.json"))
-    buckets = {row.name: row.buckets for rows in DIALECTS.values() for row in rows}
+    buckets = {row.name: row.buckets for dialect in DIALECTS.values() for row in dialect.rows}
 
     for name in ("ttft", "itl", "e2e"):
         bound = found[name]["current"]["value"]
@@ -233,7 +236,7 @@ def test_counters_are_rated_and_added_up(path: Path) -> None:
 @every_board
 def test_what_several_series_tell_counts_once(path: Path) -> None:
     """Ranks of a replica that tell the same, and all requests beside those of each priority."""
-    rows = [row for row in DIALECTS["sglang"] if row.kind != "histogram"]
+    rows = [row for row in DIALECTS["sglang"].rows if row.kind != "histogram"]
     for asked in queries(path):
         for row in rows:
             for found in re.finditer(rf"(?<![\w:]){row.name}(?=[{{|\"])", asked.expr):

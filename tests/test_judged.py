@@ -15,9 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from intakes import CORE_RUNS, Fed, Step, steps
-from sidestep.engines.folding import Folder
+from sidestep.catalog.slo import REQUESTS, UNJUDGED, Limit, Objective
+from sidestep.config.slo import parse
+from sidestep.engines.folding import ItemFolder
 from sidestep.engines.items import Item, VllmStep, encode_item
-from sidestep.engines.slo_rows import REQUESTS, UNJUDGED
 from sidestep.exposition import json_format as values
 from sidestep.exposition import protobuf_page as protobuf
 from sidestep.exposition.aggregated_text import Merged
@@ -26,7 +27,6 @@ from sidestep.exposition.text_page import render
 from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.native_histogram import Native, NativeHistogram
 from sidestep.metrics.record_codec import decode_record
-from sidestep.metrics.slo import Limit, Objective, parse
 from sidestep.metrics.slo_histogram import Judge, judged
 from sidestep.protocol import messages
 from sidestep.protocol.iteration_stats import FinishedRequestStats, IterationStats
@@ -181,7 +181,7 @@ def test_the_counters_are_exact_over_folding_and_restarts(data: st.DataObject) -
                 for batch in batches:
                     now.items("s", [step(batch)])
             case _:
-                folder = Folder()
+                folder = ItemFolder()
                 folder.settings = said
                 assert all(folder.fold(step(batch), [VLLM]) for batch in batches)
                 folded = folder.seal()
@@ -197,7 +197,7 @@ def test_the_counters_are_exact_over_folding_and_restarts(data: st.DataObject) -
 def test_a_sender_that_knows_no_objectives_is_judged_by_its_buckets() -> None:
     """An older one: the bucket from 0.25 to 0.5 cannot be told apart, and nothing is guessed."""
     now = fed(objectives("ttft=350ms", "mine=500ms,family=ttft"))
-    folder = Folder()
+    folder = ItemFolder()
     assert folder.fold(step([0.1, 0.3, 0.4, 0.45, 0.6, 7.0]), [VLLM])
     folded = folder.seal()
     now.aggregate("s", folded.items, folded.frames)
@@ -219,7 +219,7 @@ def test_what_was_folded_and_judged_is_not_judged_again_in_parts() -> None:
         items.append(tokenizer(Family(f"own_{number}", "histogram", ["k"], children, "", bounds)))
     told = messages.Objective("ttft", ["sglang:time_to_first_token_seconds"], 0.35)
     for known in ([told], []):
-        folder, node = Folder(), fed(objectives("ttft=350ms"), SGLANG)
+        folder, node = ItemFolder(), fed(objectives("ttft=350ms"), SGLANG)
         folder.settings = Settings(objectives=known)
         assert all(folder.fold(item, [SGLANG]) for item in items)
         folded = folder.seal()
@@ -242,7 +242,7 @@ def test_what_is_added_is_judged_whatever_else_is_refused() -> None:
     own = Family("own", "gauge", ["a"], [Sample(["x"], 1.0)])
     node.items("s", [tokenizer(own)])
     for kinds in (["own"], ["own", "ttft"]):
-        folder = Folder()
+        folder = ItemFolder()
         folder.fold(tokenizer(family), [SGLANG])
         folder.fold(tokenizer(Family("own", "gauge", ["b"], [Sample(["x"], 1.0)])), [SGLANG])
         folded = folder.seal()
@@ -282,7 +282,7 @@ def test_no_engine_names_objectives() -> None:
 def test_what_an_exporter_says_costs_an_engine_little() -> None:
     """However often it names a family, that one is held against each objective once."""
     told = [messages.Objective(f"o{n}", [TTFT] * 16, 0.35) for n in range(64)]
-    folder = Folder()
+    folder = ItemFolder()
     folder.settings = Settings(objectives=told)
     assert folder.fold(step([0.1, 0.5]), [VLLM])
     record = decode_record(folder.seal().frames[0][0])
@@ -523,7 +523,7 @@ def test_availability_of_vllm() -> None:
     node.intake.registry.add(
         engine, engine.layout.find("vllm:admission_rejections_total"), "max_num_queued_reqs", 3
     )
-    folder = Folder()
+    folder = ItemFolder()
     assert folder.fold(encode_item(ended(0, 2)), [VLLM])
     folded = folder.seal()
     node.aggregate("s", folded.items, folded.frames)
@@ -598,7 +598,7 @@ def test_a_new_life_of_a_leaf_adds_to_the_last() -> None:
 
 def test_a_record_cannot_bring_objectives_of_its_own() -> None:
     """What a sender claims under other names, or of another result, has no series."""
-    sender, node = Folder(), fed(objectives("ttft=350ms", "late=9s,family=ttft"))
+    sender, node = ItemFolder(), fed(objectives("ttft=350ms", "late=9s,family=ttft"))
     sender.settings = Settings(
         objectives=[messages.Objective(name, [TTFT], 9.0) for name in ("ttft", "mine", "late")]
     )

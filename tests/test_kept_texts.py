@@ -23,7 +23,6 @@ from pages import parse
 from sidestep.catalog.layout_builder import compile_layout
 from sidestep.engines.apply import Applier
 from sidestep.engines.dialects import DIALECTS
-from sidestep.engines.vllm.core_rows import FEATURE
 from sidestep.exposition import json_format as values
 from sidestep.exposition import protobuf_page as protobuf
 from sidestep.exposition import protobuf_samples
@@ -42,11 +41,13 @@ from sidestep.metrics.native_histogram import Native
 from sidestep.metrics.record_codec import decode_record, encode_record, totals_of
 from sidestep.metrics.registry import GONE, Registry
 from sidestep.metrics.self_described import add_samples
-from sidestep.protocol.messages import EngineInfo
+from sidestep.protocol.messages import ENGINE_CORE, EngineInfo
 from sidestep.protocol.self_described import Family, Sample, Samples
 from sidestep.telemetry.self_metrics import SelfMetrics, own_registry
 
-LAYOUTS = {name: compile_layout(name, legacy=True, common=True) for name in DIALECTS}
+LAYOUTS = {
+    name: compile_layout(dialect, legacy=True, common=True) for name, dialect in DIALECTS.items()
+}
 LABELS = {
     "vllm": {"engine": "0", "model_name": "m"},
     "sglang": {
@@ -105,7 +106,7 @@ class Kept(RuleBasedStateMachine):
         name=st.sampled_from(NAMES),
         bounds=st.sampled_from(BOUNDS),
         info=st.sampled_from(["", "x", "y"]),
-        features=st.sampled_from([[], [FEATURE], ["lora", "spec_decode"]]),
+        features=st.sampled_from([[], [ENGINE_CORE], ["lora", "spec_decode"]]),
     )
     def greet(
         self,

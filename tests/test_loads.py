@@ -190,7 +190,7 @@ def test_what_another_exporter_counts_is_not_followed(fed: Bench) -> None:
 
 def test_triton_and_streams_are_not_followed() -> None:
     """They tell of no batch."""
-    registry = Registry({name: compile_layout(name) for name in DIALECTS}, {})
+    registry = Registry({name: compile_layout(dialect) for name, dialect in DIALECTS.items()}, {})
     for dialect in ("triton", "stream"):
         labels = dict.fromkeys(registry.layouts[dialect].required, "x")
         registry.register(EngineInfo(dialect, dialect, labels)).streams.add(1)

@@ -29,7 +29,7 @@ from slices import made
 RANDOMS = st.integers(0, 1 << 32).map(Random)
 """By their seeds: a fleet takes more numbers than an example may have of its own."""
 
-LAYOUTS = {name: compile_layout(name) for name in DIALECTS}
+LAYOUTS = {name: compile_layout(dialect) for name, dialect in DIALECTS.items()}
 SCHEDULER = {"engine_type": "unified", "model_name": "m", "moe_ep_rank": "0", "pp_rank": "0"}
 OTHER_BOUNDS = {"request_latency": [0.5, 1.0, 7.0, 60.0], "time_to_first_token": [0.1, 1.0]}
 
@@ -76,7 +76,7 @@ def without(labels: Labels, dropped: Collection[str]) -> Labels:
 
 
 RULES = {row.name.removesuffix("_total") if row.kind == "counter" else row.name: row.combine
-         for rows in DIALECTS.values() for row in rows}  # fmt: skip
+         for dialect in DIALECTS.values() for row in dialect.rows}  # fmt: skip
 
 
 def expected(

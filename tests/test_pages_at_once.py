@@ -15,6 +15,8 @@ import pytest
 
 import metric_families
 from sidestep.catalog.layout_builder import compile_layout
+from sidestep.catalog.slo import Objective, Objectives
+from sidestep.engines.dialects import DIALECTS
 from sidestep.exposition import json_format as values
 from sidestep.exposition import protobuf_page as protobuf
 from sidestep.exposition.aggregated_text import Merged
@@ -24,7 +26,6 @@ from sidestep.metrics.engine import Engine
 from sidestep.metrics.native_histogram import Native
 from sidestep.metrics.registry import GONE, Registry
 from sidestep.metrics.self_described import add_samples
-from sidestep.metrics.slo import Objective, Objectives
 from sidestep.protocol.messages import EngineInfo
 from sidestep.protocol.self_described import Family, Sample, Samples
 
@@ -130,7 +131,7 @@ class World:
 
     def __init__(self, random: Random) -> None:
         self.random = random
-        layouts = {name: compile_layout(name, legacy=True) for name in ("vllm", "sglang")}
+        layouts = {name: compile_layout(DIALECTS[name], legacy=True) for name in ("vllm", "sglang")}
         native = Native({}, lambda: 1.0, both=True)
         self.registry = Registry(layouts, {}, native=native, objectives=Objectives(SLO))
         self.now = 0.0

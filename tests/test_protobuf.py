@@ -20,7 +20,7 @@ from intakes import CORE_RUNS, Fed, lines, steps
 from metric_families import buckets_of, families, labels_of, parsed
 from pages import parse
 from sidestep.app import Exporter
-from sidestep.engines.folding import Folder
+from sidestep.engines.folding import ItemFolder
 from sidestep.engines.items import VllmStep, encode_item
 from sidestep.exposition import proto_format as messages
 from sidestep.exposition.negotiation import CONTENT_TYPES
@@ -269,12 +269,12 @@ def test_what_is_folded_has_native_buckets(run: str) -> None:
     """The same as if it had arrived, where the exporter keeps them."""
     whole, folded = Fed(native=NATIVE), Fed(native=NATIVE)
     whole.feed(steps(run))
-    folders: dict[str, Folder] = {}
+    folders: dict[str, ItemFolder] = {}
     for stream, engines, item in steps(run):
         if item is None:
             folded.greet(stream, engines)
             continue
-        folder = folders.setdefault(stream, Folder())
+        folder = folders.setdefault(stream, ItemFolder())
         folder.settings = Settings(schemas={})
         assert folder.fold(item, engines)
     for stream, folder in folders.items():
@@ -305,12 +305,12 @@ def test_a_sender_that_does_not_keep_them_is_understood() -> None:
     """Each of its observations lands by the upper bound of its classic bucket."""
     fed = Fed(native=NATIVE)
     recorded = list(steps("core"))
-    folders: dict[str, Folder] = {}
+    folders: dict[str, ItemFolder] = {}
     for stream, engines, item in recorded:
         if item is None:
             fed.greet(stream, engines)
         else:
-            assert folders.setdefault(stream, Folder()).fold(item, engines)
+            assert folders.setdefault(stream, ItemFolder()).fold(item, engines)
     for stream, folder in folders.items():
         done = folder.seal()
         fed.aggregate(stream, done.items, done.frames)
@@ -390,7 +390,7 @@ def test_native_buckets_that_do_not_fit_are_refused() -> None:
     fed = Fed(native=NATIVE)
     engine = EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"})
     fed.greet("s", [engine])
-    folder = Folder()
+    folder = ItemFolder()
     folder.settings = Settings(schemas={})
     observed = Sample([], observations=[0.1, 0.2])
     family = Family("mine_seconds", "histogram", [], [observed], "Mine.", [1.0])

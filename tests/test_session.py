@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from sidestep.engines.folding import Folder
+from sidestep.engines.folding import ItemFolder
 from sidestep.errors import WireError
 from sidestep.protocol.limits import VERSION
 from sidestep.protocol.messages import (
@@ -36,7 +36,7 @@ ENGINE = EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"})
 
 def sender(incarnation: int = 7, **options: int) -> Sender:
     """A sender of stream ``s``."""
-    return Sender("s", incarnation, [ENGINE], Random(1), Folder(), **options)
+    return Sender("s", incarnation, [ENGINE], Random(1), ItemFolder(), **options)
 
 
 def item(number: int) -> bytes:
@@ -474,7 +474,7 @@ def test_every_acknowledgement_carries_the_sample_rate() -> None:
 def test_another_sample_rate_is_told_at_once_to_open_streams() -> None:
     """Though nothing new was applied and an acknowledgement went out just now; but only once."""
     receiver = Receiver(1)
-    links = [Link(Sender(name, number, [ENGINE], Random(1), Folder()), receiver, name.encode())
+    links = [Link(Sender(name, number, [ENGINE], Random(1), ItemFolder()), receiver, name.encode())
              for number, name in enumerate(["a", "b", "left"], 1)]  # fmt: skip
     for link in links:
         link.run(0.0)

@@ -11,12 +11,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from sidestep.catalog import slo as objectives
 from sidestep.catalog.buckets import DEFAULTS, SGLANG, checked
 from sidestep.catalog.layout import taken
 from sidestep.catalog.layout_builder import compile_layout
 from sidestep.catalog.model import Hook, Row, Same, Sampled
 from sidestep.engines import dialects as catalogue
-from sidestep.engines import slo_rows as objectives
+from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.items import SglangStats, decode_item, encode_item
 from sidestep.engines.sglang import legacy_rows as sglang_legacy
 from sidestep.engines.sglang import rows as sglang
@@ -25,7 +26,7 @@ from sidestep.engines.vllm import own_rows as vllm_own
 from sidestep.errors import WireError
 
 REFERENCE = Path(__file__).parents[2] / "shared" / "reference" / "sglang" / "metrics.json"
-ROWS = {row.name: row for row in catalogue.rows_of("sglang", legacy=True)}
+ROWS = {row.name: row for row in catalogue.DIALECTS["sglang"].rows_for(legacy=True)}
 LIVE = {name: row for name, row in ROWS.items() if row.status == "live"}
 QUEUES = [row for row in LIVE.values() if row.unless_empty]
 RANK = ("engine_type", "model_name", "moe_ep_rank", "pp_rank", "tp_rank")
@@ -125,8 +126,10 @@ def _form(row: Row) -> tuple[object, ...]:
 
 def test_hidden_rows_are_shown_only_when_asked_for() -> None:
     """Without the switch none of them is in the plan."""
-    names = {placed.row.name for placed in compile_layout("sglang").placed}
-    all_names = {placed.row.name for placed in compile_layout("sglang", legacy=True).placed}
+    names = {placed.row.name for placed in compile_layout(DIALECTS["sglang"]).placed}
+    all_names = {
+        placed.row.name for placed in compile_layout(DIALECTS["sglang"], legacy=True).placed
+    }
 
     assert LIVE.keys() == names
     assert ROWS.keys() == all_names
@@ -141,7 +144,7 @@ def test_no_family_takes_a_name_of_another() -> None:
 
 def test_rows_bring_the_labels_of_their_engines() -> None:
     """Each row has all that its kind of engine brings; no kind's labels are another row's own."""
-    layout = compile_layout("sglang")
+    layout = compile_layout(DIALECTS["sglang"])
     kinds = {row.shared for row in ROWS.values() if row is not vllm_own.REFUSED}
 
     for row in ROWS.values():
@@ -178,7 +181,7 @@ def test_queues_are_gauges_by_priority() -> None:
 
 def test_options_hide_their_gauges() -> None:
     """Their fields are sent with all others, whatever is on."""
-    gated = {name.removeprefix("sglang:") for name in compile_layout("sglang").gated}
+    gated = {name.removeprefix("sglang:") for name in compile_layout(DIALECTS["sglang"]).gated}
 
     assert gated == {
         "lora_pool_slots_used",
@@ -196,9 +199,9 @@ def test_options_hide_their_gauges() -> None:
 def test_refused_observations_are_one_family_of_all_dialects() -> None:
     """The very same row: the page has it once."""
     rows = [
-        next(row for row in rows if row.name == vllm_own.REFUSED.name)
-        for dialect, rows in catalogue.DIALECTS.items()
-        if dialect not in catalogue.APART
+        next(row for row in dialect.rows if row.name == vllm_own.REFUSED.name)
+        for dialect in catalogue.DIALECTS.values()
+        if not dialect.apart
     ]
 
     assert all(row is vllm_own.REFUSED for row in rows)

@@ -16,7 +16,7 @@ from pages import parse
 from sidestep.catalog.layout_builder import compile_layout
 from sidestep.engines.apply import Applier
 from sidestep.engines.dialects import DIALECTS
-from sidestep.engines.folding import Folder
+from sidestep.engines.folding import ItemFolder
 from sidestep.engines.items import Item, SglangStats, VllmStep, decode_item, encode_item
 from sidestep.engines.sglang.wire import QueueCount, SchedulerStats
 from sidestep.errors import WireError
@@ -41,7 +41,7 @@ class Bench:
     """A registry, engines of either dialect, and what the page shows."""
 
     def __init__(self, *infos: EngineInfo, **options: bool) -> None:
-        layouts = {name: compile_layout(name, **options) for name in DIALECTS}
+        layouts = {name: compile_layout(dialect, **options) for name, dialect in DIALECTS.items()}
         self.registry = Registry(layouts, {})
         self.applier = Applier(self.registry)
         for info in infos or (SCHEDULER,):
@@ -519,7 +519,7 @@ def test_folding_counts_as_if_all_had_arrived(first: list[Item], second: list[It
         fed.greet("s", [SCHEDULER, TOKENIZER])
         fed.items("s", of_two(first))
     whole.items("s", of_two(second, 100.0))
-    folder = Folder()
+    folder = ItemFolder()
     for item in of_two(second, 100.0):
         assert folder.fold(item, [SCHEDULER, TOKENIZER])
     result = folder.seal()
@@ -560,7 +560,7 @@ def approximately(fed: Fed) -> dict[str, Any]:
 
 def test_an_older_folded_report_yields_to_a_newer() -> None:
     """Each queue by priority as well."""
-    folder = Folder()
+    folder = ItemFolder()
     older = stats(5.0, num_queue_reqs=QueueCount(5, {"0": 5}), token_usage=0.5)
     assert folder.fold(encode_item(older), [SCHEDULER])
     result = folder.seal()
@@ -578,7 +578,7 @@ def test_an_older_folded_report_yields_to_a_newer() -> None:
 
 def test_what_was_folded_without_a_report_leaves_the_last() -> None:
     """Counters alone say nothing of the queues."""
-    folder, fed = Folder(), Fed()
+    folder, fed = ItemFolder(), Fed()
     fed.greet("s", [SCHEDULER])
     fed.items("s", [encode_item(stats(5.0, num_queue_reqs=QueueCount(5), token_usage=0.5))])
     counted = family("sglang:realtime_tokens_total", "counter", ["mode"], Sample(["decode"], 3.0))
@@ -594,7 +594,7 @@ def test_what_was_folded_without_a_report_leaves_the_last() -> None:
 
 def test_no_family_has_more_children_than_may_be_folded() -> None:
     """The most that an engine can have: each queue its priorities, the rest, and the total."""
-    folder, fed = Folder(), Fed()
+    folder, fed = ItemFolder(), Fed()
     many = {str(n): 1 for n in range(128)}
     item = stats(num_queue_reqs=QueueCount(128, many), num_running_reqs=QueueCount(128, many))
     children = [Sample([str(n), "x"], 1.0) for n in range(3 * MAX_OPEN_VALUES)]

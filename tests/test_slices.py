@@ -20,6 +20,7 @@ from pages import parse
 from sidestep.catalog.layout_builder import compile_layout
 from sidestep.catalog.model import Kind
 from sidestep.engines.apply import Applier
+from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.items import encode_item
 from sidestep.exposition import json_format as values
 from sidestep.exposition import protobuf_page as protobuf
@@ -187,7 +188,7 @@ PAGES: dict[str, Page] = {
 def thousand() -> Registry:
     """As many engines as one may hope for, with something of everything."""
     registry = Registry(
-        {"vllm": compile_layout("vllm")}, {}, native=Native({}, lambda: 1.0, both=True)
+        {"vllm": compile_layout(DIALECTS["vllm"])}, {}, native=Native({}, lambda: 1.0, both=True)
     )
     for number in range(1000):
         said = info(number)
@@ -267,7 +268,7 @@ def test_of_a_shared_family_only_engines_that_have_changed_are_read_again() -> N
 
 def test_a_hello_between_two_slices_of_a_shared_family_costs_nobody_its_series() -> None:
     """Not on that page, and not on the next ones: an engine that says hello looks anew."""
-    registry = Registry({"vllm": compile_layout("vllm")}, {})
+    registry = Registry({"vllm": compile_layout(DIALECTS["vllm"])}, {})
     engines = [registry.register(info(number)) for number in range(3)]
     name = "vllm:admission_rejections_total"
     slot = engines[0].layout.find(name).slots[0]
@@ -297,7 +298,7 @@ def test_a_hello_between_two_slices_of_a_shared_family_costs_nobody_its_series()
 @pytest.mark.parametrize("kind", ["text", "json", "protobuf"])
 def test_what_an_info_said_stays_said_until_its_family_is_written(kind: str) -> None:
     """Whatever the next Hello says, or does not: a series without these labels nobody has."""
-    registry = Registry({"vllm": compile_layout("vllm")}, {})
+    registry = Registry({"vllm": compile_layout(DIALECTS["vllm"])}, {})
     said = info(0)
     said.info = {"cache_config": {"block_size": "16"}}
     registry.register(said)
@@ -317,7 +318,7 @@ def test_what_an_info_said_stays_said_until_its_family_is_written(kind: str) -> 
 
 def test_a_reading_that_has_not_changed_is_not_written_again() -> None:
     """Whatever else of the engine has: it is told by its value."""
-    registry = Registry({"vllm": compile_layout("vllm", legacy=True)}, {})
+    registry = Registry({"vllm": compile_layout(DIALECTS["vllm"], legacy=True)}, {})
     engine = registry.register(info(0))
     engine.throughput = (3.0, 4.0)
     name = "vllm:avg_prompt_throughput_toks_per_s"
@@ -342,7 +343,7 @@ def test_a_reading_that_has_not_changed_is_not_written_again() -> None:
 def test_a_family_is_of_one_moment(kind: str) -> None:
     """On every page, whatever comes between two slices of it."""
     registry = Registry(
-        {"vllm": compile_layout("vllm")}, {}, native=Native({}, lambda: 1.0, both=True)
+        {"vllm": compile_layout(DIALECTS["vllm"])}, {}, native=Native({}, lambda: 1.0, both=True)
     )
     applier = Applier(registry)
     for number in range(70):
@@ -439,7 +440,7 @@ BOUNDS = ((0.1, 1.0, 5.0), (0.1, 2.0, 5.0))
 def test_native_buckets_of_a_shared_family_are_merged() -> None:
     """In slices as well: what several engines observed is in the buckets of one histogram."""
     registry = Registry(
-        {"vllm": compile_layout("vllm", legacy=True)}, {}, native=Native({}, lambda: 1.0)
+        {"vllm": compile_layout(DIALECTS["vllm"], legacy=True)}, {}, native=Native({}, lambda: 1.0)
     )
     name = "vllm:time_in_queue_requests"
     for number in range(50):

@@ -18,10 +18,11 @@ from conftest import DATA, MAIN_RUN, SPEC_RUN, Start, until
 from pages import Family, get, parse
 from peers import publisher
 from sidestep.app import Exporter
+from sidestep.catalog.slo import Objective
 from sidestep.config.settings import read
+from sidestep.config.slo import checked
 from sidestep.engines.items import VllmStep
 from sidestep.errors import ConfigError
-from sidestep.metrics.slo import Objective, checked
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep_adapters.recording.replay import Replay
 from test_cli import one_line, serving, sidestep

@@ -14,7 +14,7 @@ from tools import docs
 
 from intakes import Fed
 from pages import Family, parse
-from sidestep.engines.folding import Folder
+from sidestep.engines.folding import ItemFolder
 from sidestep.engines.items import VllmSleep, decode_item, encode_item
 from sidestep.engines.triton.fields import LEFT_OUT, READS
 from sidestep.engines.triton.rows import CACHE, EXECUTES, FAILURES
@@ -460,7 +460,7 @@ class History(RuleBasedStateMachine):
         self.total: Counter[str] = Counter()
         """Of the lives that are over, as they were last looked at."""
         self.seen = stats(0)
-        self.folder = Folder()
+        self.folder = ItemFolder()
         self.stamp = 10.0
 
     def item(self, found: ModelStats | None) -> bytes:

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
 from intakes import Fed
+from sidestep.catalog.slo import Objective
 from sidestep.federation.computed_records import Present, Records
 from sidestep.federation.messages import encode_forward, split
 from sidestep.federation.outbox import Due, Outbox
 from sidestep.federation.outgoing import REFRESH
 from sidestep.metrics.native_histogram import Native
-from sidestep.metrics.slo import Objective
 from sidestep.snapshot.capture import Capture, restore
 
 

@@ -14,11 +14,12 @@ from typing import get_args, get_origin, get_type_hints
 
 import msgspec
 
+from sidestep.catalog import slo
 from sidestep.catalog.buckets import DEFAULTS, SCHEMA, SCHEMAS
 from sidestep.catalog.model import Also, Constant, Hook, Info, Reading, Row, Same, Sampled
 from sidestep.config.settings import CONFIG_FILE, SETTINGS
-from sidestep.engines import slo_rows as slo
-from sidestep.engines.dialects import COMMON, DIALECTS
+from sidestep.engines import slo_rows
+from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.triton import fields as triton_fields
 from sidestep.engines.triton import rows as triton
 from sidestep.engines.triton.wire import ModelStats
@@ -43,7 +44,7 @@ SLO = (
     "Only with `--slo`, as [slo.md](slo.md) describes. An SGLang scheduler's ranks come beside the labels\n"
     "named here; in the pod view one rank counts. The second family is there where it is above 0.\n\n"
 )
-OBJECTIVES = (*slo.VLLM, *slo.SGLANG)
+OBJECTIVES = (*slo_rows.VLLM, *slo_rows.SGLANG)
 WHOLE = {
     "stream": ("Streams that engines publish by themselves", STREAMS),
     "triton": ("triton: statistics of the server and of each version of its models", TRITON),
@@ -82,8 +83,8 @@ def metrics() -> str:
         "engine ever filled it. Neither have `vllm:request_params_best_of` (the parameter is\n"
         "gone) and `vllm:prompt_tokens_recomputed_total` (today's engine does not tell).\n\n"
     )
-    for dialect, rows in DIALECTS.items():
-        text += dialect_text(dialect, rows)
+    for name, dialect in DIALECTS.items():
+        text += dialect_text(name, dialect.rows)
     text += "## Names that are the same for all engines\n\n"
     text += "Only with `--metrics.common`, since each doubles one of the engine's own. Labels are\n"
     text += "those of the engine, and of OpenTelemetry's for the rest.\n\n"
@@ -133,7 +134,7 @@ def dialect_text(dialect: str, rows: tuple[Row, ...]) -> str:
 def objectives() -> str:
     """What ``--slo`` counts, and what each of its names stands for."""
     text = "| Name | Kind | Labels of vLLM | Of SGLang | Meaning |\n|---|---|---|---|---|\n"
-    for row, other in zip(slo.VLLM, slo.SGLANG, strict=True):
+    for row, other in zip(slo_rows.VLLM, slo_rows.SGLANG, strict=True):
         named = f"{labels(row.labels)} | {labels(other.labels)}"
         text += f"| `{row.name}` | {row.kind} | {named} | {row.help} |\n"
     text += "\n| `slo` | vLLM | SGLang |\n|---|---|---|\n"
@@ -144,10 +145,10 @@ def objectives() -> str:
 
 def common() -> str:
     """Families under common names, and whence each engine's comes."""
-    dialects = list(COMMON)
+    dialects = {name: one.common_rows for name, one in DIALECTS.items() if one.common_rows}
     text = f"| Name | Kind | Meaning | {' | '.join(f'From {name}' for name in dialects)} | Combined |\n"
     text += "|---" * (4 + len(dialects)) + "|\n"
-    for rows in zip(*COMMON.values(), strict=True):
+    for rows in zip(*dialects.values(), strict=True):
         row = rows[0]
         values = f" By `{row.own_labels[0]}`." if row.closed else ""
         buckets = f" Buckets: `{row.buckets}`." if row.buckets else ""

@@ -30,6 +30,7 @@ from benchmarks.steps import Steps, engine_info
 from benchmarks.summary.pages import costs, fleet, milliseconds
 from benchmarks.summary.rows import LEFT_OUT, Figure, Row, Topic
 from sidestep.catalog.layout_builder import compile_layout
+from sidestep.engines.dialects import DIALECTS
 from sidestep.metrics.registry import Registry
 
 PROCESSES = (8, 64, 256)
@@ -114,7 +115,7 @@ def main() -> None:
 
 def count(steps: Steps, number: int, calls: int) -> float:
     """Be one process: CPU seconds a step, of the second half."""
-    layout = compile_layout("vllm")
+    layout = compile_layout(DIALECTS["vllm"])
     metrics = ClientMetrics(layout)
     engine = Registry({"vllm": layout}, {}).register(engine_info(number))
     made = [

@@ -11,6 +11,7 @@ from benchmarks.bench_scrape import add_engine, dirty
 from benchmarks.steps import Steps
 from sidestep.catalog.layout_builder import compile_layout
 from sidestep.engines.apply import Applier
+from sidestep.engines.dialects import DIALECTS
 from sidestep.exposition.text_page import Texts
 from sidestep.metrics.registry import Registry
 
@@ -20,7 +21,7 @@ STATES: Mapping[str, int] = {"all dirty": 1, "10 % dirty": 10, "none dirty": 0}
 
 def fleet(engines: int) -> Registry:
     """Engines that have all seen steps."""
-    registry = Registry({"vllm": compile_layout("vllm")}, {})
+    registry = Registry({"vllm": compile_layout(DIALECTS["vllm"])}, {})
     applier, steps = Applier(registry), Steps()
     for _ in range(engines):
         add_engine(registry, applier, steps)

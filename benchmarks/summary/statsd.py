@@ -22,6 +22,7 @@ from benchmarks.process import cpu_seconds, free_port, totals
 from benchmarks.steps import Steps
 from sidestep.catalog.buckets import DEFAULTS
 from sidestep.catalog.layout_builder import compile_layout
+from sidestep.engines.dialects import DIALECTS
 
 NAME = "statsd_exporter"
 VARIABLE = "STATSD_EXPORTER"
@@ -65,7 +66,7 @@ def mapping(path: Path) -> Path:
     """Timers become a histogram with the bounds of vLLM's."""
     bounds = next(
         row.bounds or DEFAULTS[row.buckets]
-        for row in compile_layout("vllm").histograms
+        for row in compile_layout(DIALECTS["vllm"]).histograms
         if row.name == METRIC
     )
     path.write_text(

@@ -18,8 +18,10 @@ from prometheus_client.registry import Collector
 
 from sidestep import __version__
 from sidestep.catalog.layout_builder import compile_layout
+from sidestep.catalog.slo import Objectives
 from sidestep.config.settings import Config
 from sidestep.engines.dialects import DIALECTS
+from sidestep.engines.slo import check as check_objectives
 from sidestep.errors import ConfigError
 from sidestep.exposition import compression as packing
 from sidestep.exposition.page_cache import Pages
@@ -36,7 +38,6 @@ from sidestep.ingest.intake import Intake
 from sidestep.ingest.shutdown import Ending
 from sidestep.ingest.socket_loop import Ingest
 from sidestep.metrics.registry import Registry, Sampling
-from sidestep.metrics.slo import Objectives
 from sidestep.snapshot.schedule import Snapshots
 from sidestep.snapshot.state_file import StateDirectory
 from sidestep.telemetry import logs
@@ -69,7 +70,8 @@ class Exporter:
     def __init__(self, config: Config, collectors: Iterable[Collector] = ()) -> None:
         self.config = config
         shown = {"legacy": config.metrics_legacy, "common": config.metrics_common}
-        layouts = {name: compile_layout(name, **shown) for name in DIALECTS}
+        check_objectives(config.slo, common=config.metrics_common)
+        layouts = {name: compile_layout(dialect, **shown) for name, dialect in DIALECTS.items()}
         rules = Rules(
             scheduled=config.intervals_scheduled,
             latency=config.intervals_inter_token,

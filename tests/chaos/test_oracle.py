@@ -14,6 +14,7 @@ from chaos.watch import parse
 
 from sidestep.catalog.layout_builder import compile_layout
 from sidestep.engines.apply import Applier
+from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.items import decode_item, encode_item
 from sidestep.exposition.text_page import render
 from sidestep.metrics.registry import Registry
@@ -32,7 +33,7 @@ class Applied:
     """An exporter's series without an exporter."""
 
     def __init__(self) -> None:
-        self.registry = Registry({"vllm": compile_layout("vllm")}, {})
+        self.registry = Registry({"vllm": compile_layout(DIALECTS["vllm"])}, {})
         self.applier = Applier(self.registry)
         self.engines = [self.registry.register(info) for info in infos()]
 

@@ -24,7 +24,7 @@ RESOURCES = (
     "podmonitor.yaml",
     "podmonitor-aggregator.yaml",
 )
-FAMILIES = {row.name for rows in DIALECTS.values() for row in rows}
+FAMILIES = {row.name for dialect in DIALECTS.values() for row in dialect.rows}
 PORT = template()["initContainers"][1]["ports"][0]
 
 

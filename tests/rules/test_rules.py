@@ -27,8 +27,8 @@ from rulefiles import (
     recordings,
     selectors,
 )
+from sidestep.catalog import slo
 from sidestep.catalog.buckets import DEFAULTS
-from sidestep.engines import slo_rows as slo
 
 PROMTOOLS = {
     "2": shutil.which("promtool"),

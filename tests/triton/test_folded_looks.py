@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from intakes import Fed, lines
-from sidestep.engines.folding import Folder
+from sidestep.engines.folding import ItemFolder
 from sidestep.engines.items import encode_item
 from sidestep.engines.triton.wire import (
     Batch,
@@ -112,7 +112,7 @@ def test_wherever_it_begins_and_ends_nothing_is_lost(
         if data.draw(st.booleans()):
             parted.items("p", part)
             continue
-        folder = Folder()
+        folder = ItemFolder()
         for item in part:
             assert folder.fold(item, MODELS)
         folded = folder.seal()

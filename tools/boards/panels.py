@@ -14,7 +14,9 @@ QUANTILES = (0.5, 0.9, 0.95, 0.99)
 FAMILY = re.compile(r"(?<![\w:$\"])((?:vllm|sglang):\w+|(?:sidestep|nv|process)_\w+|up)(?=[{\[])")
 NAMED = re.compile(r'__name__=~"([^"]+)"')
 
-HISTOGRAMS = {row.name for rows in DIALECTS.values() for row in rows if row.kind == "histogram"}
+HISTOGRAMS = {
+    row.name for dialect in DIALECTS.values() for row in dialect.rows if row.kind == "histogram"
+}
 NO_TRAFFIC = {
     "type": "special",
     "options": {"match": "nan", "result": {"text": "no traffic", "color": "text", "index": 9}},

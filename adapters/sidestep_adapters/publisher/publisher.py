@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from random import Random
 
-from sidestep.engines.folding import Folder
+from sidestep.engines.folding import ItemFolder
 from sidestep.engines.items import Item
 from sidestep.errors import ConfigError, RunError
 from sidestep.protocol.messages import EngineInfo
@@ -178,7 +178,7 @@ class Publisher:
     def _start(self) -> None:
         incarnation = secrets.randbits(63)
         jitter = Random(incarnation)  # noqa: S311 - of reconnects
-        self._folder = Folder()
+        self._folder = ItemFolder()
         self._sender = Sender(self._stream, incarnation, self._engines, jitter, self._folder)
         self._link = Link(self._endpoint, jitter)
         self._stop = threading.Event()

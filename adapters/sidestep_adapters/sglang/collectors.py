@@ -16,8 +16,8 @@ from typing import Any
 
 from sidestep.catalog.buckets import DEFAULTS
 from sidestep.catalog.model import Row, Sampled
-from sidestep.engines.dialects import rows_of
 from sidestep.engines.items import Item, SglangStats
+from sidestep.engines.sglang.dialect import DIALECT
 from sidestep.engines.sglang.rows import DEAD, QUEUES
 from sidestep.engines.sglang.wire import SchedulerStats
 from sidestep.protocol.messages import EngineInfo
@@ -27,7 +27,7 @@ from sidestep_adapters.publisher.translate import printable, to_wire
 from sidestep_adapters.sglang.deferred_metrics import Notes, Source
 from sidestep_adapters.sglang.metric_stubs import Meter
 
-ROWS: Mapping[str, Row] = {row.name: row for row in rows_of("sglang")}
+ROWS: Mapping[str, Row] = {row.name: row for row in DIALECT.rows_for()}
 RENAMED = {"num_prefill_prealloc_queue_reqs": "num_prefill_bootstrap_queue_reqs"}
 """Fields of the stats that older releases call otherwise."""
 SILENT_FAMILIES = frozenset({*(name for name, _ in DEAD), *(f"sglang:{name}" for name in RENAMED)})

@@ -10,10 +10,9 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from sidestep.catalog.dialect import Tables
 from sidestep.catalog.model import OBSERVED, Kind, Row, Same
-from sidestep.engines.dialects import APART
 from sidestep.protocol.limits import OTHER
-from sidestep.tracking.requests.outcomes import Outcomes
 
 Where = Literal["scalars", "histogram", "keyed", "sampled", "reading", "constant", "info"]
 
@@ -118,15 +117,16 @@ class Layout:
     """One dialect's plan.
 
     Attributes:
+        tables: Of the dialect.
         placed: Every row, in the order of the page.
-        roots: What to read from each struct of ``compiler.STEPS``.
+        roots: What to read from each struct of ``its dialect``.
         hooks: Rows that functions feed, by the hook's name.
         sampled: Rows that Samples items feed, by family name.
         also: What these feed besides, by the name of the family sampled.
         gated: Rows of an option whose fields are sent without it, too: hidden while it is off.
     """
 
-    dialect: str
+    tables: Tables
     placed: tuple[Placed, ...]
     roots: Mapping[type[msgspec.Struct], Section]
     hooks: Mapping[str, Placed]
@@ -138,14 +138,19 @@ class Layout:
     keyed: tuple[Row, ...]
 
     @property
+    def dialect(self) -> str:
+        """The dialect's name."""
+        return self.tables.name
+
+    @property
     def apart(self) -> bool:
         """Whether no other dialect's engine can have a series of one of its own."""
-        return self.dialect in APART
+        return self.tables.apart
 
     @property
     def has_requests(self) -> bool:
         """Whether its engines may tell of requests by raw events."""
-        return Outcomes in self.roots
+        return self.tables.has_requests
 
     @functools.cached_property
     def required(self) -> frozenset[str]:

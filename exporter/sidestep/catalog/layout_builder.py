@@ -19,22 +19,10 @@ from typing import Any
 
 import msgspec
 
+from sidestep.catalog.dialect import Tables
 from sidestep.catalog.layout import Fed, Layout, Placed, Section, Where
 from sidestep.catalog.model import Also, Constant, Hook, Info, Reading, Row, Same, Sampled
-from sidestep.engines.dialects import rows_of
-from sidestep.engines.items import SglangStats, VllmStep
-from sidestep.engines.streams.wire import ForwardPass, LoadStat
-from sidestep.engines.triton.wire import ModelStats
 from sidestep.errors import CatalogueError
-from sidestep.tracking.requests.outcomes import Outcomes
-
-STEPS: Mapping[str, tuple[type[msgspec.Struct], ...]] = {
-    "vllm": (VllmStep, Outcomes),
-    "sglang": (SglangStats,),
-    "stream": (ForwardPass, LoadStat),
-    "triton": (ModelStats,),
-}
-"""The structs whose fields a dialect's paths name."""
 
 ELSEWHERE: Mapping[type, Where] = {
     Sampled: "sampled",
@@ -46,21 +34,21 @@ ELSEWHERE: Mapping[type, Where] = {
 
 
 @functools.cache
-def compile_layout(dialect: str, *, legacy: bool = False, common: bool = False) -> Layout:
-    """The plan of ``dialect``; see ``rows_of``.
+def compile_layout(tables: Tables, *, legacy: bool = False, common: bool = False) -> Layout:
+    """Compile the rows of ``tables``; see ``Tables.rows_for``.
 
     Raises:
         CatalogueError: A row's source names no field, or one of another shape.
     """
-    return _Compiler(dialect).layout(rows_of(dialect, legacy=legacy, common=common))
+    return _Compiler(tables).layout(tables.rows_for(legacy=legacy, common=common))
 
 
 class _Compiler:
     """Hands out slots while it walks the rows once."""
 
-    def __init__(self, dialect: str) -> None:
-        self.dialect = dialect
-        self.roots = {struct: Section("") for struct in STEPS[dialect]}
+    def __init__(self, tables: Tables) -> None:
+        self.tables = tables
+        self.roots = {struct: Section("") for struct in tables.structs}
         self.scalars = 0
         self.histograms: list[Row] = []
         self.keyed: list[Row] = []
@@ -77,7 +65,7 @@ class _Compiler:
         for name in self.also.keys() - sampled.keys():
             raise CatalogueError(f"{self.also[name][0].row.name}: no sampled row {name} to add")
         return Layout(
-            dialect=self.dialect,
+            tables=self.tables,
             placed=tuple(placed[row.name] for row in rows),
             roots=self.roots,
             hooks=self.hooks,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 import sys
 import tempfile
@@ -13,13 +12,13 @@ from typing import Any, Literal
 
 from sidestep.catalog import buckets
 from sidestep.catalog.buckets import Bounds
+from sidestep.catalog.slo import Objective
 from sidestep.config import parsing, subscriptions, triton_servers
 from sidestep.config import scrape_targets as polls
+from sidestep.config import slo as objectives
 from sidestep.config.scrape_targets import Target
 from sidestep.config.subscriptions import Subscription
 from sidestep.errors import ConfigError
-from sidestep.metrics import slo as objectives
-from sidestep.metrics.slo import Objective
 from sidestep.transport.reach import is_reached
 
 if sys.version_info >= (3, 11):
@@ -468,7 +467,7 @@ def read(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
         "subscribe": subscriptions.checked,
         "scrape": polls.checked,
         "triton": triton_servers.checked,
-        "slo": functools.partial(objectives.checked, common=values["metrics_common"]),
+        "slo": objectives.checked,
     }
     for key, check in checks.items():
         try:

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import ClassVar, Protocol
-
-from sidestep.catalog.layout import Layout
-from sidestep.engines.items import Item, VllmStep
-from sidestep.engines.sglang.handlers import SglangItems
-from sidestep.engines.streams.handlers import StreamItems
-from sidestep.engines.triton.handlers import TritonItems
-from sidestep.engines.vllm.handlers import VllmItems
+from sidestep.engines.dialects import DIALECTS
+from sidestep.engines.handlers import Handlers
+from sidestep.engines.items import Item
 from sidestep.errors import CatalogueError
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.merge import add_record
@@ -20,40 +14,6 @@ from sidestep.metrics.validate_record import check as check_folded
 from sidestep.metrics.validate_record import judge as judge_folded
 from sidestep.protocol.records import Record
 from sidestep.protocol.self_described import Samples
-from sidestep.tracking.kv_blocks.tracker import Lives
-
-
-class Items(Protocol):
-    """What the items of one dialect do; all but ``Samples``, which are everybody's."""
-
-    FED: ClassVar[Collection[str]]
-    """The hooks of its catalogue that it feeds."""
-
-    def __init__(self, layout: Layout, registry: Registry) -> None: ...
-
-    def apply(self, engine: Engine, item: Item) -> None:
-        """Add ``item`` to ``engine``'s series.
-
-        Raises:
-            WireError: Another dialect's, or at odds with itself; nothing was changed.
-        """
-
-    def lives(self, engine: Engine, lives: Lives) -> None:
-        """Lives of blocks that ended."""
-
-    def untracked(self, engine: Engine, found: Mapping[str, int]) -> None:
-        """Requests whose intervals cannot all be known, by reason."""
-
-    def abandon(self, engine: Engine) -> None:
-        """Let go of all lives of the engine's blocks."""
-
-
-DIALECTS: Mapping[str, type[Items]] = {
-    "vllm": VllmItems,
-    "sglang": SglangItems,
-    "stream": StreamItems,
-    "triton": TritonItems,
-}
 
 ANYBODYS = {"refused_observations"}
 """Hooks of every dialect: Samples feed them."""
@@ -68,12 +28,12 @@ class Applier:
 
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
-        self._of: dict[str, Items] = {}
+        self._of: dict[str, Handlers] = {}
         for name, layout in registry.layouts.items():
-            unmatched = set(layout.hooks) ^ (ANYBODYS | set(DIALECTS[name].FED))
+            unmatched = set(layout.hooks) ^ (ANYBODYS | set(DIALECTS[name].handlers.FED))
             if unmatched:
                 raise CatalogueError(f"hooks without a function or a row: {unmatched}")
-            self._of[name] = DIALECTS[name](layout, registry)
+            self._of[name] = DIALECTS[name].handlers(layout, registry)
 
     def apply(self, engine: Engine, item: Item) -> None:
         """Add ``item`` to ``engine``'s series.
@@ -92,18 +52,13 @@ class Applier:
 
         Whether it is of the kind that gains from that; where not, nothing was done.
         """
-        items = self._of[engine.layout.dialect]
-        if not isinstance(item, VllmStep) or not isinstance(items, VllmItems):
-            return False
-        items.gather(engine, item)
-        return True
+        return self._of[engine.layout.dialect].gather(engine, item)
 
     def settle(self) -> None:
         """Make the observations that wait."""
-        for items in self._of.values():
-            if isinstance(items, VllmItems):
-                for engine in items.settle():
-                    self.registry.touch(engine)
+        for handlers in self._of.values():
+            for engine in handlers.settle():
+                self.registry.touch(engine)
 
     def drain(self) -> None:
         """Tell of a slice of the lives that wait for it: a cache that was emptied has many."""

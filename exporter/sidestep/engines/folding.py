@@ -8,18 +8,17 @@ intervals of requests and the lives of blocks that were under way when it began 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from sidestep.catalog.layout_builder import compile_layout
+from sidestep.catalog.slo import REQUESTS, Objective, Objectives
 from sidestep.engines.apply import Applier
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.items import decode_item
-from sidestep.engines.slo_rows import REQUESTS
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.native_histogram import Native
 from sidestep.metrics.record_codec import encode_record, totals_of
 from sidestep.metrics.registry import Registry, Sampling
-from sidestep.metrics.slo import Objective, Objectives
+from sidestep.protocol.folding import Folded
 from sidestep.protocol.limits import COUNT_LIMIT, MAX_FRAME_BYTES
 from sidestep.protocol.messages import EngineInfo, Settings
 from sidestep.protocol.records import Child, Totals
@@ -29,19 +28,7 @@ ENVELOPE = 1024
 """Bytes of a frame that are not records, and more."""
 
 
-class Folded(NamedTuple):
-    """What so many items came to, as the records of each frame."""
-
-    items: int
-    frames: list[list[bytes]]
-
-    @property
-    def size(self) -> int:
-        """Bytes of the records."""
-        return sum(len(record) for frame in self.frames for record in frame)
-
-
-class Folder:
+class ItemFolder:
     """Adds up the items of one stream, from one ``seal`` to the next.
 
     Attributes:

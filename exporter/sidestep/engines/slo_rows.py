@@ -2,29 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from sidestep.catalog.model import ENGINE_LABELS, Hook, Row
+from sidestep.catalog.slo import JUDGED, REQUESTS, UNJUDGED
 from sidestep.engines.sglang.collectors import TOKENIZER
-
-REQUESTS = "sidestep_slo_requests_total"
-UNJUDGED = "sidestep_slo_unjudged_requests_total"
-JUDGED = ("slo_requests", "slo_unjudged")
-"""Hooks of the two."""
-GOOD, BAD = RESULTS = "good", "bad"
-AVAILABILITY = "availability"
-
-FAMILIES: Mapping[str, tuple[str, ...]] = {
-    "ttft": ("vllm:time_to_first_token_seconds", "sglang:time_to_first_token_seconds"),
-    "inter_token": ("vllm:inter_token_latency_seconds", "sglang:inter_token_latency_seconds"),
-    "time_per_output_token": (
-        "vllm:request_time_per_output_token_seconds",
-        "sglang:request_time_per_output_token_seconds",
-    ),
-    "e2e": ("vllm:e2e_request_latency_seconds", "sglang:e2e_request_latency_seconds"),
-    "queue": ("vllm:request_queue_time_seconds", "sglang:queue_time_seconds"),
-}
-"""Objectives that have a name of their own: the family of each engine."""
 
 
 def _rows(

@@ -11,7 +11,7 @@ from itertools import chain
 
 from sidestep.catalog.layout import Placed
 from sidestep.catalog.model import ENGINE_LABELS, OBSERVED, Combine, Kind, Same
-from sidestep.engines.slo_rows import REQUESTS
+from sidestep.catalog.slo import REQUESTS
 from sidestep.metrics.availability import settle
 from sidestep.metrics.engine import Engine, Key
 from sidestep.metrics.registry import Registry

@@ -13,7 +13,7 @@ from typing import TypeVar, cast
 
 from sidestep.catalog.layout import Placed
 from sidestep.catalog.model import OBSERVED, Constant, Info, Reading
-from sidestep.engines.slo_rows import REQUESTS
+from sidestep.catalog.slo import REQUESTS
 from sidestep.exposition.aggregate import Merge, merged
 from sidestep.exposition.families import Family, labels_with, present, showing, stored
 from sidestep.metrics.availability import settle

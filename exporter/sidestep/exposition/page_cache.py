@@ -10,6 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from itertools import chain
+from typing import Protocol
 
 from sidestep.exposition import passthrough_text as passed
 from sidestep.exposition import protobuf_page as protobuf
@@ -23,7 +24,6 @@ from sidestep.exposition.pod_page_cache import PodPages
 from sidestep.exposition.series_filter import Choice
 from sidestep.exposition.text_page import Texts
 from sidestep.metrics.registry import Registry
-from sidestep.snapshot.schedule import Snapshots
 from sidestep.telemetry.cooperative import collected
 from sidestep.telemetry.self_metrics import OwnRegistry, SelfMetrics
 
@@ -72,6 +72,13 @@ class Answer:
         return await _parts(await asyncio.shield(self._task), packed=packed)
 
 
+class Durable(Protocol):
+    """What makes outlive the process what a page shows."""
+
+    async def settled(self) -> None:
+        """Return once a snapshot has all that was applied before this call."""
+
+
 class Pages:
     """Renders pages, each state of the registry once, for all who ask at one time.
 
@@ -87,7 +94,7 @@ class Pages:
         own: OwnRegistry,
         metrics: SelfMetrics,
         endpoints: list[str],
-        snapshots: Snapshots | None = None,
+        snapshots: Durable | None = None,
         *,
         choice: Choice | None = None,
     ) -> None:

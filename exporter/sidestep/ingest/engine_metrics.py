@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from sidestep.engines.dialects import is_part
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.messages import Heartbeat
@@ -75,7 +74,7 @@ class Engines:
             return
         keys: list[tuple[Labels, Engine]] = []
         for number, engine in enumerate(there, start=1):
-            if not is_part(engine.layout.dialect, engine.labels):
+            if not engine.layout.tables.is_part(engine.labels):
                 others = (engine.labels.get(name, "") for name in PER_ENGINE[1:])
                 keys.append(((engine.name, *others), engine))
             if not number % AT_ONCE:

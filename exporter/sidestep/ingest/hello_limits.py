@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 
 from sidestep.catalog.buckets import DEFAULTS
 from sidestep.catalog.layout import Layout
-from sidestep.engines.dialects import is_part
 from sidestep.errors import WireError
 from sidestep.metrics.engine import LINE
 from sidestep.metrics.registry import MAX_ENGINES, Registry
@@ -55,7 +54,7 @@ def check(registry: Registry, named: int, infos: Sequence[EngineInfo]) -> None:
     if len(registry.engines) + len(labels.keys() - registry.engines.keys()) > MAX_ENGINES:
         raise _over(registry, "engines", f"more than {MAX_ENGINES} engines")
     new = sum(
-        is_part(dialect, said)
+        registry.layouts[dialect].tables.is_part(said)
         for name, (dialect, said) in labels.items()
         if name not in registry.engines
     )

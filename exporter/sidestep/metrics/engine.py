@@ -6,24 +6,22 @@ import copy
 import dataclasses
 import itertools
 from collections.abc import Mapping
+from typing import Any
 
 from sidestep.catalog.buckets import DEFAULTS, Bounds
 from sidestep.catalog.layout import Layout, Placed
 from sidestep.catalog.model import OBSERVED, Kind, Row
-from sidestep.engines.slo_rows import JUDGED, UNJUDGED
-from sidestep.engines.triton.wire import TritonStats
-from sidestep.engines.vllm.core_rows import FEATURE as ENGINE_CORE
-from sidestep.engines.vllm.core_rows import UNTRACKED
+from sidestep.catalog.slo import JUDGED, UNJUDGED, Objectives
 from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.hit_window import HitWindow
 from sidestep.metrics.native_histogram import Native
 from sidestep.metrics.saturation import Saturation
-from sidestep.metrics.slo import Objectives
 from sidestep.metrics.slo_histogram import Judge, judged
 from sidestep.protocol.limits import MAX_OPEN_VALUES
-from sidestep.protocol.messages import CORE_INFO, KV_SAMPLING, EngineInfo
+from sidestep.protocol.messages import CORE_INFO, ENGINE_CORE, KV_SAMPLING, EngineInfo
 from sidestep.tracking.kv_blocks.tracker import Residency
 from sidestep.tracking.requests.machine import Lifecycle
+from sidestep.tracking.requests.rules import UNTRACKED
 
 Number = int | float
 Key = tuple[str, ...]
@@ -185,8 +183,8 @@ class Engine:
         self.saturation: Saturation | None = None
         self.requests: Lifecycle | None = None
         self.blocks: Residency | None = None
-        self.looked: TritonStats | None = None
-        self.looked_first: TritonStats | None = None
+        self.looked: Any = None
+        self.looked_first: Any = None
         self.absent = self.forwarded = False
         self.told: Mapping[str, float] = {}
         self.restarts = 0

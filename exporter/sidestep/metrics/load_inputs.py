@@ -63,70 +63,11 @@ class Loads:
 
 @functools.cache
 def _reader(layout: Layout) -> Reader | None:
-    """How the engines of ``layout`` tell; None where they do not: Triton has no batch of its own."""
-    match layout.dialect:
-        case "vllm":
-            return _vllm(layout)
-        case "sglang":
-            return _sglang(layout)
-    return None
+    """Return what reads the load of the layout's engines; ``None`` where they do not tell theirs."""
+    make = layout.tables.load_reader
+    return None if make is None else make(layout)
 
 
-def _vllm(layout: Layout) -> Reader:
-    running = layout.find("vllm:num_requests_running").slots[0]
-    waiting = layout.find("vllm:num_requests_waiting").slots[0]
-    # What waits for an adapter or a transfer does not say that the batch is full.
-    capacity = layout.find("vllm:num_requests_waiting_by_reason").slots[0]
-    generated = layout.find("vllm:generation_tokens_total").slots[0]
-    preempted = layout.find("vllm:num_preemptions_total").slots[0]
-    first_tokens = layout.find("vllm:time_to_first_token_seconds").slots[0]
-
-    def read(engine: Engine) -> Load | None:
-        values = engine.values
-        in_batch, queued, blocked = values[running], values[waiting], values[capacity]
-        begun = _count(engine.histograms[first_tokens])
-        if in_batch is None or queued is None or blocked is None or begun is None:
-            return None
-        return Load(
-            running=in_batch,
-            waiting=blocked,
-            begun=begun,
-            arrived=begun + queued,
-            generated=values[generated] or 0,
-            preempted=values[preempted] or 0,
-        )
-
-    return read
-
-
-def _sglang(layout: Layout) -> Reader:
-    running = layout.find("sglang:num_running_reqs").slots[0]
-    waiting = layout.find("sglang:num_queue_reqs").slots[0]
-
-    def read(engine: Engine) -> Load | None:
-        in_batch, queued = engine.keyed[running].get(("",)), engine.keyed[waiting].get(("",))
-        begun = _count(_sampled(engine, "sglang:queue_time_seconds"))
-        generated = _sampled(engine, "sglang:realtime_tokens_total", "decode")
-        preempted = _sampled(engine, "sglang:num_retracted_requests_total")
-        if in_batch is None or queued is None or begun is None:
-            return None
-        return Load(
-            running=in_batch,
-            waiting=queued,
-            begun=begun,
-            arrived=begun + queued,
-            generated=generated if isinstance(generated, int | float) else 0,
-            preempted=preempted if isinstance(preempted, int | float) else 0,
-        )
-
-    return read
-
-
-def _sampled(engine: Engine, family: str, *key: str) -> float | Histogram | None:
-    found = engine.open.get(family)
-    return None if found is None else found.children.get(key)
-
-
-def _count(found: float | Histogram | None) -> int | None:
+def observations(found: float | Histogram | None) -> int | None:
     """Observations of a histogram."""
     return sum(found.counts) if isinstance(found, Histogram) else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sidestep.catalog.buckets import Bounds
-from sidestep.engines.slo_rows import REQUESTS, UNJUDGED
+from sidestep.catalog.slo import REQUESTS, UNJUDGED
 from sidestep.errors import WireError
 from sidestep.metrics.engine import Engine, Key, Number
 from sidestep.metrics.exponential_buckets import as_classic

@@ -10,13 +10,12 @@ from collections.abc import Set as AbstractSet
 
 from sidestep.catalog.buckets import Bounds
 from sidestep.catalog.layout import Layout, Placed
-from sidestep.engines.dialects import is_part
+from sidestep.catalog.slo import Objectives
 from sidestep.errors import WireError
 from sidestep.exposition.passthrough.registry import Passed
 from sidestep.metrics.engine import ORIGIN, Engine, Key
 from sidestep.metrics.native_histogram import Native
 from sidestep.metrics.quotas import Room
-from sidestep.metrics.slo import Objectives
 from sidestep.protocol.limits import MAX_LABEL_CHARS, MAX_OPEN_VALUES, OTHER, is_printable
 from sidestep.protocol.messages import EngineInfo
 from sidestep.tracking.kv_blocks.tracker import Residency
@@ -334,4 +333,4 @@ def _look(engine: Engine) -> Look:
 
 
 def _is_part(engine: Engine) -> bool:
-    return is_part(engine.layout.dialect, engine.labels)
+    return engine.layout.tables.is_part(engine.labels)

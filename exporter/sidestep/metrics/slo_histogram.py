@@ -9,10 +9,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Sequence
 
 from sidestep.catalog.buckets import Bounds
-from sidestep.engines.slo_rows import BAD, GOOD
+from sidestep.catalog.slo import BAD, GOOD, Limit
 from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.native_histogram import NativeHistogram
-from sidestep.metrics.slo import Limit
 from sidestep.protocol.limits import VALUE_LIMIT
 
 Children = dict[tuple[str, ...], int | float]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from sidestep.engines.slo_rows import JUDGED, REQUESTS
+from sidestep.catalog.slo import JUDGED, REQUESTS
 from sidestep.errors import WireError
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.merge import check_places

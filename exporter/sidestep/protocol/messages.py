@@ -34,6 +34,8 @@ from sidestep.protocol.native_buckets import Schema
 Bounds = Annotated[list[Number], Meta(min_length=1, max_length=MAX_BOUNDS)]
 
 
+ENGINE_CORE = "engine_core"
+"""Feature of engines whose core sends raw events of requests and blocks."""
 CORE_INFO = "core:"
 KV_SAMPLING = "kv_sampling"
 """Info that is no metric: at which ``rate`` the engine itself samples KV blocks."""

@@ -10,8 +10,8 @@ from random import Random
 
 import msgspec
 
-from sidestep.engines.folding import Folded, Folder
 from sidestep.errors import WireError
+from sidestep.protocol.folding import Folded, Folder
 from sidestep.protocol.limits import MAX_BATCH_ITEMS, VERSION
 from sidestep.protocol.messages import (
     Ack,

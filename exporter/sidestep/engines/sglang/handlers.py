@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import ClassVar
 
 from sidestep.catalog.layout import Layout
+from sidestep.catalog.slo import JUDGED
+from sidestep.engines.handlers import Handlers
 from sidestep.engines.items import Item, SglangStats
 from sidestep.engines.sglang.rows import QUEUES, ROUTING_KEY_BOUNDS, ROUTING_KEYS
 from sidestep.engines.sglang.wire import QueueCount
-from sidestep.engines.slo_rows import JUDGED
 from sidestep.errors import WireError
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.field_readers import compile_reads
 from sidestep.metrics.registry import Registry
-from sidestep.tracking.kv_blocks.tracker import Lives
 
 TOTAL = ("",)
 """Key of a queue's requests of all priorities."""
@@ -25,7 +25,7 @@ _BUCKETS = [
 ]
 
 
-class SglangItems:
+class SglangHandlers(Handlers):
     """Applies them to one registry's engines of the dialect."""
 
     FED: ClassVar[Collection[str]] = {
@@ -35,7 +35,7 @@ class SglangItems:
     }
 
     def __init__(self, layout: Layout, registry: Registry) -> None:
-        self.registry = registry
+        super().__init__(layout, registry)
         self._read = compile_reads(layout, registry, SglangStats)
         self._queues = [(name, layout.hooks[f"queue:{name}"].slots[0]) for name in QUEUES]
         self._keys = [
@@ -75,15 +75,6 @@ class SglangItems:
             key = self.registry.capped(children, (priority,))
             if key != TOTAL:
                 children[key] = children.get(key, 0) + count
-
-    def lives(self, engine: Engine, lives: Lives) -> None:
-        """Nobody tells of blocks here: see the streams that SGLang publishes."""
-
-    def untracked(self, engine: Engine, found: Mapping[str, int]) -> None:
-        """Nor of single requests."""
-
-    def abandon(self, engine: Engine) -> None:
-        """Nor has it lives to let go of."""
 
 
 def _spread(counts: list[int]) -> dict[tuple[str, ...], int]:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import ClassVar
 
 from sidestep.catalog.layout import Layout
+from sidestep.engines.handlers import Handlers
 from sidestep.engines.items import Item
 from sidestep.engines.streams.wire import ForwardPass, LoadStat
 from sidestep.errors import WireError
@@ -20,7 +21,7 @@ from sidestep.tracking.kv_blocks.tracker import CachedLives, Lives, Observation
 CACHED = "sidestep_kv_cached_block_{}_seconds"
 
 
-class StreamItems:
+class StreamHandlers(Handlers):
     """Applies them to one registry's engines of the dialect."""
 
     FED: ClassVar[Collection[str]] = {
@@ -29,7 +30,7 @@ class StreamItems:
     }  # fmt: skip
 
     def __init__(self, layout: Layout, registry: Registry) -> None:
-        self.registry = registry
+        super().__init__(layout, registry)
         self._read_pass = compile_reads(layout, registry, ForwardPass)
         self._read_load = compile_reads(layout, registry, LoadStat)
         hook = layout.hooks
@@ -73,9 +74,6 @@ class StreamItems:
             _increase(engine, slot, count)
         for medium, cached in lives.cached.items():
             self._lives_of(engine, medium, cached)
-
-    def untracked(self, engine: Engine, found: Mapping[str, int]) -> None:
-        """Nothing: these streams tell of no requests."""
 
     def abandon(self, engine: Engine) -> None:
         """Let go of all lives of hashes: events of them were folded."""

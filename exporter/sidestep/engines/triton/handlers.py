@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import ClassVar
 
 from sidestep.catalog.layout import Layout
+from sidestep.engines.handlers import Handlers
 from sidestep.engines.items import Item
 from sidestep.engines.triton.rows import MODEL, SECONDS, STAGES
 from sidestep.engines.triton.statistics import NOTHING, BegunAnewError, difference
@@ -14,14 +15,13 @@ from sidestep.errors import WireError
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.field_readers import compile_reads
 from sidestep.metrics.registry import Registry
-from sidestep.tracking.kv_blocks.tracker import Lives
 
 _NEVER, _NO_RESPONSES = Timed(), Responses()
 MILLISECONDS = 1000.0
 """Of a second."""
 
 
-class TritonItems:
+class TritonHandlers(Handlers):
     """Applies them to one registry's engines of the dialect."""
 
     FED: ClassVar[Collection[str]] = {
@@ -30,7 +30,7 @@ class TritonItems:
     }  # fmt: skip
 
     def __init__(self, layout: Layout, registry: Registry) -> None:
-        self.registry = registry
+        super().__init__(layout, registry)
         self._read = compile_reads(layout, registry, ModelStats)
         hook = layout.hooks
         self._executions, self._duration, self._memory = (
@@ -67,15 +67,6 @@ class TritonItems:
                 self._rest(engine, item)
             else:
                 self._look(engine, item, item.stats, before)
-
-    def lives(self, engine: Engine, lives: Lives) -> None:
-        """Triton tells of no blocks."""
-
-    def untracked(self, engine: Engine, found: Mapping[str, int]) -> None:
-        """Nor of single requests."""
-
-    def abandon(self, engine: Engine) -> None:
-        """Nor has it lives to let go of."""
 
     def _look(
         self, engine: Engine, item: TritonStats, stats: ModelStats, before: TritonStats | None

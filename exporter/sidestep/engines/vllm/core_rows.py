@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from sidestep.catalog.model import ENGINE_LABELS, Combine, Hook, Kind, Reading, Row, Sampled, Source
 from sidestep.engines.vllm.rows import ADMISSION_REASONS
+from sidestep.protocol.messages import ENGINE_CORE
+from sidestep.tracking.requests.rules import UNTRACKED
 
-FEATURE = "engine_core"
 STATES = ("waiting", "deferred", "preempted", "running", "swapped")
 REFUSALS = ("prompt_too_long", *ADMISSION_REASONS)
-UNTRACKED = ("capacity", "age", "restart", "unknown", "folded")
 
 
 def _row(
@@ -24,7 +24,7 @@ def _row(
     label: str = "",
     closed: tuple[str, ...] = (),
     buckets: str = "",
-    feature: str = FEATURE,
+    feature: str = ENGINE_CORE,
     combine: Combine = "sum",
 ) -> Row:
     labels = (*ENGINE_LABELS, label) if label else ENGINE_LABELS

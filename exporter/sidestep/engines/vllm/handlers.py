@@ -6,8 +6,9 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import ClassVar
 
 from sidestep.catalog.layout import Layout
+from sidestep.catalog.slo import JUDGED
+from sidestep.engines.handlers import Handlers
 from sidestep.engines.items import Item, VllmRejection, VllmSleep, VllmStep
-from sidestep.engines.slo_rows import JUDGED
 from sidestep.engines.vllm.event_handlers import CoreHooks
 from sidestep.engines.vllm.stats_handlers import VllmHooks
 from sidestep.engines.vllm.wire import SchedulerStats
@@ -24,13 +25,13 @@ from sidestep.tracking.requests.machine import check as check_events
 from sidestep.tracking.requests.outcomes import Outcomes
 
 
-class VllmItems:
+class VllmHandlers(Handlers):
     """Applies them to one registry's engines of the dialect."""
 
     FED: ClassVar[Collection[str]] = {*VllmHooks.FED, *CoreHooks.FED, *JUDGED}
 
     def __init__(self, layout: Layout, registry: Registry) -> None:
-        self.registry = registry
+        super().__init__(layout, registry)
         self._read_step = compile_reads(layout, registry, VllmStep)
         self._gather_step = compile_gather(layout, registry, VllmStep)
         self._gathered: dict[Engine, Gathered] = {}
@@ -61,12 +62,15 @@ class VllmItems:
             case _:
                 raise WireError("bad_item", "an item of another dialect")
 
-    def gather(self, engine: Engine, step: VllmStep) -> None:
-        """Add one of many steps; what it observes is not there before ``settle``."""
+    def gather(self, engine: Engine, item: Item) -> bool:
+        """Add a step; what it observes is not there before ``settle``."""
+        if not isinstance(item, VllmStep):
+            return False
         gathered = self._gathered.get(engine)
         if gathered is None:
             gathered = self._gathered[engine] = Gathered(engine)
-        self._step(engine, step, gathered)
+        self._step(engine, item, gathered)
+        return True
 
     def settle(self) -> Iterator[Engine]:
         """Observe what was gathered; the engines that it was of."""

@@ -22,3 +22,7 @@ class Rules:
     latency: Literal["output", "token"] = "output"
     capacity: int = 100_000
     max_age: float = 86_400.0
+
+
+UNTRACKED = ("capacity", "age", "restart", "unknown", "folded")
+"""Reasons for which a request has no intervals."""

@@ -1,21 +1,15 @@
-"""What ``--slo`` says: what is counted as good, of which families."""
+"""``--slo``: what one objective says, and what all of them say together."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable
 
-from sidestep.catalog.model import Same
+from sidestep.catalog.slo import AVAILABILITY, FAMILIES, Objective
 from sidestep.config import key_values as options
-from sidestep.engines.dialects import COMMON, rows_of
-from sidestep.engines.slo_rows import AVAILABILITY, FAMILIES, RESULTS
 
 FORM = "NAME=THRESHOLD[,family=FAMILY]"
-ENGINES = ("vllm", "sglang")
-"""Dialects whose requests have latencies."""
 MAX_OBJECTIVES = 16
 LONGEST = 86_400.0
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
@@ -25,54 +19,6 @@ _UNITS = {"ms": (1, 1000), "s": (1, 1), "": (1, 1), "m": (60, 1)}
 _FAMILY = "family"
 _THRESHOLD = "threshold"
 _MUST = f"must be a time above 0 and of a day at most, such as 350ms, 0.35 or 2s, as {FORM}"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Objective:
-    """One of them.
-
-    Attributes:
-        families: Histograms that it is about; none: how requests end.
-        threshold: Seconds that a good observation takes at most.
-    """
-
-    name: str
-    families: tuple[str, ...] = ()
-    threshold: float = 0.0
-
-
-class Limit(NamedTuple):
-    """What an objective allows of a family."""
-
-    objective: str
-    threshold: float
-
-
-class Objectives:
-    """Those of one exporter, by family.
-
-    Attributes:
-        names: All of them.
-        availability: Whether the ends of requests are judged.
-    """
-
-    def __init__(self, found: Iterable[Objective] = ()) -> None:
-        found = tuple(found)
-        self.names = frozenset(one.name for one in found)
-        self.availability = any(not one.families for one in found)
-        self._limits: dict[str, list[Limit]] = {}
-        for one in found:
-            for family in dict.fromkeys(one.families):
-                self._limits.setdefault(family, []).append(Limit(one.name, one.threshold))
-
-    def has(self, key: tuple[str, ...]) -> bool:
-        """Whether a child is of one of them: its result, where it has one, and an objective."""
-        *results, name = key
-        return name in self.names and all(result in RESULTS for result in results)
-
-    def limits(self, family: str) -> Sequence[Limit]:
-        """What is allowed of ``family``."""
-        return self._limits.get(family, ())
 
 
 def parse(value: object) -> Objective:
@@ -140,12 +86,8 @@ def _seconds(value: object) -> float:
     return found
 
 
-def checked(found: Iterable[Objective], *, common: bool = False) -> tuple[Objective, ...]:
-    """``found``, where all of them can be counted.
-
-    Args:
-        found: What all ``--slo`` say.
-        common: Whether names are shown that are the same for all engines.
+def checked(found: Iterable[Objective]) -> tuple[Objective, ...]:
+    """Return the objectives of all ``--slo``, each of another name.
 
     Raises:
         ValueError: Completes an error line.
@@ -157,24 +99,4 @@ def checked(found: Iterable[Objective], *, common: bool = False) -> tuple[Object
             raise ValueError(f"{name} is given twice; give each objective once")
     if len(names) > MAX_OBJECTIVES:
         raise ValueError(f"there are {len(names)}; give {MAX_OBJECTIVES} at most")
-    for one in objectives:
-        for family in one.families:
-            if problem := _problem(family, common=common):
-                raise ValueError(f"{one.name}: {problem}")
     return objectives
-
-
-def _problem(family: str, *, common: bool) -> str:
-    """Why ``family`` has no latencies of its own here, and what to do; empty where it has."""
-    rows = {row.name: row for name in ENGINES for row in rows_of(name, legacy=True, common=True)}
-    row = rows.get(family)
-    if row is None or row.kind != "histogram" or not family.endswith("_seconds"):
-        return (
-            f"{family!r} is no histogram of seconds of vLLM or SGLang; docs/metrics.md has those, and"
-            f" {', '.join(FAMILIES)} stand for the same one of both"
-        )
-    if isinstance(row.source, Same):
-        return f"{family} is an old name of {row.source.name}; give that instead"
-    if not common and any(row in COMMON[name] for name in ENGINES):
-        return f"{family} is there with --metrics.common only; give that, too"
-    return ""

@@ -1,0 +1,19 @@
+"""All that generic code needs of one engine's dialect, in one value."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from sidestep.catalog.dialect import Tables
+from sidestep.engines.handlers import Handlers
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Dialect(Tables):
+    """One engine's dialect.
+
+    Attributes:
+        handlers: Applies its items.
+    """
+
+    handlers: type[Handlers]

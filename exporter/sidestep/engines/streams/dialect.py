@@ -1,0 +1,16 @@
+"""The dialect of streams that engines publish by themselves."""
+
+from __future__ import annotations
+
+from sidestep.engines.dialect import Dialect
+from sidestep.engines.streams.handlers import StreamHandlers
+from sidestep.engines.streams.rows import ROWS
+from sidestep.engines.streams.wire import ForwardPass, LoadStat
+
+DIALECT: Dialect = Dialect(
+    name="stream",
+    rows=ROWS,
+    structs=(ForwardPass, LoadStat),
+    apart=True,
+    handlers=StreamHandlers,
+)
