@@ -393,9 +393,9 @@ def test_nothing_is_asked_of_items_where_there_are_no_objectives() -> None:
         finally:
             sys.setprofile(before)
 
-    assert ("samples", "add_samples") in called
+    assert ("self_described", "add_samples") in called
     assert ("histogram", "observe_many") in called
-    assert not [c for c in called if c[0] in {"judged", "objectives", "availability"}]
+    assert not [c for c in called if c[0] in {"slo_histogram", "slo", "availability"}]
     assert not [c for c in called if "judge" in c[1]]
     assert node.rejected == {}
 

@@ -19,7 +19,7 @@ MODEL = Path(__file__).with_name("test_delivery.py")
 RUNS = 1000
 """Of the model; a defect is found in the first hundred as a rule."""
 
-RECEIVER, SENDER = "session/receiver.py", "session/sender.py"
+RECEIVER, SENDER = "protocol/receiver.py", "protocol/sender.py"
 MUTANTS: Mapping[str, tuple[str, str, str]] = {
     "a frame that comes again is applied again": (
         RECEIVER,
@@ -57,7 +57,7 @@ MUTANTS: Mapping[str, tuple[str, str, str]] = {
         "if self._greeted:",
     ),
     "nothing is sent again after a handshake": (
-        "session/ring.py",
+        "protocol/ring.py",
         "self._next = sum(chunk.last <= applied for chunk in self._chunks)",
         "self._next = len(self._chunks)",
     ),
@@ -77,47 +77,47 @@ MUTANTS: Mapping[str, tuple[str, str, str]] = {
         "if False:",
     ),
     "folding forgets its first item": (
-        "session/folding.py",
+        "engines/folding.py",
         "        self.count += 1\n        try:",
         "        self.count += 1\n        if self.count == 1:\n            return True\n        try:",
     ),
     "what was folded replaces what was counted": (
-        "saving/merge.py",
+        "metrics/merge.py",
         "engine.values[slot] = (engine.values[slot] or 0) + value",
         "engine.values[slot] = value",
     ),
     "a record's histograms are left out": (
-        "saving/merge.py",
+        "metrics/merge.py",
         "        if buckets is not None and name in slots:\n            moved",
         "        if buckets is None and name in slots:\n            moved",
     ),
     "a snapshot says of streams what the last one said": (
-        "saving/snapshot.py",
+        "snapshot/capture.py",
         "        stream.seq,\n        stream.engines,",
         "        stream.durable,\n        stream.engines,",
     ),
     "a snapshot has no streams": (
-        "saving/snapshot.py",
+        "snapshot/capture.py",
         "streams.append(_stream(piece))",
         "_stream(piece)",
     ),
     "a snapshot has engines as they were once": (
-        "saving/snapshot.py",
+        "snapshot/capture.py",
         "if version != engine.version:",
         "if version == -1:",
     ),
     "senders are told of what came after the snapshot": (
-        "saving/snapshot.py",
+        "snapshot/capture.py",
         "self._intake.receiver.saved(self._marks)",
         "self._intake.receiver.saved(self._intake.receiver.marks())",
     ),
     "a page is seen though the snapshot is older": (
-        "saving/snapshot.py",
+        "snapshot/capture.py",
         "        return self._intake.registry.version, self._intake.receiver.changes",
         "        return 0, 0",
     ),
     "a poison item takes those behind it along": (
-        "intake.py",
+        "ingest/intake.py",
         "        except WireError as error:\n            self.reject(error.reason)\n",
         "        except WireError as error:\n            self._work.clear()\n",
     ),

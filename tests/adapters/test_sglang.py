@@ -898,12 +898,12 @@ def test_multiprocess_values_are_read_alike(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["sglang_plugin", "sglang_taps", "sglang", "sglang_readers", "meters", "notes"]
+    "module", ["plugin", "taps", "collectors", "readers", "metric_stubs", "deferred_metrics"]
 )
 def test_sglang_imports_prometheus_client_first(module: str) -> None:
     """It chooses its multiprocess directory before; nor is SGLang itself imported."""
     program = f"""
-        import sys, sidestep_adapters.{module}
+        import sys, sidestep_adapters.sglang.{module}
         print(*({{"prometheus_client", "sglang", "aiohttp", "asyncio", "click"}} & sys.modules.keys()))
     """
 

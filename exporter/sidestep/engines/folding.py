@@ -53,7 +53,7 @@ class ItemFolder:
         no place for.
         """
         dialects = {engine.dialect for engine in engines} & DIALECTS.keys()
-        layouts = {name: compile_layout(name, common=True) for name in sorted(dialects)}
+        layouts = {name: compile_layout(DIALECTS[name], common=True) for name in sorted(dialects)}
         if self._applier is None or self._registry.layouts != layouts:
             self._registry.layouts = layouts
             self._applier = Applier(self._registry)
