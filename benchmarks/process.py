@@ -19,7 +19,7 @@ from typing import final
 
 from sidestep.catalog.layout_builder import compile_layout
 from sidestep.engines.dialects import DIALECTS
-from sidestep.exposition.page_cache import REUSED
+from sidestep.exposition.page_cache import CACHE_SECONDS
 
 START = 30.0
 """Seconds that an exporter may take until it is ready."""
@@ -88,7 +88,7 @@ class ExporterProcess:
     def totals(self) -> Mapping[str, float]:
         """The metrics page as of now: per sample name the sum over its series."""
         # No page answers any more that was made before.
-        time.sleep(2 * REUSED)
+        time.sleep(2 * CACHE_SECONDS)
         return totals(self.get("/metrics").decode())
 
     @property

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import re
 import resource
+import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -54,6 +55,24 @@ async def test_counters_outlive_the_process(start: Start, tmp_path: Path) -> Non
         if name.startswith("vllm:") and family.kind in ("counter", "histogram"):
             assert family.samples == after[name].samples, name
     assert "vllm:num_requests_running" not in after
+
+
+@pytest.mark.parametrize("path", ["", "/pod"])
+async def test_a_page_is_sent_once_a_snapshot_has_what_it_shows(
+    start: Start, tmp_path: Path, path: str
+) -> None:
+    """Whoever has seen a counter sees no smaller one after a crash."""
+    state, crashed = tmp_path / "state", tmp_path / "crashed"
+    async with start(state_dir=str(state)) as exporter:
+        await replay(exporter)
+        (engine,) = exporter.registry.engines.values()
+        (slot,) = engine.layout.find(f"{TOKENS}_total").slots
+        engine.values[slot] = (engine.values[slot] or 0) + 1
+        exporter.registry.touch(engine)
+        seen = value(await get(exporter.url + path), TOKENS)
+        shutil.copytree(state, crashed)
+    async with start(state_dir=str(crashed)) as exporter:
+        assert value(await get(exporter.url + path), TOKENS) == seen
 
 
 async def test_without_a_directory_it_says_so(start: Start) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
+import threading
 import time
 from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
 import aiohttp
-import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -28,7 +29,7 @@ from sidestep.exposition import protobuf_page as protobuf
 from sidestep.exposition import protobuf_samples
 from sidestep.exposition.aggregated_text import Merged
 from sidestep.exposition.block_cache import Block, changed, renewed
-from sidestep.exposition.compression import NOTHING, Body, deflated
+from sidestep.exposition.compression import SHORT, Body, compress, pack
 from sidestep.exposition.own_families import OwnTexts
 from sidestep.exposition.selection import LabelTexts
 from sidestep.exposition.series_filter import Choice
@@ -351,27 +352,29 @@ def test_pieces_are_the_parts(parts: list[bytes]) -> None:
     assert all(len(piece) <= PIECE for piece in found)
 
 
-@given(st.lists(st.binary(max_size=2000), max_size=4), st.lists(st.binary(max_size=99), max_size=2))
+@given(st.lists(st.binary(max_size=2000), max_size=4))
 @settings(deadline=None)
-def test_gzip_of_what_follows_the_same(before: list[bytes], after: list[bytes]) -> None:
-    """One member, that any reader takes, of which the beginning was packed once."""
-    head = deflated(before)
-    for rest in (after, [], [*after, *after]):
-        whole = deflated(rest, head, last=True)
-        assert gzip.decompress(b"".join(whole.parts)) == b"".join([*before, *rest])
-    assert gzip.decompress(b"".join(deflated(after, NOTHING, last=True).parts)) == b"".join(after)
+def test_gzip_of_parts(parts: list[bytes]) -> None:
+    """Any reader takes the parts of the gzip for the parts."""
+    assert gzip.decompress(b"".join(compress(parts))) == b"".join(parts)
 
 
 async def test_a_body_is_packed_once() -> None:
-    """However many ask; and of two pages with one beginning that is packed once."""
-    head = Body([b"engines " * 1000])
-    one, other = Body([b"own 1"], head), Body([b"own 2"], head)
-    found = [b"".join((await body.packed()).parts) for body in (one, one, other)]
-    packed = (await head.packed(last=False)).parts
+    """All requests share the same bytes."""
+    body = Body([b"engines " * 1000, b"own"])
+    one, other = await asyncio.gather(body.packed(), body.packed())
 
-    assert found[0] == found[1]
-    assert [gzip.decompress(body)[-5:] for body in found] == [b"own 1", b"own 1", b"own 2"]
-    assert all(b"".join(packed) in body for body in found)
+    assert one is other
+    assert gzip.decompress(b"".join(one)) == b"engines " * 1000 + b"own"
+
+
+async def test_short_parts_are_packed_without_a_thread() -> None:
+    """To wake one up takes longer."""
+    before = threading.active_count()
+    await pack([b"x" * SHORT])
+    assert threading.active_count() == before
+    await pack([b"x" * SHORT, b"x"])
+    assert threading.active_count() == before + 1
 
 
 def test_the_exporters_own_families_are_as_prometheus_client_has_them() -> None:
@@ -512,14 +515,3 @@ def test_labels_that_a_forwarded_engine_calls_something_else() -> None:
         assert f'{label}="x"'.encode() in page
         binary = b"".join(b"".join(piece) for piece in protobuf.pieces(registry))
         assert label.encode() in binary
-
-
-async def test_a_body_that_could_not_be_packed_is_tried_again() -> None:
-    """It is kept as long as nothing changes: nobody would have the page in gzip any more."""
-    parts: list[Any] = [None]
-    body = Body(parts)
-    with pytest.raises(TypeError):
-        await body.packed()
-    parts[:] = [b"text"]
-
-    assert gzip.decompress(b"".join((await body.packed()).parts)) == b"text"

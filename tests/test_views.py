@@ -5,14 +5,11 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-import math
 import shutil
 import subprocess
-from collections.abc import AsyncIterator, Iterator
-from itertools import chain
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
@@ -20,22 +17,16 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from conftest import DATA, Start
 from harm import World
-from intakes import Fed, steps
 from pages import Family, get, parse
 from sidestep.app import Exporter
 from sidestep.config.settings import read
 from sidestep.errors import ConfigError
-from sidestep.exposition.aggregated_text import Merged
-from sidestep.exposition.negotiation import CONTENT_TYPES
-from sidestep.exposition.own_families import OwnTexts
-from sidestep.exposition.pod_page_cache import LONGEST, PodPages
-from sidestep.exposition.series_filter import Choice
+from sidestep.exposition.negotiation import CONTENT_TYPES, Format
+from sidestep.exposition.page_cache import CACHE_SECONDS, Pages
 from sidestep.protocol.messages import EngineInfo
-from sidestep.telemetry.self_metrics import OwnRegistry, SelfMetrics
 from sidestep_adapters.recording.replay import Replay
 
 RUNS = ("core_dp", "sglang_dp")
-OWN = OwnTexts(OwnRegistry(SelfMetrics()))
 
 
 async def play(exporter: Exporter, run: str) -> None:
@@ -122,136 +113,18 @@ async def test_names_and_gzip(exporter: Exporter) -> None:
 
 
 async def test_what_was_applied_shows_soon(exporter: Exporter) -> None:
-    """A page that changes is kept for a moment only, and one that does not is right."""
+    """A page is cached for a moment only."""
     name = ("vllm:generation_tokens_total", (("model_name", "tiny"),))
     before = (await families(exporter, "/pod"))["vllm:generation_tokens"].samples[name]
     await play(exporter, "core_dp")
     engines = await families(exporter)
     wanted = sum(engines["vllm:generation_tokens"].samples.values())
 
-    async with asyncio.timeout(LONGEST + 5):
+    async with asyncio.timeout(CACHE_SECONDS + 5):
         while (await families(exporter, "/pod"))["vllm:generation_tokens"].samples[name] < wanted:
-            await asyncio.sleep(LONGEST / 10)
+            await asyncio.sleep(CACHE_SECONDS / 10)
 
     assert wanted == 2 * before
-
-
-async def test_one_page_answers_all_who_ask_at_once(exporter: Exporter) -> None:
-    """However many routers there are; whoever hangs up takes it from nobody."""
-    async with aiohttp.ClientSession() as session:
-
-        async def one() -> bytes:
-            async with session.get(exporter.url + "/pod") as answer:
-                return await answer.read()
-
-        asks = [asyncio.create_task(one()) for _ in range(20)]
-        await asyncio.sleep(0)
-        asks[0].cancel()
-        found = await asyncio.gather(*asks[1:])
-
-    assert len(set(found)) == 1
-
-
-class Counting(Merged):
-    """Counts the pages that it makes, and how often histograms are made for them."""
-
-    made = 0
-    observed = 0
-
-    def pieces(self, **asked: Any) -> Iterator[list[bytes]]:
-        """As ever."""
-        if asked["observed"]:
-            self.observed += 1
-        else:
-            self.made += 1
-        return super().pieces(**asked)
-
-
-def counted(fed: Fed) -> tuple[Counting, PodPages]:
-    """Pages of what ``fed`` knows, and what makes them."""
-    registry = fed.intake.registry
-    merged = Counting(registry, Choice().of_pod)
-
-    async def settled() -> None:
-        await asyncio.sleep(0)
-
-    return merged, PodPages(registry, merged, OWN, settled)
-
-
-async def test_a_page_is_made_as_rarely_as_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once for all who ask together, not while nothing changes, and never for each change."""
-    fed = Fed()
-    found = list(steps("core_dp"))
-    fed.feed(found[:1000])
-    merged, pages = counted(fed)
-    # Histograms may be a page older, as the next test has it.
-    monkeypatch.setattr("sidestep.exposition.pod_page_cache.OBSERVED", 0.0)
-
-    async def ask(*, packed: bool) -> bytes:
-        page = pages.page(openmetrics=False, names=frozenset())
-        return b"".join(await page.parts(packed=packed))
-
-    some = await asyncio.gather(*(ask(packed=number % 2 == 0) for number in range(20)))
-    assert merged.made == 1
-    assert {gzip.decompress(body) for body in some[::2]} == {*some[1::2]}
-    await asyncio.sleep(2 * LONGEST)
-    await ask(packed=False)
-    assert merged.made == 1
-
-    fed.feed(found[1000:1100])
-    after = await ask(packed=False)
-    assert merged.made == 2
-    assert after != some[1]
-    # As long as it is kept, which here is not left to the machine.
-    pages._pages[False].until = math.inf
-    fed.feed(found[1100:])
-    assert after == await ask(packed=False)
-    pages._pages[False].until = 0.0
-    assert after != await ask(packed=False)
-    assert merged.made == merged.observed == 3
-
-
-async def test_histograms_of_a_page_are_made_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For routers, that poll gauges; the last state is on a page nevertheless, whoever asks when."""
-    fed = Fed()
-    found = list(steps("core_dp"))
-    fed.feed(found[:1000])
-    merged, pages = counted(fed)
-
-    async def ask() -> dict[str, Family]:
-        parts = await pages.page(openmetrics=False, names=frozenset()).parts(packed=False)
-        return parse(b"".join(parts).decode())
-
-    def of(page: dict[str, Family]) -> tuple[dict[str, Family], dict[str, Family]]:
-        engines = {name: one for name, one in page.items() if name.startswith("vllm:")}
-        observed = {name: one for name, one in engines.items() if one.kind == "histogram"}
-        return observed, {name: one for name, one in engines.items() if name not in observed}
-
-    def now() -> tuple[dict[str, Family], dict[str, Family]]:
-        pieces = Merged(fed.intake.registry, Choice().of_pod).pieces()
-        return of(parse(b"".join(chain.from_iterable(pieces)).decode()))
-
-    # How long they are kept is not left to the machine here.
-    monkeypatch.setattr("sidestep.exposition.pod_page_cache.OBSERVED", math.inf)
-    first = of(await ask())
-    assert first == now()
-    for number in range(10):
-        fed.feed(found[1000 + 10 * number : 1010 + 10 * number])
-        pages._pages[False].until = 0.0
-        observed, others = of(await ask())
-        assert others == now()[1] != first[1]
-    assert observed == first[0] != now()[0]
-    assert (merged.made, merged.observed) == (11, 1)
-    # Nothing comes any more: the page is made once more nevertheless.
-    pages._observed[False] = pages._observed[False]._replace(until=0.0)
-    pages._pages[False].until = 0.0
-    assert of(await ask()) == now()
-    made = merged.made
-    pages._observed[False] = pages._observed[False]._replace(until=0.0)
-    pages._own_parts[False] = pages._own_parts[False]._replace(until=0.0)
-    pages._pages[False].until = 0.0
-    await ask()
-    assert (merged.made, merged.observed) == (made + 1, 2)
 
 
 @pytest.mark.parametrize("openmetrics", [False, True])
@@ -266,83 +139,18 @@ async def test_no_family_is_twice_on_a_page(openmetrics: bool) -> None:
     for _ in registry.passed.page().take([other.encode()]):
         pass
 
-    async def settled() -> None:
-        await asyncio.sleep(0)
-
-    pages = PodPages(registry, Merged(registry, Choice().of_pod), OWN, settled)
+    pages = Pages(registry, world.own, world.intake.metrics, [])
+    form: Format = "openmetrics" if openmetrics else "text"
 
     async def ask() -> str:
-        page = pages.page(openmetrics=openmetrics, names=frozenset())
-        return b"".join(await page.parts(packed=False)).decode()
+        return b"".join(await pages.page("pod", form)).decode()
 
     assert f'{name}_count{{model_name="m"}} 0' in await ask()
     registry.retire(registry.engines["a"])
-    await asyncio.sleep(2 * LONGEST)
+    await asyncio.sleep(2 * CACHE_SECONDS)
     page = await ask()
     assert f"{name}_count 3" in page
     assert page.count(f"# TYPE {name} ") == 1
-
-
-async def test_polls_get_the_page_of_the_moment(
-    exporter: Exporter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Over one connection, on which the same is asked again and again: few of them ask for a page."""
-    url = urlsplit(exporter.url)
-    request = b"GET /metrics/pod HTTP/1.1\r\nHost: x\r\nAccept-Encoding: gzip\r\n\r\n"
-    reader, writer = await asyncio.open_connection(url.hostname, url.port)
-    asked = 0
-    page = PodPages.page
-
-    def counting(pages: PodPages, **wanted: Any) -> Any:
-        nonlocal asked
-        asked += 1
-        return page(pages, **wanted)
-
-    monkeypatch.setattr(PodPages, "page", counting)
-
-    async def poll() -> tuple[dict[str, str], dict[str, Family]]:
-        writer.write(request)
-        head = (await reader.readuntil(b"\r\n\r\n")).decode()
-        status, *lines = head.strip().split("\r\n")
-        assert status == "HTTP/1.1 200 OK"
-        headers = dict(line.split(": ", 1) for line in lines)
-        body = gzip.decompress(await reader.readexactly(int(headers.pop("Content-Length"))))
-        return headers, parse(body.decode())
-
-    def tokens(page: dict[str, Family]) -> float:
-        return sum(page["vllm:generation_tokens"].samples.values())
-
-    async with asyncio.timeout(30):
-        first, before = await poll()
-        for _ in range(20):
-            headers, same = await poll()
-            assert headers.keys() == first.keys()
-            assert tokens(same) == tokens(before)
-        assert first["Content-Encoding"] == "gzip"
-        assert first["Vary"] == "Accept, Accept-Encoding"
-        assert asked < 10
-        await play(exporter, "core_aborts")
-        while tokens((await poll())[1]) == tokens(before):
-            await asyncio.sleep(0.05)
-    writer.close()
-
-
-async def test_a_page_that_could_not_be_made_is_made_anew() -> None:
-    """Who asks next does not get the error of the one before."""
-    fed = Fed()
-    broken = [True]
-
-    async def settled() -> None:
-        if broken.pop():
-            raise OSError
-
-    broken.insert(0, False)
-    pages = PodPages(fed.intake.registry, Merged(fed.intake.registry, Choice()), OWN, settled)
-
-    with pytest.raises(OSError):
-        await pages.page(openmetrics=False, names=frozenset()).parts(packed=False)
-    parts = await pages.page(openmetrics=False, names=frozenset()).parts(packed=False)
-    assert parts == [b"".join(OWN.pieces("text"))]
 
 
 async def test_a_dropped_label(start: Start) -> None:

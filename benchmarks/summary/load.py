@@ -57,7 +57,7 @@ def tail(run: Run) -> float:
 
 
 def longest(run: Run) -> float:
-    """Milliseconds; mostly the first one, whose page is not made ahead."""
+    """Milliseconds; mostly the first one, of whose page no text exists yet."""
     return max(run.scrapes, default=0.0) * 1e3
 
 
@@ -66,7 +66,7 @@ LOAD = Topic(
     (
         Row(DROPPED, "steps", PEER, limit=0),
         Row(SHARE, "% of a core", PEER, limit=50),
-        Row(TAIL, "ms", PEER, limit=50),
+        Row(TAIL, "ms", PEER, limit=150),
         Row(LONGEST, "ms", PEER),
     ),
     measure,

@@ -19,7 +19,7 @@ from harm import World, check_page
 from intakes import Fed
 from sidestep.engines.items import VllmStep, encode_item
 from sidestep.engines.vllm.wire import CUDAGraphStat, SchedulerStats
-from sidestep.exposition.page_cache import REUSED, Pages
+from sidestep.exposition.page_cache import CACHE_SECONDS, Pages
 from sidestep.exposition.statistics_log import StatsLog
 from sidestep.exposition.text_page import render
 from sidestep.metrics.engine import ORIGIN
@@ -668,7 +668,7 @@ async def test_a_large_page_does_not_hold_the_loop() -> None:
     for number in range(300):
         registry.register(engine(str(number)))
     pages = Pages(registry, world.own, world.intake.metrics, [])
-    making = asyncio.create_task(pages.page("text", frozenset()))
+    making = asyncio.create_task(pages.page("engine", "text"))
     turns = 0
     while not making.done():
         await asyncio.sleep(0)
@@ -690,16 +690,16 @@ async def test_a_page_does_not_keep_the_one_before_while_it_is_made() -> None:
     pages = Pages(registry, world.own, world.intake.metrics, [])
     tracemalloc.start()
     try:
-        size = sum(map(len, await pages.page("text", frozenset())))
+        size = sum(map(len, await pages.page("engine", "text")))
         for one in registry.engines.values():
             for histogram in one.histograms:
                 if histogram is not None:
                     histogram.observe(1.0)
             registry.touch(one)
-        await asyncio.sleep(REUSED)
+        await asyncio.sleep(CACHE_SECONDS)
         held, _ = tracemalloc.get_traced_memory()
         tracemalloc.reset_peak()
-        await pages.page("text", frozenset())
+        await pages.page("engine", "text")
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -11,10 +11,8 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from conftest import Start, until
+from conftest import until
 from fronts import HASH, PAGE, Site, application, front, user
-from pages import get
-from sidestep.exposition.page_cache import Pages
 from sidestep.http.limits import Limits, TokenBucket
 from sidestep.http.web_config import RateLimit
 
@@ -384,17 +382,6 @@ async def test_headers(tmp_path: Path) -> None:
             found = [answer.headers.get(name) for name in names]
             assert found == ["nosniff", "deny", "default-src 'self'"]
             assert "X-XSS-Protection" not in answer.headers
-
-
-async def test_the_exporters_own_page_is_rendered_once_for_many(start: Start) -> None:
-    """A flood of scrapes between two items shares one rendering."""
-    async with start() as exporter:
-        pages = Pages(exporter.registry, exporter.collectors, exporter.metrics, [])
-        first = await pages._engines("text")
-        assert await pages._engines("text") is first
-        found = await asyncio.gather(*(get(exporter.url) for _ in range(30)))
-
-    assert all("sidestep_http_connections" in page for page in found)
 
 
 async def test_stopping_ends_all_connections(

@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterator
 from itertools import accumulate
 
 from sidestep.catalog.buckets import Bounds
-from sidestep.catalog.model import OBSERVED
 from sidestep.exposition.aggregated_series import Merging, Value
 from sidestep.exposition.families import Family
 from sidestep.exposition.grouping import Labels
@@ -29,20 +28,11 @@ class Merged(Merging):
         self._places: dict[tuple[str, Bounds], tuple[int, ...] | None] = {}
 
     def pieces(
-        self,
-        *,
-        openmetrics: bool = False,
-        names: Collection[str] = (),
-        observed: bool | None = None,
+        self, *, openmetrics: bool = False, names: Collection[str] = ()
     ) -> Iterator[list[bytes]]:
         """The page, piece by piece; the registry may change between two of them.
 
         A family is of one moment; a piece may be empty, where the next one takes a while.
-
-        Args:
-            openmetrics: Whether it is to be OpenMetrics.
-            names: Of samples whose families are wanted; none for all.
-            observed: Whether histograms and summaries are wanted, or all others; None for both.
         """
         kept = (self._heads, self._pairs, self._frames, self._places)
         if sum(len(one) for one in kept) > MAX_TEXTS:
@@ -50,8 +40,6 @@ class Merged(Merging):
                 one.clear()
         self.refresh()
         for family in self.families(names):
-            if observed is not None and observed is not (family.kind in OBSERVED):
-                continue
             texts: list[bytes] = []
             is_first = True
             for found in self.series(family):

@@ -49,14 +49,6 @@ def spoken(registry: Registry) -> frozenset[str]:
     return frozenset(engine.layout.dialect for engine in registry.engines.values())
 
 
-def forms(registry: Registry) -> object:
-    """What decides which families there are, and what they look like: equal while that is the same."""
-    features: dict[str, set[str]] = {}
-    for engine in registry.engines.values():
-        features.setdefault(engine.layout.dialect, set()).update(engine.features)
-    return features, registry.room.families.copy()
-
-
 def catalogued(registry: Registry, dialects: Collection[str]) -> Iterator[Family]:
     """The families of the catalogue that engines of ``dialects`` can have."""
     places: dict[str, dict[str, Placed]] = {}

@@ -9,8 +9,6 @@ from typing import Any
 
 from aiohttp import web
 
-from sidestep.http.repeated import Holds, LastingResponse
-
 PIECE = 64 * 1024
 """Bytes: in one piece the transport would copy what a client has not taken, for each client."""
 SLICE = 0.0015
@@ -41,12 +39,10 @@ class PartsResponse(web.StreamResponse):
         await super().write_eof(data)
 
 
-def response(
-    parts: Sequence[bytes], headers: Mapping[str, str], holds: Holds
-) -> web.StreamResponse:
-    """An answer with this body: as one where it is short, which then lasts while it ``holds``."""
+def response(parts: Sequence[bytes], headers: Mapping[str, str]) -> web.StreamResponse:
+    """An answer with this body: as one where it is short."""
     if sum(map(len, parts)) <= PIECE:
-        return LastingResponse(parts, headers, holds)
+        return web.Response(body=b"".join(parts), headers=headers)
     return PartsResponse(parts, headers)
 
 

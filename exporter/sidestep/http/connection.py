@@ -1,7 +1,4 @@
-"""One connection: between its transport and aiohttp's protocol, with a deadline.
-
-What it has just been asked may be answered here, before aiohttp: see ``repeated``.
-"""
+"""One connection: between its transport and aiohttp's protocol, with a deadline."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ from collections.abc import Callable
 from typing import cast
 
 from sidestep.http.limits import Limits
-from sidestep.http.repeated import LONGEST, Repeated
 
 Admit = Callable[[ssl.SSLObject | None], bool]
 
@@ -31,24 +27,15 @@ class Connection(asyncio.Protocol):
     """
 
     def __init__(
-        self,
-        make: Callable[[], asyncio.Protocol],
-        admit: Admit,
-        limits: Limits,
-        repeated: Repeated,
-        peer: str,
+        self, make: Callable[[], asyncio.Protocol], admit: Admit, limits: Limits, peer: str
     ) -> None:
         self._make = make
         self._admit = admit
         self._limits = limits
-        self._repeated = repeated
         self._loop = asyncio.get_running_loop()
         self._inner: asyncio.Protocol | None = None
         self._answering = False
         self._received = 0
-        self._heard = b""
-        # So long aiohttp waits for a request, and has nothing of one.
-        self._repeats_until = 0.0
         self.peer = peer
         self.transport: asyncio.Transport | None = None
         self.deadline = self._loop.time() + limits.asking
@@ -69,26 +56,15 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """The peer began a request, or sends what nobody reads: that has a bound."""
-        if self._inner is None or self.transport is None or self._repeat(data, self.transport):
+        if self._inner is None or self.transport is None:
             return
         if not self._received and not self._answering:
             self.deadline = min(self.deadline, self._loop.time() + self._limits.asking)
         self._received += len(data)
-        self._heard = (self._heard + data)[: LONGEST + 1]
         if self._received > self._limits.body:
             self.transport.abort()
             return
         self._inner.data_received(data)
-
-    def _repeat(self, data: bytes, transport: asyncio.Transport) -> bool:
-        """Answer at once what is asked again; whether that was possible."""
-        if self._loop.time() < self._repeats_until and not transport.get_write_buffer_size():
-            answer = self._repeated.answer(data)
-            if answer is not None:
-                transport.write(answer)
-                return True
-        self._repeats_until = 0.0
-        return False
 
     def began(self) -> None:
         """The head of a request is whole; it is being answered from now on."""
@@ -96,23 +72,11 @@ class Connection(asyncio.Protocol):
         self._received = 0
         self.deadline = self._loop.time() + self._limits.answering
 
-    @property
-    def alone(self) -> bytes:
-        """All that has come since aiohttp had nothing to answer; empty if that is long."""
-        return self._heard if len(self._heard) <= LONGEST else b""
-
-    def answered(self, *, repeats: bool) -> None:
-        """What came ``alone`` was one request, which is answered; whether that may be done here."""
-        self._heard = b""
-        if repeats:
-            # Then aiohttp has to see one: it closes what is idle.
-            self._repeats_until = self._loop.time() + self._limits.anew
-
     def ended(self) -> None:
         """The answer is with the transport; idle, unless more of the peer has come meanwhile."""
         self._answering = False
-        idle = 0.0 if self._received else self._limits.unseen
-        self.deadline = self._loop.time() + idle + self._limits.asking
+        late = self._limits.asking if self._received else self._limits.idle + self._limits.asking
+        self.deadline = self._loop.time() + late
 
     def late(self, now: float) -> bool:
         """Whether the deadline is over; a connection that is closing has no idle time."""

@@ -38,16 +38,6 @@ class Limits:
     passwords: int = 16
     tick: float = 1.0
 
-    @property
-    def anew(self) -> float:
-        """Seconds for which a connection's answers may be repeated before aiohttp sees a request."""
-        return self.idle / 10
-
-    @property
-    def unseen(self) -> float:
-        """Seconds without a request that aiohttp sees after which nobody has asked for ``idle``."""
-        return self.idle + self.anew
-
 
 class TokenBucket:
     """Lets through ``burst`` requests at once, and one more every ``interval`` seconds."""

@@ -13,7 +13,6 @@ from typing import Any
 from sidestep.http.connection import Connection
 from sidestep.http.current_config import Current
 from sidestep.http.limits import Limits
-from sidestep.http.repeated import Repeated
 from sidestep.http.tls import subject_names
 from sidestep.telemetry.logs import Limited
 from sidestep.telemetry.self_metrics import SelfMetrics
@@ -30,7 +29,6 @@ class Listener:
     Args:
         make: A protocol for a new connection.
         current: The configuration, of which each handshake sees the newest.
-        repeated: What any of them may answer by itself.
     """
 
     def __init__(
@@ -39,10 +37,8 @@ class Listener:
         current: Current,
         metrics: SelfMetrics,
         limits: Limits,
-        repeated: Repeated,
     ) -> None:
         self._make = make
-        self._repeated = repeated
         self._current = current
         self._metrics = metrics
         self._limits = limits
@@ -125,9 +121,7 @@ class Listener:
 
     def _welcome(self, accepted: socket.socket, address: Any) -> None:
         peer = str(address[0])
-        connection = Connection(
-            self._make, lambda tls: self._admit(tls, peer), self._limits, self._repeated, peer
-        )
+        connection = Connection(self._make, lambda tls: self._admit(tls, peer), self._limits, peer)
         task = asyncio.get_running_loop().create_task(self._serve(accepted, connection))
         self._open[connection] = task
         task.add_done_callback(lambda task: self._gone(connection, task))

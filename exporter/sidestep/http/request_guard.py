@@ -13,7 +13,6 @@ from sidestep.http.auth import Busy, Passwords, credentials
 from sidestep.http.connection import serving
 from sidestep.http.current_config import Current
 from sidestep.http.limits import Limits, TokenBucket
-from sidestep.http.repeated import LastingResponse, Repeated, is_plain
 from sidestep.http.response_limits import Answers, Overload
 from sidestep.http.web_config import WebConfig
 from sidestep.telemetry.logs import Limited
@@ -37,7 +36,6 @@ class Guard:
         self._limited = Limited(log)
         self._executor = ThreadPoolExecutor(1, "sidestep-bcrypt")
         self._config = WebConfig()
-        self.repeated = Repeated()
         self._passwords: Passwords | None = None
         self._bucket: TokenBucket | None = None
         self.follow(current.in_force.config)
@@ -61,43 +59,24 @@ class Guard:
         if config.rate_limit != self._config.rate_limit:
             self._bucket = TokenBucket(config.rate_limit) if config.rate_limit else None
         self._config = config
-        self.repeated.forget()
 
     @web.middleware
     async def _middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        with _answering(request):
+        with _answering():
             await self._current.fresh()
             refusal = await self._refusal(request)
             if refusal is not None:
                 return refusal
             try:
                 if request.path.startswith("/-/"):
+                    return await handler(request)
+                async with self._answers.turn():
                     response = await handler(request)
-                else:
-                    async with self._answers.turn():
-                        response = await handler(request)
-                    response = await self._answers.send(request, response)
-                return await self._kept(request, response)
+                return await self._answers.send(request, response)
             except Overload:
                 self._metrics.add("sidestep_http_refused_total", 1, "overload")
                 self._limited.warning("overload", "too many requests at once")
                 return _refused(503, "Service Unavailable", {"Retry-After": "1"})
-
-    async def _kept(self, request: web.Request, response: web.StreamResponse) -> web.StreamResponse:
-        """``response``; sent where others may get it unseen, as long as nobody is to be refused."""
-        config = self._config
-        if not isinstance(response, LastingResponse) or self._bucket or self._passwords:
-            return response
-        # Who is gone is met by aiohttp, too, which ends without a word.
-        with contextlib.suppress(ConnectionError):
-            await response.prepare(request)
-            await response.write_eof()
-        connection = serving.get()
-        asked = connection.alone
-        # Meanwhile there may be passwords.
-        if config is self._config and is_plain(asked, request):
-            connection.answered(repeats=self.repeated.keep(asked, request, response))
-        return response
 
     async def _refusal(self, request: web.Request) -> web.StreamResponse | None:
         """The answer to who may not ask, or not now."""
@@ -132,14 +111,12 @@ class Guard:
 
 
 @contextlib.contextmanager
-def _answering(request: web.Request) -> Iterator[None]:
+def _answering() -> Iterator[None]:
     connection = serving.get()
     connection.began()
     try:
         yield
     finally:
-        if is_plain(connection.alone, request):
-            connection.answered(repeats=False)
         connection.ended()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -11,12 +11,11 @@ from aiohttp import web
 
 from sidestep.exposition import json_format as values
 from sidestep.exposition.cardinality import counted
-from sidestep.exposition.compression import Body
+from sidestep.exposition.compression import pack
 from sidestep.exposition.negotiation import CONTENT_TYPES, chosen
 from sidestep.exposition.page_cache import Pages
 from sidestep.http.chunked_response import response
 from sidestep.http.landing_page import landing_page
-from sidestep.http.repeated import Holds, never
 from sidestep.metrics.engine import Engine
 from sidestep.telemetry.cooperative import collected
 
@@ -33,11 +32,11 @@ def application(
     """The routes; ``path`` is where the metrics page is, in ``view`` unless asked otherwise."""
 
     async def metrics(request: web.Request) -> web.StreamResponse:
-        form = chosen(request.headers.get("Accept", ""), protobuf=pages.has_protobuf)
-        names = frozenset(request.query.getall("name[]", []))
-        packed = _takes_gzip(request)
-        parts = await pages.page(form, names, packed=packed)
-        return _answer(parts, CONTENT_TYPES[form], packed=packed)
+        chosen_view = request.query.get("view", view)
+        if chosen_view not in pages.views:
+            known = " and ".join(pages.views)
+            return web.Response(text=f"no such view; known are {known}\n", status=400)
+        return await _page(pages, chosen_view, request)
 
     async def healthy(_: web.Request) -> web.StreamResponse:
         return web.Response(text="sidestep is healthy\n")
@@ -60,17 +59,17 @@ def application(
         await pages.settled()
         packed = _takes_gzip(request)
         if packed:
-            parts = [*(await Body(parts).packed()).parts]
+            parts = await pack(parts)
         return _answer(parts, JSON, packed=packed)
 
-    pod, pod_path = _of_pod(pages), path.rstrip("/") + POD_PATH
+    pod_path = path.rstrip("/") + POD_PATH
     app = web.Application()
     app.add_routes(
         [
             web.get("/", landing),
-            web.get(path, _by_view({"engine": metrics, "pod": pod}, view)),
+            web.get(path, metrics),
             # Of those who poll, some can be told a path, and no query.
-            web.get(pod_path, pod),
+            web.get(pod_path, functools.partial(_page, pages, "pod")),
             web.get("/-/healthy", healthy),
             web.get("/-/ready", is_ready),
             web.get("/api/v1/engines", engines),
@@ -81,52 +80,28 @@ def application(
     return app
 
 
-def _answer(
-    parts: Sequence[bytes], kind: str, *, packed: bool, holds: Holds = never
-) -> web.StreamResponse:
-    """An answer with this body, which is in gzip where it is ``packed``.
+async def _page(pages: Pages, view: str, request: web.Request) -> web.StreamResponse:
+    """Answer with the metrics page of ``view``, in the format that the request prefers."""
+    has_protobuf = pages.has_protobuf and view == "engine"
+    form = chosen(request.headers.get("Accept", ""), protobuf=has_protobuf)
+    names = frozenset(request.query.getall("name[]", []))
+    packed = _takes_gzip(request)
+    parts = await pages.page(view, form, names, packed=packed)
+    return _answer(parts, CONTENT_TYPES[form], packed=packed)
 
-    Who asks for the same while ``holds`` says so may get it again.
-    """
+
+def _answer(parts: Sequence[bytes], kind: str, *, packed: bool) -> web.StreamResponse:
+    """An answer with this body, which is in gzip where it is ``packed``."""
     # What lies between may keep it, and must not hand one form to who asked for another.
     headers = {"Content-Type": kind, "Vary": "Accept, Accept-Encoding"}
     if packed:
         headers["Content-Encoding"] = "gzip"
-    return response(parts, headers, holds)
+    return response(parts, headers)
 
 
 def _takes_gzip(request: web.Request) -> bool:
     accepted = request.headers.get("Accept-Encoding", "").replace(" ", "").split(",")
     return not {"gzip", "gzip;q=1", "gzip;q=1.0"}.isdisjoint(accepted)
-
-
-def _by_view(handlers: Mapping[str, Handler], default: str) -> Handler:
-    """The page of the view that a request names."""
-
-    async def metrics(request: web.Request) -> web.StreamResponse:
-        view = request.query.get("view", default)
-        if view not in handlers:
-            known = " and ".join(handlers)
-            return web.Response(text=f"no such view; known are {known}\n", status=400)
-        return await handlers[view](request)
-
-    return metrics
-
-
-def _of_pod(pages: Pages) -> Handler:
-    """The page on which all engines are one; in text unless OpenMetrics is preferred."""
-
-    async def pod(request: web.Request) -> web.StreamResponse:
-        form = chosen(request.headers.get("Accept", ""))
-        openmetrics = form == "openmetrics"
-        names = frozenset(request.query.getall("name[]", []))
-        packed = _takes_gzip(request)
-        page = pages.pod.page(openmetrics=openmetrics, names=names)
-        parts = await page.parts(packed=packed)
-        holds = functools.partial(pages.pod.holds, page, openmetrics=openmetrics)
-        return _answer(parts, CONTENT_TYPES[form], packed=packed, holds=holds)
-
-    return pod
 
 
 def _cardinality(pages: Pages) -> Handler:

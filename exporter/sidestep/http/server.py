@@ -64,13 +64,12 @@ class Front:
             access_log=None,
             shutdown_timeout=5.0,
             logger=quiet(self._metrics),
-            keepalive_timeout=self._limits.unseen,
+            keepalive_timeout=self._limits.idle,
             lingering_time=1.0,
         )
         await runner.setup()
         assert runner.server is not None
-        repeated = self._guard.repeated
-        listener = Listener(runner.server, self.current, self._metrics, self._limits, repeated)
+        listener = Listener(runner.server, self.current, self._metrics, self._limits)
         self._listener = listener
         listener.start(sockets)
         try:

@@ -8,15 +8,10 @@ import gc
 import os
 import resource
 import secrets
-from collections.abc import Mapping
 from pathlib import Path
 
 COLLECT_AFTER = 20_000
-"""Objects more, from which on cycles are looked for; Python's own number is 700."""
-GROWN = 2.0
-"""Times as many objects, from which on a full collection looks through those kept for good, too."""
-FULL = 2
-"""The oldest generation."""
+"""Objects allocated before the garbage collector runs; Python's default is 700."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -62,57 +57,15 @@ def seed_library() -> None:
         ctypes.CDLL(None).srand(secrets.randbits(32))
 
 
-class _Frozen:
-    """What has lived through two collections is not looked through by the later ones.
-
-    Cycles in there would never be freed: where it has grown, a full collection is one of all.
-    Python makes none by itself as long as this goes on, since to freeze is to begin to count anew.
-    """
-
-    def __init__(self) -> None:
-        self._known = gc.get_freeze_count()
-        self._thawed = False
-        self._collections = 0
-        """Since the last look at how much there is, which takes milliseconds."""
-
-    def __call__(self, phase: str, info: Mapping[str, int]) -> None:
-        """A collection starts, or stops: a callback of ``gc``."""
-        generation = info["generation"]
-        if phase == "start":
-            if generation == FULL:
-                self._look()
-        elif generation == FULL:
-            gc.freeze()
-            if self._thawed:
-                self._known, self._thawed = gc.get_freeze_count(), False
-        elif generation and not self._thawed:
-            self._collections += 1
-            if self._collections >= gc.get_threshold()[FULL]:
-                self._look()
-            if not self._thawed:
-                gc.freeze()
-
-    def _look(self) -> None:
-        """Thaw all where it has grown, until a full collection has been, for which it makes way."""
-        self._collections = 0
-        if gc.get_freeze_count() > GROWN * self._known:
-            gc.unfreeze()
-            self._thawed = True
-
-
 def calm_collector() -> None:
-    """Hold the event loop less for garbage: what is here now is here for good.
+    """Collect garbage less often, and never look through what exists at start again.
 
-    Looking through all modules and series takes Python 10 to 50 ms. Nearly all that comes and goes
-    is in no cycle, and freed without that.
+    A full collection over all modules holds the event loop for 10 to 50 ms, and nearly all
+    objects that come and go are in no cycle: reference counts free them.
     """
     gc.collect()
     gc.freeze()
     gc.set_threshold(COLLECT_AFTER, *gc.get_threshold()[1:])
-    # Python 3.14 collects little by little and never in full by itself, for which it has no
-    # threshold: what is kept for good there would never be looked through again.
-    if gc.get_threshold()[FULL]:
-        gc.callbacks.append(_Frozen())
 
 
 def raise_open_files() -> int:
