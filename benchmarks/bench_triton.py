@@ -90,8 +90,8 @@ async def polls(url: str, count: int) -> list[float]:
     """CPU seconds of each poll, the first one, which makes the series, left out."""
     registry = Registry({name: compile_layout(dialect) for name, dialect in DIALECTS.items()}, {})
     intake = Intake(registry, SelfMetrics(), boot=1, clock=time.monotonic, wall=time.time)
-    outlet = ServerFeed(intake, "triton")
-    triton = poller(parse(url), outlet, intake.reject, has_failures=True)
+    feed = ServerFeed(intake, "triton")
+    triton = poller(parse(url), feed, intake.reject, has_failures=True)
     triton._connection.open()
     found: list[float] = []
     for _ in range(count + 1):

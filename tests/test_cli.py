@@ -85,6 +85,10 @@ def one_line(done: subprocess.CompletedProcess[str], code: int, what: str) -> No
     [
         (["serve", "--no.such-flag"], "No such option"),
         (["no-such-command"], "No such command"),
+        (
+            ["poll-triton", "http://h:8000", "--connect", "tcp://h:5556"],
+            "is gone: run `sidestep serve",
+        ),
         (["serve", "--web.listen-address", "nonsense"], "must be host:port"),
         (["serve", "--web.listen-address", "127.0.0.1:99999"], "must be host:port"),
         (["serve", "--web.listen-address", "no.such.host.invalid:0"], "cannot listen on"),

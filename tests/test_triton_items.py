@@ -405,6 +405,20 @@ def test_every_field_is_shown_or_said_to_be_left_out() -> None:
     assert {field for read in READS.values() for field in read} <= fields
 
 
+def test_folded_looks_are_refused() -> None:
+    """Their difference is the exporter's to take; the next look has what they had."""
+    fed, folder = Fed(), ItemFolder()
+    fed.greet("p", [MODEL])
+    first, second = (TritonStats(0, 10.0 + n, 1e6 + n, stats(n)) for n in (1, 2))
+    assert folder.fold(encode_item(first), [MODEL])
+    folded = folder.seal()
+    fed.aggregate("p", folded.items, folded.frames)
+    fed.items("p", [encode_item(second)])
+
+    assert fed.rejected == {("bad_item",): 1}
+    assert [*parse(fed.page)["nv_inference_count"].samples.values()] == [2]
+
+
 Amounts = st.integers(0, 3)
 
 
@@ -450,30 +464,19 @@ def test_differences_add_up(data: st.DataObject) -> None:
 
 
 class History(RuleBasedStateMachine):
-    """A version of a model over all its lives, looked at now and then by pollers that fold."""
+    """A version of a model over all its lives, looked at now and then."""
 
     def __init__(self) -> None:
         super().__init__()
         self.server = Server()
-        self.server.fed.greet("p", [MODEL])
         self.now = stats(0)
         self.total: Counter[str] = Counter()
         """Of the lives that are over, as they were last looked at."""
         self.seen = stats(0)
-        self.folder = ItemFolder()
-        self.stamp = 10.0
 
-    def item(self, found: ModelStats | None) -> bytes:
-        """One second later."""
-        self.stamp += 1.0
-        return encode_item(TritonStats(0, self.stamp, 1e6 + self.stamp, found))
-
-    def told(self, found: ModelStats | None, *, folded: bool) -> None:
-        """What the server says, on its way or added to what waits."""
-        if folded or self.folder.count:
-            assert self.folder.fold(self.item(found), [MODEL])
-        else:
-            self.server.fed.items("p", [self.item(found)])
+    def told(self, found: ModelStats | None) -> None:
+        """Send what the server says."""
+        self.server.look(found)
         self.seen = found or stats(0)
 
     @rule(data=st.data())
@@ -481,39 +484,31 @@ class History(RuleBasedStateMachine):
         """Requests end."""
         self.now = data.draw(grown(self.now))
 
-    @rule(folded=st.booleans())
-    def look(self, folded: bool) -> None:
+    @rule()
+    def look(self) -> None:
         """A poll."""
-        self.told(self.now, folded=folded)
+        self.told(self.now)
 
-    @rule(folded=st.booleans(), data=st.data())
-    def begin_anew(self, folded: bool, data: st.DataObject) -> None:
+    @rule(data=st.data())
+    def begin_anew(self, data: st.DataObject) -> None:
         """A reload or restart; what it does until the next look is not more of everything."""
         new = data.draw(grown(stats(0)))
         assume(has_begun_anew(new, self.seen) or self.seen == stats(0))
         self.end_life()
         self.now = new
-        self.told(new, folded=folded)
+        self.told(new)
 
-    @rule(folded=st.booleans())
-    def unload(self, folded: bool) -> None:
+    @rule()
+    def unload(self) -> None:
         """The version is gone."""
         self.end_life()
         self.now = stats(0)
-        self.told(None, folded=folded)
-
-    @rule()
-    def send(self) -> None:
-        """What was folded goes out."""
-        sealed = self.folder.seal()
-        if sealed.items:
-            self.server.fed.aggregate("p", sealed.items, sealed.frames)
+        self.told(None)
 
     @rule()
     def restart(self) -> None:
-        """The exporter, from its snapshot; the poller goes on."""
-        self.server.fed = self.server.fed.reborn(self.server.fed.snapshot())
-        self.server.fed.greet("p", [MODEL])
+        """The exporter, from its snapshot."""
+        self.server.restart()
 
     def end_life(self) -> None:
         """What was counted stays."""
@@ -526,8 +521,6 @@ class History(RuleBasedStateMachine):
     @invariant()
     def everything_is_counted_once(self) -> None:
         """Of all lives, by each family."""
-        if self.folder.count:
-            return
         engine = self.server.fed.intake.registry.engines.get("t/m/1")
         if engine is None or engine.absent or engine.looked is None:
             return

@@ -11,8 +11,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from conftest import DATA
-from sidestep.engines.triton.wire import ModelStats
-from sidestep_adapters.triton.statistics import read, translate
 
 Says = Callable[[asyncio.StreamWriter], Awaitable[None]]
 PARTS = ("compute_input", "compute_infer", "compute_output")
@@ -82,11 +80,6 @@ class Model:
             ],
             "memory_usage": [],
         }
-
-    @property
-    def stats(self) -> ModelStats:
-        """In the wire's words."""
-        return translate(read(json.dumps(self.told("m", "1")).encode()), has_cache=False)
 
     @staticmethod
     def _add(counted: list[int], requests: int, ns: int) -> None:

@@ -23,9 +23,27 @@ from sidestep.telemetry import logs
 Command = TypeVar("Command", bound=Callable[..., Any])
 RECORDING = "vllm-0.32.jsonl.gz"
 BCRYPT_BYTES = 72
+REMOVED_COMMANDS = {
+    "poll-triton": "run `sidestep serve --triton URL --forward ENDPOINT` beside the server"
+}
+"""Commands of earlier versions, and what to use instead."""
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Commands(click.Group):
+    """Commands, and an answer to those that were removed."""
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return the command of that name.
+
+        Raises:
+            UsageError: It was removed.
+        """
+        if cmd_name in REMOVED_COMMANDS:
+            raise click.UsageError(f"{cmd_name} is gone: {REMOVED_COMMANDS[cmd_name]}")
+        return super().get_command(ctx, cmd_name)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="sidestep")
 def cli() -> None:
     """Metrics of LLM inference engines, taken off the engine's own loop."""
@@ -130,23 +148,6 @@ def record(file: Path, listen: str | None, connect: str) -> None:
     click.echo(f"recording what engines send to {endpoint}; Ctrl-C ends", err=True)
     tee.run(stop)
     click.echo(f"recorded {tee.items} items to {file}", err=True)
-
-
-@cli.command("poll-triton")
-@click.argument("servers", metavar="URL[,OPTION=VALUE...]...", nargs=-1, required=True)
-@click.option("--connect", metavar="ENDPOINT", help="The exporter's ingest endpoint.")
-@click.option("--namespace", metavar="NAME", help="Before the identities of what is polled.")
-def poll_triton(servers: tuple[str, ...], connect: str | None, namespace: str | None) -> None:
-    """Poll Triton servers as serve --triton does, and push what they say to an exporter elsewhere."""
-    from sidestep.transport.client_keys import keys_for
-    from sidestep_adapters.publisher.environment import namespace as usual_namespace
-    from sidestep_adapters.triton.poll_triton import poll
-
-    config = read({"triton": servers}, os.environ)
-    logs.set_up(config.log_level, config.log_format)
-    endpoint = _endpoint(connect or os.environ.get("SIDESTEP_ENDPOINT") or default_endpoint())
-    keys_for(endpoint)
-    asyncio.run(poll(config.triton, endpoint, namespace or usual_namespace()))
 
 
 @cli.command()

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -103,22 +102,6 @@ async def test_a_restarted_exporter_brings_its_own_sample_rate(start: Start) -> 
     assert one.kv_sample_rate == 0.25
     async with start(kv_sample_rate="1") as exporter:
         await until(lambda: one.kv_sample_rate == 1.0, timeout=20)
-        await asyncio.to_thread(one.close)
-
-
-async def test_what_waits_until_all_is_safe(start: Start, tmp_path: Path) -> None:
-    """Not before it has arrived, nor, where the exporter keeps its state, before that is written."""
-    done: list[int] = []
-    one = publisher(f"ipc://{tmp_path}/ingest.ipc")
-    for number in range(3):
-        one.push(step())
-        one.after(partial(done.append, number))
-    await until(lambda: not one.queued)
-    assert done == []
-    async with start(state_dir=str(tmp_path / "state")) as exporter:
-        await until(lambda: done == [0, 1, 2], timeout=30)
-        assert generated(exporter) == 3
-        assert one.drained
         await asyncio.to_thread(one.close)
 
 

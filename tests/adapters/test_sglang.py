@@ -11,7 +11,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -412,18 +412,34 @@ def test_sglangs_choice_is_tapped_however_it_is_asked() -> None:
 
 
 def test_classes_are_replaced_where_sglang_asks_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In its module, once; those that a release lacks are passed over."""
-    monkeypatch.setattr(sglang_plugin, "usable_endpoint", lambda: True)
-    module: Any = SimpleNamespace(
-        SchedulerMetricsCollector=SchedulerMetricsCollector,
-        TokenizerMetricsCollector=TokenizerMetricsCollector,
-    )
-    for _ in range(2):
-        sglang_plugin.replace_in(module)
+    """By its registry of hooks, as in 0.5.11; those that a release lacks are passed over."""
+    replaced: dict[str, type] = {}
 
-    assert vars(module) == {
-        "SchedulerMetricsCollector": sglang_taps.tapped(SchedulerMetricsCollector, "scheduler"),
-        "TokenizerMetricsCollector": sglang_taps.tapped(TokenizerMetricsCollector, "tokenizer"),
+    class HookRegistry:
+        @staticmethod
+        def register(path: str, hook: Any, kind: str = "after") -> None:
+            if kind == "replace":
+                replaced[path] = hook
+
+    registry: Any = ModuleType("hook_registry")
+    registry.HookRegistry = HookRegistry
+    registry.HookType = SimpleNamespace(AFTER="after", REPLACE="replace")
+    collectors: Any = ModuleType("metrics_collector")
+    collectors.SchedulerMetricsCollector = SchedulerMetricsCollector
+    collectors.TokenizerMetricsCollector = TokenizerMetricsCollector
+    monkeypatch.setitem(sys.modules, "sglang.srt.plugins.hook_registry", registry)
+    monkeypatch.setitem(sys.modules, sglang_taps.COLLECTORS, collectors)
+    monkeypatch.setattr(sglang_plugin, "usable_endpoint", lambda: True)
+    sglang_plugin.plugin()
+
+    module = sglang_taps.COLLECTORS
+    assert replaced == {
+        f"{module}.SchedulerMetricsCollector": sglang_taps.tapped(
+            SchedulerMetricsCollector, "scheduler"
+        ),
+        f"{module}.TokenizerMetricsCollector": sglang_taps.tapped(
+            TokenizerMetricsCollector, "tokenizer"
+        ),
     }
 
 
@@ -650,7 +666,7 @@ def test_queues_by_priority(reports: Reports) -> None:
 
 
 def test_queues_of_older_releases_are_numbers(reports: Reports) -> None:
-    """0.5.4 counts requests in all; that many run, so nothing is idle."""
+    """A number of requests in all; that many run, so the scheduler is not idle."""
     reports.source.note(SchedulerStats(num_running_reqs=2, num_queue_reqs=0, gen_throughput=7.0))
     told = reports.told
 

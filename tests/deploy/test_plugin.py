@@ -104,8 +104,7 @@ def test_it_brings_nothing_that_an_engine_has_itself(plugin: Path) -> None:
     """A directory that Python looks at first would put its own releases before the engine's."""
     names = {one.name for one in plugin.iterdir() if one.suffix != ".dist-info"}
 
-    # The line in sidestep.pth runs in site-packages only: docs/sglang.md.
-    assert names - {"bin"} == {"sidestep", "sidestep_adapters", "sidestep.pth"}
+    assert names - {"bin"} == {"sidestep", "sidestep_adapters"}
 
 
 async def test_it_reaches_the_exporter_of_the_manifest(

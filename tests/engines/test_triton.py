@@ -12,7 +12,7 @@ from engines.comparison import Found, Page, assert_nothing_refused, labels_of, p
 from engines.processes import ExporterProcess, until
 from engines.triton_load import STREAMS, Ask, Client, statuses, succeeded
 from engines.triton_pages import FAILURE, SUCCESS, answered, settled, state
-from engines.triton_server import Place, TritonServer, exporter_of, poller_of
+from engines.triton_server import Place, TritonServer, exporter_of, ingest
 
 pytestmark = pytest.mark.engine
 
@@ -77,7 +77,7 @@ async def test_its_own_page_and_its_statistics_tell_of_the_load(
 
 
 async def test_counts_are_those_of_its_own_page(triton_python: Path, home: Path) -> None:
-    """Over HTTP or gRPC, with its own page or without, by the exporter or for it: all agree."""
+    """Over HTTP or gRPC, with its own page or without, polled or forwarded: all agree."""
     place = Place.chosen(triton_python, home)
     targets = {
         "http": place.base,
@@ -85,7 +85,7 @@ async def test_counts_are_those_of_its_own_page(triton_python: Path, home: Path)
         "grpc": place.grpc_target,
         "grpc-page": f"{place.grpc_target},metrics={place.page}",
         "late": place.base,
-        "apart": "",
+        "upstream": "",
     }
     found: dict[str, Found] = {}
     pages: dict[str, Page] = {}
@@ -97,9 +97,11 @@ async def test_counts_are_those_of_its_own_page(triton_python: Path, home: Path)
             exporter = await stack.enter_async_context(exporter_of(targets[name], home, name))
             exporters[name] = await exporter.started()
 
-        for name in ("http", "http-page", "grpc", "grpc-page", "apart"):
+        for name in ("http", "http-page", "grpc", "grpc-page", "upstream"):
             await listen(name)
-        await stack.enter_async_context(poller_of(place.base, home, "apart"))
+        forward = ["--forward", ingest(home, "upstream"), "--forward.interval", "0.2"]
+        downstream = exporter_of(place.base, home, "downstream", *forward)
+        await stack.enter_async_context(downstream)
         await server.started()
         client = await stack.enter_async_context(Client(place))
         answers = await client.mixed()

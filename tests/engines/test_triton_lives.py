@@ -185,47 +185,6 @@ async def test_ends_and_kills_lose_nothing(protocol: str, triton_python: Path, h
     assert_nothing_refused(page)
 
 
-@pytest.mark.parametrize("protocol", ["http", "grpc"])
-async def test_what_ends_while_it_drains_is_counted(
-    protocol: str, triton_python: Path, home: Path
-) -> None:
-    """After SIGTERM statistics are refused at once; requests in flight are on Triton's page."""
-    place = Place.chosen(triton_python, home, "slow")
-    target = f"{place.base if protocol == 'http' else place.grpc_target},metrics={place.page}"
-    async with running(place, target, home) as run:
-        for life in (1, 2):
-            async with TritonServer(place, ["batched", "slow"]) as server:
-                await server.started()
-                await run.client.ask_all(Ask("batched") for _ in range(BATCHED))
-                place.touch("batched")
-                await run.client.load("batched")
-                await run.client.ask_all(Ask("batched") for _ in range(BATCHED))
-                await run.client.ask(Ask("slow"))
-                # A round in which nothing works, from statistics to the page.
-                await asyncio.sleep(2)
-                slow = [asyncio.create_task(run.client.ask(Ask("slow"))) for _ in range(2)]
-                await asyncio.sleep(0.5)
-                ended = await server.end()
-                statuses = [answer.status for answer in await asyncio.gather(*slow)]
-            wanted = {("batched", "1"): 2 * BATCHED * life, ("slow", "1"): 3 * life}
-
-            async def counted(wanted: dict[tuple[str, str], int] = wanted) -> bool:
-                return answered(parse(await run.exporter.page())) == wanted
-
-            with contextlib.suppress(AssertionError):
-                await until(counted, 10)
-            page = await reached(run.exporter, "down")
-            print(life, ended, statuses, answered(page))  # noqa: T201
-            assert ended.code == 0
-            assert answered(page) == wanted
-            assert value(page, "nv_inference_exec_count", model="slow") == 3 * life
-            assert (
-                value(page, "nv_inference_compute_infer_duration_us", model="slow") > 5.9e6 * life
-            )
-    run.sampler.check()
-    assert_nothing_refused(page)
-
-
 async def test_its_end_takes_no_longer(triton_python: Path, home: Path) -> None:
     """A server that is polled ends as soon after SIGTERM as one that is not."""
     place = Place.chosen(triton_python, home)

@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import socket
-import sys
 import sysconfig
 import time
 from collections.abc import Mapping, Sequence
@@ -198,12 +197,6 @@ def exporter_of(target: str, home: Path, name: str = "exporter", *more: str) -> 
     """An exporter that polls ``target``, often."""
     flags = ["--triton", often(target), *more] if target else more
     return ExporterProcess(ingest(home, name), home / f"{name}.log", *flags)
-
-
-def poller_of(target: str, home: Path, name: str) -> Process:
-    """A process that polls ``target``, often, for the exporter of that name."""
-    command = [sys.executable, "-m", "sidestep", "poll-triton", "--connect", ingest(home, name)]
-    return Process([*command, often(target)], {}, home / f"{name}-poller.log")
 
 
 def ingest(home: Path, name: str) -> str:

@@ -76,4 +76,4 @@ def test_blanks_separate_servers_in_the_variable() -> None:
     """Commas stand before options."""
     found = read({}, {"SIDESTEP_TRITON": f"{URL},model=a http://b:8000"})
 
-    assert [server.name for server in found.triton] == [URL, "http://b:8000"]
+    assert [server.target.name for server in found.triton] == [URL, "http://b:8000"]

@@ -13,9 +13,7 @@ import secrets
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from random import Random
 
 from sidestep.engines.folding import ItemFolder
@@ -75,8 +73,6 @@ class Publisher:
         self._again = again
         self._flush = flush
         self._pending = Pending(notes, self.fail)
-        self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
-        """By the number of items that are to be safe first."""
         self._extra_at = 0.0
         self._told: tuple[int | None, int] = (None, 0)
         self._thread: threading.Thread | None = None
@@ -104,10 +100,6 @@ class Publisher:
         """Replace what the stream says about its engines; known ones keep their index."""
         self._engines = list(engines)
         self._described.set()
-
-    def after(self, then: Callable[[], None]) -> None:
-        """Call ``then``, in the publisher's thread, once all that was said before is safe."""
-        self._pending.queue.append(partial(self._wait, then))
 
     @property
     def queued(self) -> int:
@@ -173,7 +165,6 @@ class Publisher:
         processes.leave_alone(self._sender, self._link, self._thread, self._stop, self._described)
         self._thread = None
         self._pending.clear()
-        self._waiting = deque()
 
     def _start(self) -> None:
         incarnation = secrets.randbits(63)
@@ -233,18 +224,6 @@ class Publisher:
         if not self._is_idle():
             self._encode()
             self._pump(link)
-        if self._waiting:
-            self._settle()
-
-    def _wait(self, then: Callable[[], None]) -> Iterable[Item]:
-        self._waiting.append((self._sender.added, then))
-        return ()
-
-    def _settle(self) -> None:
-        """Until a Hello is answered, the exporter may not know what it says."""
-        settled = self._sender.settled if self.connected and not self._described.is_set() else -1
-        while self._waiting and self._waiting[0][0] <= settled:
-            self._waiting.popleft()[1]()
 
     def _give_up(self) -> None:
         """Another process has the stream's name: say so once, and take nothing any more."""

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 
 from sidestep.config.scrape_targets import Target
 from sidestep.config.settings import Config
 from sidestep.engines.triton.rows import FED
-from sidestep.errors import ConfigError, PollError
+from sidestep.errors import ConfigError
 from sidestep.exposition.passthrough.page import Page
-from sidestep.exposition.passthrough.registry import Reader
 from sidestep.ingest.intake import Intake
 from sidestep.telemetry.self_metrics import SelfMetrics
 from sidestep_adapters.scrape.http_client import Answer, Client
@@ -33,14 +30,14 @@ def sources(config: Config, intake: Intake) -> Sequence[Poller[Answer]]:
     passed, metrics = intake.registry.passed, intake.metrics
     found: list[Poller[Answer]] = []
     pages: list[tuple[Target, Page]] = []
-    for flag, target, excluded, other in _targets(config):
+    for flag, target, excluded in _targets(config):
         try:
             Client(target).check()
         except ConfigError as error:
             raise ConfigError(f"{flag} {target.name}: {error}") from None
         page = passed.page(target.labels, excluded)
         pages.append((target, page))
-        found.append(page_poller(target, page, metrics, PREFIX, partial(passed.readers.get, other)))
+        found.append(page_poller(target, page, metrics))
     metrics.read(f"{PREFIX}state", states(found))
     metrics.read(
         f"{PREFIX}samples",
@@ -60,50 +57,29 @@ def sources(config: Config, intake: Intake) -> Sequence[Poller[Answer]]:
     return found
 
 
-def _targets(config: Config) -> Iterator[tuple[str, Target, Collection[str], str]]:
-    """Who says so, the target, the families that are not wanted from there, and for whom else."""
+def _targets(config: Config) -> Iterator[tuple[str, Target, Collection[str]]]:
+    """Yield the flag, the target, and the families to leave out of its page."""
     for target in config.scrape:
-        yield "--scrape", target, (), ""
+        yield "--scrape", target, ()
     for server in config.triton:
         if server.metrics:
             target = dataclasses.replace(server.target, url=server.metrics)
-            yield "--triton", target, FED, server.target.name
+            yield "--triton", target, FED
 
 
-def page_poller(
-    target: Target,
-    page: Page,
-    metrics: SelfMetrics,
-    prefix: str,
-    reader: Callable[[], Reader | None],
-) -> Poller[Answer]:
-    """Fetches ``target`` for ``page``, and for ``reader`` if there is one by then."""
+def page_poller(target: Target, page: Page, metrics: SelfMetrics) -> Poller[Answer]:
+    """Poll ``target`` for ``page``."""
 
     @asynccontextmanager
     async def connect() -> AsyncIterator[Callable[[], Awaitable[Answer]]]:
         client = Client(target)
-
-        async def ask() -> Answer:
-            other = reader()
-            if other is None:
-                return await client.ask(target.url, ACCEPT, KINDS)
-            other.asked(time.monotonic())
-            try:
-                return await client.ask(target.url, ACCEPT, KINDS)
-            except PollError as error:
-                other.failed(error.cause)
-                raise
-
         client.open()
         try:
-            yield ask
+            yield lambda: client.ask(target.url, ACCEPT, KINDS)
         finally:
             await client.close()
 
     def take(answer: Answer) -> Iterator[None]:
-        yield from page.take(answer.chunks)
-        other = reader()
-        if other is not None and page.plan is not None:
-            yield from other.read(page.plan)
+        return page.take(answer.chunks)
 
-    return Poller(target, Question(connect, take, page.hide), metrics, prefix)
+    return Poller(target, Question(connect, take, page.hide), metrics, PREFIX)

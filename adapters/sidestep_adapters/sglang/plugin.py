@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from types import ModuleType
 from typing import Any
 
 from sidestep_adapters.publisher.environment import log_as, usable_endpoint
@@ -80,14 +79,6 @@ def _is_module(name: str) -> bool:
     except ModuleNotFoundError:
         # Nor is the package around it.
         return False
-
-
-def replace_in(collectors: ModuleType) -> None:
-    """Replace SGLang's classes where they are defined, before anyone has taken them from there."""
-    if usable_endpoint():
-        log_as("sglang")
-        for name, cls in taps(collectors).items():
-            setattr(collectors, name, cls)
 
 
 def _resolved(cls: type, *args: Any, **kwargs: Any) -> type | None:

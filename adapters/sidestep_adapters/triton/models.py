@@ -13,7 +13,6 @@ from sidestep.engines.triton.statistics import BegunAnewError, difference
 from sidestep.engines.triton.wire import ModelStats, TritonStats
 from sidestep.protocol.limits import MAX_LABEL_CHARS
 from sidestep.protocol.messages import EngineInfo
-from sidestep_adapters.triton.drain import Drain
 from sidestep_adapters.triton.model_config import ModelConfig
 from sidestep_adapters.triton.statistics import Head
 
@@ -58,15 +57,12 @@ class Models:
         labels: Of all its series.
         has_failures: Whether failed requests are shown from here.
         read: Reads a piece of an answer.
-
-    Attributes:
-        drain: Where the server's own page is read, too, what looks into both.
     """
 
     def __init__(
         self, name: str, labels: Mapping[str, str], read: Read, *, has_failures: bool
     ) -> None:
-        self.server = EngineInfo(identity(name), DIALECT, dict(labels))
+        self.server = server_engine(name, labels)
         self._name = name
         self._labels = labels
         self._read = read
@@ -74,7 +70,6 @@ class Models:
         self._versions: dict[Head, _Version] = {}
         self._by_piece: dict[bytes, Head] = {}
         self._configs: dict[str, ModelConfig] = {}
-        self.drain: Drain | None = None
 
     def __len__(self) -> int:
         return len(self._versions)
@@ -112,7 +107,6 @@ class Models:
         info = self._info(head, config)
         if known is not None and known.info != info:
             # Other labels are other series.
-            self._part(head)
             yield Look(known.info, None, leaves=True)
         self._configs[head.name] = config
         version = self._versions[head] = _Version(b"", stats, info, config.instances)
@@ -130,11 +124,6 @@ class Models:
         for name in self._configs.keys() - names:
             del self._configs[name]
 
-    def last(self, head: Head, stats: ModelStats, moment: Moment) -> Look | None:
-        """What is known of a version after the server has ended, if it is one still."""
-        known = self._versions.get(head)
-        return None if known is None else Look(known.info, _item(moment, stats, known.instances))
-
     def wait(self, head: Head, piece: bytes, moment: Moment) -> Iterator[Look]:
         """Remember that a version has begun anew whose configuration is not there yet.
 
@@ -150,7 +139,6 @@ class Models:
     def _drop(self, head: Head, moment: Moment) -> Iterator[Look]:
         version = self._versions.pop(head)
         self._by_piece.pop(version.piece, None)
-        self._part(head)
         yield gone(version.info, moment)
 
     @property
@@ -163,19 +151,11 @@ class Models:
         self._versions.clear()
         self._by_piece.clear()
         self._configs.clear()
-        if self.drain is not None:
-            self.drain.forget()
-
-    def _part(self, head: Head) -> None:
-        if self.drain is not None:
-            self.drain.left(head)
 
     def _keep(self, head: Head, version: _Version, piece: bytes, stats: ModelStats) -> None:
         self._by_piece.pop(version.piece, None)
         self._by_piece[piece] = head
         version.piece, version.stats = piece, stats
-        if self.drain is not None:
-            self.drain.looked(head, stats)
 
     def _info(self, head: Head, config: ModelConfig) -> EngineInfo:
         # What the operator says has the last word.
@@ -191,6 +171,11 @@ class Models:
             labels,
             features=sorted(name for name, is_on in features.items() if is_on),
         )
+
+
+def server_engine(name: str, labels: Mapping[str, str]) -> EngineInfo:
+    """Return the engine that the server itself is."""
+    return EngineInfo(identity(name), DIALECT, dict(labels))
 
 
 def identity(*parts: str) -> str:

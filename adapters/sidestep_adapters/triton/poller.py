@@ -6,23 +6,20 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
 from sidestep.config.triton_servers import Server
 from sidestep.engines.items import Item
-from sidestep.engines.triton.wire import ModelStats
 from sidestep.errors import PollError, WireError
-from sidestep.ingest.local_stream import Outlet
+from sidestep.ingest.local_stream import ServerFeed
 from sidestep.telemetry.logs import Limited
-from sidestep_adapters.triton.drain import Drain
-from sidestep_adapters.triton.models import Look, Models, Moment
+from sidestep_adapters.triton.models import Look, Models
 from sidestep_adapters.triton.poll import Poller
 from sidestep_adapters.triton.queries import Questions
 from sidestep_adapters.triton.server import Server as Answers
 from sidestep_adapters.triton.state import State
-from sidestep_adapters.triton.statistics import Head
 
 log = logging.getLogger("sidestep.triton")
 
@@ -52,7 +49,7 @@ class Triton:
     until all have had theirs.
 
     Args:
-        outlet: Where it goes.
+        feed: Where it goes.
         reject: Counts what could not be taken, by its reason.
         has_failures: Whether failed requests are shown under Triton's own name: its page can
             tell them by reason.
@@ -63,19 +60,19 @@ class Triton:
         server: Server,
         answers: Answers,
         connection: Connection,
-        outlet: Outlet,
+        feed: ServerFeed,
         reject: Callable[[str], None],
         *,
         has_failures: bool,
     ) -> None:
         self._interval = server.target.interval
         self._connection = connection
-        self._outlet = outlet
+        self._feed = feed
         self._reject = reject
         self._lines = Limited(log)
-        self._name = f"triton {server.name}"
+        self._name = f"triton {server.target.name}"
         self._models = Models(
-            server.name,
+            server.target.name,
             dict(server.target.labels),
             answers.stats,
             has_failures=has_failures,
@@ -88,11 +85,11 @@ class Triton:
             heard=self._heard,
             hand=self._hand,
             reject=reject,
-            known=lambda: outlet.engines,
+            known=lambda: feed.engines,
             lines=self._lines,
             name=self._name,
         )
-        self.state = State(outlet, self._name, self._interval, self._tell_server, log)
+        self.state = State(feed, self._name, self._interval, self._tell_server, log)
         self._turns: deque[Callable[[], None]] = deque()
         self._is_done = asyncio.Event()
         """Whether all that was found has had its turn."""
@@ -101,11 +98,6 @@ class Triton:
         self._task: asyncio.Task[None] | None = None
         self._polling: asyncio.Task[None] | None = None
         self._wake: Callable[[], None] = lambda: None
-
-    def drain(self) -> Drain:
-        """What is to read the server's own page, which is polled by somebody else."""
-        found = self._models.drain = Drain(self._tell_last)
-        return found
 
     def open(self, wake: Callable[[], None]) -> None:
         """Begin to poll; the server may come later."""
@@ -192,13 +184,9 @@ class Triton:
     def _fail(self, error: PollError) -> None:
         if error.cause == "unreachable":
             self._poller.questions.connect_anew()
-            if self._models.drain is not None:
-                self._models.drain.closed()
         self._turns.append(partial(self.state.failed, time.monotonic(), error))
 
     def _heard(self) -> None:
-        if self._models.drain is not None:
-            self._models.drain.heard(time.monotonic())
         self._turns.append(partial(self.state.heard, time.monotonic()))
 
     def _hand(self, look: Look) -> None:
@@ -212,29 +200,18 @@ class Triton:
         if look.item is not None and (not until or time.monotonic() >= until):
             self._refused.pop(identity, None)
             try:
-                self._outlet.tell(look.info, look.item)
+                self._feed.tell(look.info, look.item)
             except WireError as error:
                 self._refused[identity] = time.monotonic() + REFUSED_FOR
                 self._reject(error.reason)
                 self._lines.warning("tell", "%s: %s is not shown: %s", self._name, identity, error)
         if look.leaves:
             self._refused.pop(identity, None)
-            self._outlet.leave(identity)
-
-    def _tell_last(self, left: Mapping[Head, ModelStats]) -> None:
-        """The server has ended, and had counted more than any poll has found."""
-        moment = Moment(time.monotonic(), time.time())
-        for head, stats in left.items():
-            look = self._models.last(head, stats, moment)
-            if look is not None:
-                self._turns.append(partial(self._tell, look))
-        # What is told of after so long may be shown, and fed, again.
-        self._turns.append(lambda: self._outlet.lost(moment.stamp))
-        self._wake()
+            self._feed.leave(identity)
 
     def _tell_server(self, item: Item) -> None:
         try:
-            self._outlet.tell(self._models.server, item)
+            self._feed.tell(self._models.server, item)
         except WireError as error:
             self._reject(error.reason)
             self._lines.warning("tell", "%s: its state is not shown: %s", self._name, error)

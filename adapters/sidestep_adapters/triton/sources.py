@@ -8,11 +8,10 @@ from sidestep.config.settings import Config
 from sidestep.config.triton_servers import Server
 from sidestep.errors import ConfigError, WireError
 from sidestep.ingest.intake import Intake
-from sidestep.ingest.local_stream import Outlet, ServerFeed
-from sidestep.protocol.messages import EngineInfo
+from sidestep.ingest.local_stream import ServerFeed
 from sidestep_adapters.scrape.http_client import Client
 from sidestep_adapters.triton.http import HttpServer
-from sidestep_adapters.triton.models import DIALECT, identity
+from sidestep_adapters.triton.models import server_engine
 from sidestep_adapters.triton.poller import Triton
 from sidestep_adapters.triton.queries import IN_FLIGHT
 
@@ -30,23 +29,15 @@ def sources(config: Config, intake: Intake) -> Sequence[Triton]:
 
 def _source(server: Server, intake: Intake, *, has_failures: bool) -> Triton:
     try:
-        intake.registry.check(engine_of(server))
-        outlet = ServerFeed(intake, f"triton {server.name}")
-        found = poller(server, outlet, intake.reject, has_failures=has_failures)
+        intake.registry.check(server_engine(server.target.name, dict(server.target.labels)))
+        feed = ServerFeed(intake, f"triton {server.target.name}")
+        return poller(server, feed, intake.reject, has_failures=has_failures)
     except (ConfigError, WireError) as error:
-        raise ConfigError(f"--triton {server.name}: {error}") from None
-    if server.metrics:
-        intake.registry.passed.readers[server.target.name] = found.drain()
-    return found
-
-
-def engine_of(server: Server) -> EngineInfo:
-    """The engine that the server itself is."""
-    return EngineInfo(identity(server.name), DIALECT, dict(server.target.labels))
+        raise ConfigError(f"--triton {server.target.name}: {error}") from None
 
 
 def poller(
-    server: Server, outlet: Outlet, reject: Callable[[str], None], *, has_failures: bool
+    server: Server, feed: ServerFeed, reject: Callable[[str], None], *, has_failures: bool
 ) -> Triton:
     """The one of ``server``; see ``Triton``.
 
@@ -59,8 +50,8 @@ def poller(
 
         asked = GrpcServer(server.target)
         asked.check()
-        return Triton(server, asked, asked, outlet, reject, has_failures=has_failures)
+        return Triton(server, asked, asked, feed, reject, has_failures=has_failures)
     client = Client(server.target, IN_FLIGHT)
     client.check()
     answers = HttpServer(client, server.target.url)
-    return Triton(server, answers, client, outlet, reject, has_failures=has_failures)
+    return Triton(server, answers, client, feed, reject, has_failures=has_failures)

@@ -1,4 +1,4 @@
-"""What polls say of a server: there, slow, or gone; to its outlet, its metrics and the log."""
+"""What polls say of a server: there, slow, or gone; to its feed, its metrics and the log."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from sidestep.config.poll_state import STATES, PollState
 from sidestep.engines.items import Item
 from sidestep.errors import PollError
-from sidestep.ingest.local_stream import Outlet
+from sidestep.ingest.local_stream import ServerFeed
 from sidestep.protocol.self_described import Family, Sample, Samples
 from sidestep.telemetry.logs import Limited
 from sidestep_adapters.triton.server import advice
@@ -38,7 +38,7 @@ class State:
 
     def __init__(
         self,
-        outlet: Outlet,
+        feed: ServerFeed,
         name: str,
         interval: float,
         tell: Callable[[Item], None],
@@ -46,14 +46,14 @@ class State:
     ) -> None:
         self._patience = max(interval, PATIENCE)
         self._state = PollState(self._patience, math.inf)
-        self._outlet = outlet
+        self._feed = feed
         self._name = name
         self._tell = tell
         self._lines = Limited(log)
         self._cause = ""
         """Why the last poll failed."""
         self._is_heard = self._is_lost = False
-        """What the outlet was told last; nothing yet."""
+        """What the feed was told last; nothing yet."""
         self._is_doubted = False
         self._good = -math.inf
         """When statistics were last there."""
@@ -69,7 +69,7 @@ class State:
         """Statistics are there."""
         self._good = now
         self._is_heard, self._is_lost, self._is_doubted = True, False, False
-        self._outlet.heard(now)
+        self._feed.heard(now)
 
     def succeeded(self, now: float, seconds: float, versions: int) -> None:
         """All statistics are there, of so many versions, after so many seconds."""
@@ -116,15 +116,15 @@ class State:
 
     def _lose(self, now: float) -> None:
         self._is_heard, self._is_lost = False, True
-        self._outlet.lost(now)
+        self._feed.lost(now)
 
     def _stay(self, now: float) -> None:
         """The server is there, but what it had may not be true any more."""
         if self._is_heard:
-            self._outlet.heard(now)
+            self._feed.heard(now)
             if now - self._good >= DOUBT and not self._is_doubted:
                 self._is_doubted = True
-                self._outlet.doubt()
+                self._feed.doubt()
                 # Which does not mean what is known of the server itself.
                 self._say(now, "")
 

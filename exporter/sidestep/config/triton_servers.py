@@ -31,18 +31,11 @@ class Server:
         models: Names or patterns of names; empty: all.
         metrics: URL of its own page, of which what statistics do not know is passed on;
             empty: none.
-        namespace: Where it is polled from, if its URL alone does not tell it from others.
     """
 
     target: polls.Target
     models: tuple[str, ...] = ()
     metrics: str = ""
-    namespace: str = ""
-
-    @property
-    def name(self) -> str:
-        """What tells it from others."""
-        return f"{self.namespace}/{self.target.name}" if self.namespace else self.target.name
 
     @property
     def is_grpc(self) -> bool:

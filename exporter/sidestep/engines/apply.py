@@ -5,7 +5,7 @@ from __future__ import annotations
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.handlers import Handlers
 from sidestep.engines.items import Item
-from sidestep.errors import CatalogueError
+from sidestep.errors import CatalogueError, WireError
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.merge import add_record
 from sidestep.metrics.registry import Registry
@@ -72,8 +72,11 @@ class Applier:
         """Add what a sender folded; how many observations had foreign bounds.
 
         Raises:
-            WireError: See ``merge.add_record`` and ``folded.check``.
+            WireError: See ``merge.add_record`` and ``folded.check``; or it has statistics that a
+                server keeps, which only the exporter can take the difference of.
         """
+        if record.totals.looked:
+            raise WireError("bad_item", "statistics that a server keeps cannot be folded")
         check_folded(engine, record)
         totals = record.totals
         if totals.cut_off is not None:
@@ -81,17 +84,11 @@ class Applier:
             self._of[engine.layout.dialect].untracked(engine, untracked)
         if totals.blocks:
             self.abandon(engine)
-        if totals.looked:
-            # What was new at the first look; the record has what was new since.
-            self.apply(engine, totals.looked[0])
         try:
             moved = add_record(self.registry, engine, record)
         finally:
             # What was refused is not in it any more, and all else counts.
             judge_folded(engine, record)
-        if totals.looked:
-            engine.looked = totals.looked[-1]
-            engine.absent = engine.looked.stats is None
         return moved
 
     def abandon(self, engine: Engine) -> None:

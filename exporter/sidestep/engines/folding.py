@@ -42,7 +42,6 @@ class ItemFolder:
         self.settings = Settings()
         self.kv_sample_rate: float | None = None
         self._registry = Registry({}, {})
-        self._registry.partial = True
         self._applier: Applier | None = None
         self._engines: dict[int, Engine] = {}
 

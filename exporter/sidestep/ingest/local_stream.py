@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
-from typing import Protocol
 
 from sidestep.config.subscriptions import Subscription
 from sidestep.engines.items import Item
@@ -18,33 +17,6 @@ from sidestep.protocol.messages import EngineInfo
 DIALECT = "stream"
 MAX_FED = 64
 """Engines of one publisher, which has one: a rank that changes is a lie."""
-
-
-class Outlet(Protocol):
-    """Where a poller's looks go: a feed of this process, or a stream to another."""
-
-    @property
-    def engines(self) -> Mapping[str, EngineInfo]:
-        """Those that it feeds, or fed when the exporter was last there, by their identities."""
-
-    def tell(self, info: EngineInfo, item: Item) -> None:
-        """Apply ``item`` to the engine that ``info`` names.
-
-        Raises:
-            WireError: It cannot be shown, or the item contradicts itself.
-        """
-
-    def leave(self, engine: str) -> None:
-        """Feed ``engine`` no more."""
-
-    def heard(self, now: float) -> None:
-        """The server is there."""
-
-    def doubt(self) -> None:
-        """It has not answered for long: what its gauges say may not be true any more."""
-
-    def lost(self, now: float) -> None:
-        """It is not there."""
 
 
 class Feed:
@@ -91,7 +63,7 @@ class Feed:
 
 
 class ServerFeed(Feed):
-    """The way in of a poller: a server, and the versions of its models; an ``Outlet``."""
+    """The way in of a poller: a server, and the versions of its models."""
 
     def __init__(self, intake: Intake, name: str) -> None:
         super().__init__(intake, name)

@@ -88,7 +88,6 @@ class Engine:
         requests: Its requests in flight, where it sends request events.
         blocks: Its KV blocks, where it sends events of them.
         looked: What was last read of statistics that its server keeps.
-        looked_first: What was first, where only the exporter knows what was before.
         absent: Whether its server does not have it now: nothing of it is shown.
         forwarded: Whether other exporters count it: nothing is applied to it here.
         told: Its computed gauges by their readings' names, where it is.
@@ -123,7 +122,6 @@ class Engine:
         "layout",
         "live",
         "looked",
-        "looked_first",
         "looks",
         "marks",
         "mm_hits",
@@ -184,7 +182,6 @@ class Engine:
         self.requests: Lifecycle | None = None
         self.blocks: Residency | None = None
         self.looked: Any = None
-        self.looked_first: Any = None
         self.absent = self.forwarded = False
         self.told: Mapping[str, float] = {}
         self.restarts = 0
@@ -294,7 +291,7 @@ class Engine:
         made.series = made.open_bytes = made.restarts = 0
         made.last_seen = 0.0
         made.created = 0.0 if self.native is None else self.native.wall()
-        made.requests = made.blocks = made.looked = made.looked_first = None
+        made.requests = made.blocks = made.looked = None
         return made
 
     def show(self, placed: Placed) -> None:

@@ -184,7 +184,7 @@ def totals_of(engine: Engine) -> Totals:
         list(engine.seen),
         engine.restarts,
         engine.last_seen,
-        looked=[look for look in (engine.looked_first, engine.looked) if look is not None],
+        looked=[] if engine.looked is None else [engine.looked],
         created=engine.created,
     )
 

@@ -73,7 +73,6 @@ class Registry:
         questions: Parallel samples, which may be spread over engines.
         kept: Engines of which nothing was heard for long: not shown, but when one
             comes back its counters go on.
-        partial: Whether another process has what came before: this one's counts will be added there.
         version: Changes with every applied item, so that a page can be reused.
         limited: What went to ``__other__`` or was refused since there were too many, by limit.
         parts: How many engines are but parts of others.
@@ -102,7 +101,6 @@ class Registry:
         self.questions = Questions()
         self.engines: dict[str, Engine] = {}
         self.kept: dict[str, Engine] = {}
-        self.partial = False
         self.version = 0
         self.limited: Counter[str] = Counter(dict.fromkeys(LIMITS, 0))
         self.parts = 0

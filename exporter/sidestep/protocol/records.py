@@ -117,8 +117,7 @@ class Totals(msgspec.Struct, array_like=True, gc=False):
         cut_off: Requests that began in what was folded, and did not end in it; None
             where no request events were folded.
         blocks: Whether block events were folded.
-        looked: The first and the last look at statistics that the engine's server keeps: the counts
-            are those from the one to the other. In a snapshot the last alone.
+        looked: The last look at statistics that the engine's server keeps, if there was one.
         created: Unix time since when it counts; 0.0 where that is not told.
     """
 
@@ -135,7 +134,7 @@ class Totals(msgspec.Struct, array_like=True, gc=False):
     limited: Count = 0
     cut_off: Count | None = None
     blocks: bool = False
-    looked: Annotated[list[TritonStats], Meta(max_length=2)] = []
+    looked: Annotated[list[TritonStats], Meta(max_length=1)] = []
     created: Seconds = 0.0
 
 

@@ -62,7 +62,6 @@ class Sender:
     Attributes:
         dropped: Items given up: they could not be counted, or the exporter refused them.
         folded: Items that were folded.
-        added: Items queued so far, whatever became of them.
         seals: Times that what was folded was made ready to be sent.
         errors: Records that could not be made into items; the caller counts them here.
         boot: The exporter process that answered last.
@@ -86,7 +85,7 @@ class Sender:
         self.engines = list(engines)
         self.state = State.GREETING
         self.reopen = False
-        self.dropped = self.errors = self.folded = self.seals = self.added = 0
+        self.dropped = self.errors = self.folded = self.seals = 0
         self.complaint = ""
         self.kv_sample_rate: float | None = None
         self._random = random
@@ -117,15 +116,6 @@ class Sender:
         return not self._pending and not self._ring and not self._folder.count
 
     @property
-    def settled(self) -> int:
-        """How many of the items added, the first ones, have arrived and are safe, or are given up."""
-        if self.state is State.STOPPED:
-            return self.added
-        held = 0 if self._ring.first is None else self._seq - self._ring.first + 1
-        waiting = sum(p.items if isinstance(p, Folded) else 1 for p in self._pending)
-        return self.added - held - waiting - self._folder.count
-
-    @property
     def folding(self) -> bool:
         """Whether items that are added now are folded."""
         return self._folder.count > 0
@@ -142,7 +132,6 @@ class Sender:
 
     def add(self, items: Sequence[bytes]) -> None:
         """Queue encoded items; where there is no room they are folded, all until it is back."""
-        self.added += len(items)
         if self.state is State.STOPPED:
             self.dropped += len(items)
             return

@@ -58,10 +58,7 @@ class TritonHandlers(Handlers):
             # Somebody else has looked since.
             return
         engine.looked, engine.absent = item, item.stats is None
-        if before is None and self.registry.partial:
-            # What it has over the look before, only the exporter can tell.
-            engine.looked_first = item
-        elif item.stats is not None:
+        if item.stats is not None:
             engine.gauge_stamp = item.stamp
             if before is not None and item.stats == before.stats:
                 self._rest(engine, item)

@@ -1,7 +1,7 @@
 """What Triton's statistics extension says of one version of a model, since it was loaded.
 
 Names are the extension's, times its nanoseconds. The numbers are not deltas: an exporter that
-was away, or a poller that was, goes on with the next one. See ``sidestep.engines.triton.statistics``.
+was away goes on with the next one. See ``sidestep.engines.triton.statistics``.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Protocol
 
 from sidestep.catalog.layout import taken
 from sidestep.catalog.model import OBSERVED
@@ -66,31 +65,14 @@ class _Merge:
         """By page: samples that another shows."""
 
 
-class Reader(Protocol):
-    """Takes something else from a page, as it is polled."""
-
-    def asked(self, now: float) -> None:
-        """It is asked for."""
-
-    def read(self, plan: Plan) -> Iterator[None]:
-        """It is there: do what is to be done with it, a slice at each step."""
-
-    def failed(self, cause: str) -> None:
-        """There is none, for one of ``PollError``'s causes."""
-
-
 class Passed:
     """All pages.
 
     Args:
         ours: The names that the exporter's own families take.
-
-    Attributes:
-        readers: By the name of the target that has the page.
     """
 
     def __init__(self, ours: Callable[[], Iterable[AbstractSet[str]]]) -> None:
-        self.readers: dict[str, Reader] = {}
         self._ours = ours
         self._pages: list[Page] = []
         self._rivals: list[frozenset[int]] = []
