@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SOURCES := exporter adapters tests benchmarks chaos fuzz
 
-.PHONY: demo test check lint fix bench bench-details bench-plots chaos fuzz docs screens golden test-engines deploy-test image-test tools clean
+.PHONY: demo test check lint fix bench chaos fuzz docs screens golden test-engines deploy-test image-test tools clean
 
 demo: $(STAMP)
 	$(BIN)/sidestep demo
@@ -30,19 +30,10 @@ fix: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# One table of sidestep and its peers, 15 minutes; BENCH="--quick", "--only scrape load", "--write".
+# One table of sidestep and its peers, 15 minutes; BENCH="--quick", "--only scrape load". "--write" puts it
+# into docs/performance.md; then `make docs` brings its figures into README.md.
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks $(BENCH)
-
-# The tables of all topics, with more rows than the one table has.
-bench-details: $(STAMP)
-	for bench in engine_cost ingest events scrape views snapshot forward residency streams pages triton sglang_items; do $(BIN)/python -m benchmarks.bench_$$bench || exit 1; done
-	$(or $(wildcard build/sglang-venv/bin/python),$(BIN)/python) -m benchmarks.bench_sglang_cost
-
-# How costs grow, into docs/images; PLOTS="--quick --to DIRECTORY", "--drawn-from build/growth.json".
-bench-plots: $(STAMP)
-	$(BIN)/pip install --quiet -e '.[plots]'
-	$(BIN)/python -m benchmarks.plots $(PLOTS)
 
 # Every fault over every transport: over an hour. CHAOS="--quick", "--fault kill --seed 7", ...
 chaos: $(STAMP)

@@ -1,1 +1,1 @@
-"""Benchmarks: each module is run by itself, ``python -m benchmarks.bench_...``."""
+"""One table of what sidestep costs beside its peers: ``python -m benchmarks``."""

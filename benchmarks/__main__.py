@@ -2,7 +2,7 @@
 
 Each topic runs in a process of its own, one after the other; a peer that is not here is named
 as absent. Nothing fails because it was slow: what fails is a measurement that could not be
-made. A module ``benchmarks.bench_*`` prints more about its topic.
+made.
 """
 
 from __future__ import annotations

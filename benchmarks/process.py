@@ -1,10 +1,16 @@
-"""An exporter process to measure: started, asked for its page and its CPU time, stopped."""
+"""Processes to measure: an exporter, asked for its page and its CPU time, and workers.
+
+A worker holds what is measured: a case a line goes in, a result a line comes out.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import shutil
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -12,10 +18,10 @@ import time
 import urllib.error
 import urllib.request
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import final
+from typing import IO, Any, final
 
 from sidestep.catalog.layout_builder import compile_layout
 from sidestep.engines.dialects import DIALECTS
@@ -132,3 +138,115 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
     return port
+
+
+VLLM = {
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_PLUGINS": "none",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+"""Environment of a process that imports vLLM and measures."""
+GAP = 0.005
+"""Seconds between two calls, as between two steps of an engine."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """Nanoseconds: of the calling thread per call with and without gap, of the process a call."""
+
+    gap: list[int]
+    process: float = 0.0
+    hot: list[int] = dataclasses.field(default_factory=list)
+    recorded: int = 0
+
+
+@final
+class Worker:
+    """Runs ``python -m`` with these arguments; use it as a context."""
+
+    def __init__(self, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
+        inherited = {**os.environ, **VLLM}
+        # prometheus_client reads it when it is imported.
+        inherited.pop("PROMETHEUS_MULTIPROC_DIR", None)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**inherited, **environ},
+        )
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        self._process.wait(timeout=30.0)
+
+    def run(self, case: Any) -> Result:
+        """Measure ``case``, a dataclass."""
+        to, answers = self._process.stdin, self._process.stdout
+        if to is None or answers is None:
+            raise RuntimeError("a worker has pipes")
+        to.write(json.dumps(dataclasses.asdict(case)) + "\n")
+        to.flush()
+        answer = answers.readline()
+        if not answer:
+            raise SystemExit("a worker has died; its error stands above")
+        return Result(**json.loads(answer))
+
+
+def cases(answers: IO[str]) -> Iterator[tuple[dict[str, Any], Callable[[Result], None]]]:
+    """In a worker: each case, and what takes its result; ``answers`` is from ``own_output``."""
+
+    def answer(result: Result) -> None:
+        answers.write(json.dumps(dataclasses.asdict(result)) + "\n")
+        answers.flush()
+
+    for line in sys.stdin:
+        yield json.loads(line), answer
+
+
+def own_output() -> IO[str]:
+    """The pipe for answers; whatever a library prints goes to standard error from now on."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return answers
+
+
+def mean(results: Sequence[Result], *, hot: bool = False) -> float:
+    """Microseconds a call: the median round's mean, so that one disturbed round does not count."""
+    rounds = [result.hot if hot else result.gap for result in results]
+    return statistics.median(map(statistics.fmean, rounds)) / 1e3
+
+
+def process(results: Sequence[Result]) -> float:
+    """Microseconds of the whole process a call, of the median round."""
+    return statistics.median(result.process for result in results) / 1e3
+
+
+def clock_overhead() -> int:
+    """Nanoseconds that two readings of the thread's clock, and an empty call, take."""
+    clock = time.thread_time_ns
+    spent = []
+    for _ in range(10_000):
+        begin = clock()
+        _nothing()
+        spent.append(clock() - begin)
+    return int(statistics.median(spent))
+
+
+def _nothing() -> None:
+    """Do nothing, as an empty call."""
+
+
+def wait(done: Callable[[], bool]) -> None:
+    """Wait until ``done``, half a minute at most."""
+    deadline = time.monotonic() + START
+    while not done():
+        if time.monotonic() > deadline:
+            raise SystemExit("the exporter does not answer")
+        time.sleep(0.01)

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from tools import docs
+from tools.docs import broken_links
 
 from sidestep.catalog.buckets import DEFAULTS
 from sidestep.config.settings import CONFIG_FILE, SETTINGS
@@ -55,12 +57,52 @@ def test_documents_name_families_that_exist(path: Path) -> None:
     assert unknown == set()
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
-def test_links_lead_to_files(path: Path) -> None:
-    """Relative links, of all documents."""
-    targets = re.findall(r"\]\((?!https?:)([^)#]+)", path.read_text())
+def test_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:
+    """To a file or to a heading; code is no link, and headings are named as GitHub does it."""
+    (tmp_path / "other.md").write_text("# A `--flag`, and more\n\n## Twice\n\n## Twice\n")
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# Here\n[a](other.md#a---flag-and-more) [b](other.md#twice-1) [c](#here) [d](https://x/#y)\n"
+        "`[e](gone.md)`\n```\n# No heading\n[f](gone.md)\n```\n"
+        "[g](gone.md) [h](other.md#twice-2) [i](#no-heading)\n"
+    )
 
-    assert [target for target in targets if not (path.parent / target).exists()] == []
+    assert [line.split(": ")[1] for line in broken_links([page])] == [
+        "gone.md",
+        "other.md#twice-2",
+        "#no-heading",
+    ]
+
+
+def test_a_private_word_is_found_in_every_kind_of_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error everywhere, or in files that are not listed as unfinished."""
+    listed = tmp_path / "words.txt"
+    listed.write_text(
+        "# words\n! vllm -> V\nengine -> E\nunfinished README.md\nunfinished grafana/vllm.json\n"
+    )
+    monkeypatch.setattr(docs, "WORDS", listed)
+    found = list(docs.private_words())
+
+    by_file: dict[str, set[bool]] = {}
+    for error, where in found:
+        by_file.setdefault(where.partition(":")[0], set()).add(error)
+    assert by_file["README.md"] == {True, False}
+    assert by_file["grafana/vllm.json"] == {True, False}
+    assert by_file["docs/vllm.md"] == {True}
+    assert by_file["exporter/sidestep/telemetry/rows.py"] == {True}
+    assert any("say E" in where for _, where in found)
+
+
+def test_the_readmes_figures_are_those_of_the_table() -> None:
+    """A row that the table lost is an error, not a figure that stays."""
+    measured = (ROOT / "docs" / "performance.md").read_text()
+    written = (ROOT / "README.md").read_text().partition(docs.BEGIN)[2].partition(docs.END)[0]
+    ratios = [line.split(" | ")[2].strip("| ") for line in written.splitlines() if "x |" in line]
+
+    assert len(ratios) == len(docs.FIGURES)
+    assert all(f"| {ratio} |" in measured for ratio in ratios)
 
 
 def test_every_flag_is_in_the_help_and_the_documents() -> None:

@@ -1,13 +1,19 @@
 """Write the documents that the tables already say; ``--check`` only compares.
 
 docs/metrics.md and docs/triton-fields.md come from the catalogue, docs/configuration.md from the
-settings.
+settings, README.md's figures from the table in docs/performance.md. ``--check`` also follows every
+link inside the repository and refuses this project's former private words
+(tools/private_words.txt) where they are gone; ``--words`` lists those that remain.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
+import json
+import re
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import get_args, get_origin, get_type_hints
@@ -26,7 +32,49 @@ from sidestep.engines.triton.wire import ModelStats
 from sidestep.engines.vllm.core_rows import ROWS as TAPPED
 from sidestep.telemetry.rows import ROWS as SELF_ROWS
 
-DOCS = Path(__file__).parents[1] / "docs"
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+TEXTS = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
+    ROOT / "benchmarks" / "README.md",
+    *sorted(DOCS.glob("**/*.md")),
+]
+WORDS = ROOT / "tools" / "private_words.txt"
+BEGIN = "<!-- Written by `make docs` from docs/performance.md: -->\n"
+END = "<!-- until here. -->\n"
+STEPS = "The same with a real vLLM's objects"
+PAGES = "A scrape: making the page"
+TAKEN_IN = "The exporter: values a second of one core"
+FIGURES = (
+    (STEPS, "step of 256 requests", "a step of 256 requests, on the engine's thread"),
+    (STEPS, "step of 256 requests, multiprocess mode", "the same in multiprocess mode"),
+    (STEPS, "step of 1,024 requests", "a step of 1,024 requests"),
+    (STEPS, "step of 1 request", "a step of one request"),
+    (STEPS, "step of 256 requests, whole process", "256 requests, publisher thread included"),
+    (STEPS, "step of 1 request, whole process", "one request, publisher thread included"),
+    (
+        "The tap on the core's thread of a real vLLM",
+        "step of 256 requests",
+        "the tap: a step of 256 requests on the core's thread",
+    ),
+    ("A real SGLang's threads: what its calls cost", "log stats", "SGLang's scheduler report"),
+    (
+        TAKEN_IN,
+        "16 engines, 256 values a step, latencies as recorded",
+        "exporter: values of a step, latencies as recorded",
+    ),
+    (
+        TAKEN_IN,
+        "16 engines, 256 values a step, all latencies unlike",
+        "the same, every latency of a step unlike the others",
+    ),
+    (PAGES, "text page of 100k samples, all dirty", "a page of 100,000 samples, every one changed"),
+    (PAGES, "text page of 100k samples, 10 % dirty", "the same, one engine in ten changed"),
+    (PAGES, "text page of 100k samples, none dirty", "the same, nothing changed"),
+)
+"""Rows of README.md: their topic and name in docs/performance.md, and what README.md calls them."""
 CORE = (
     "With the tap that [vllm-core.md](vllm-core.md) describes;\n"
     "an engine's processes report from either side.\n\n"
@@ -324,26 +372,166 @@ def configuration() -> str:
     return text
 
 
+def readme() -> str:
+    """README.md with the figures of the table in docs/performance.md.
+
+    Raises:
+        KeyError: The table has no such row.
+    """
+    performance = (DOCS / "performance.md").read_text(encoding="utf-8")
+    found: dict[tuple[str, str], list[str]] = {}
+    topic = measured = ""
+    for line in performance.splitlines():
+        if line.startswith("**") and line.endswith("**"):
+            topic = line.strip("*")
+        elif line.startswith("| ") and topic:
+            cells = [cell.strip() for cell in line.strip("|").split("|")]
+            found[topic, cells[0]] = cells
+        elif line.startswith("Measured "):
+            measured = line
+    table = "| What | Peer | Speed-up |\n|---|---|---|\n"
+    for topic, row, name in FIGURES:
+        _, peer, ratio, *_ = found[topic, row]
+        table += f"| {name} | {peer} | {ratio} |\n"
+    before, _, rest = (ROOT / "README.md").read_text(encoding="utf-8").partition(BEGIN)
+    return f"{before}{BEGIN}\n{measured}\n\n{table}\n{END}{rest.partition(END)[2]}"
+
+
+def broken_links(paths: list[Path]) -> Iterator[str]:
+    """Links to files that do not exist, and to headings that their file does not have."""
+    for path in paths:
+        text = prose(path.read_text(encoding="utf-8"))
+        for target in re.findall(r"\]\(([^)\s]+)\)", text):
+            if re.match(r"[a-z]+:", target):
+                continue
+            file, _, anchor = target.partition("#")
+            other = path.parent / file if file else path
+            if not other.exists():
+                yield f"{path}: {target}: there is no such file"
+            elif anchor and anchor not in anchors(other.read_text(encoding="utf-8")):
+                yield f"{path}: {target}: there is no such heading"
+
+
+def prose(text: str) -> str:
+    """A document without its code blocks and inline code, lines kept."""
+    text = re.sub(r"^( *)```.*?^\1```", blank, text, flags=re.DOTALL | re.MULTILINE)
+    return re.sub(r"`[^`\n]*`", "``", text)
+
+
+def blank(block: re.Match[str]) -> str:
+    """Its newlines alone."""
+    return "\n" * block[0].count("\n")
+
+
+def anchors(text: str) -> set[str]:
+    """The names by which GitHub links to the headings of a document."""
+    found: Counter[str] = Counter()
+    names = set()
+    # Code in a heading counts, code blocks do not.
+    for line in re.sub(r"^( *)```.*?^\1```", "", text, flags=re.DOTALL | re.MULTILINE).splitlines():
+        if heading := re.match(r"#+ +(.*)", line):
+            shown = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading[1])
+            name = re.sub(r"[^\w\- ]", "", shown.strip().lower()).replace(" ", "-")
+            names.add(f"{name}-{found[name]}" if found[name] else name)
+            found[name] += 1
+    return names
+
+
+def texts() -> Iterator[tuple[str, int, str]]:
+    """Every text that users read: file, line, text; of documents, help, panels and log lines."""
+    for path in (text for text in TEXTS if text.parent.name != "decisions"):
+        for number, line in enumerate(prose(path.read_text(encoding="utf-8")).splitlines(), 1):
+            yield str(path.relative_to(ROOT)), number, line
+    for path in sorted((ROOT / "grafana").glob("*.json")):
+        for title in titles(json.loads(path.read_text(encoding="utf-8"))):
+            yield str(path.relative_to(ROOT)), 0, title
+    for path in sorted([*ROOT.glob("exporter/**/*.py"), *ROOT.glob("adapters/**/*.py")]):
+        helps = {"catalogue", "settings"} & set(path.parts)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and (helps or is_log(node)):
+                for part in (*node.args, *(keyword.value for keyword in node.keywords)):
+                    if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                        yield str(path.relative_to(ROOT)), part.lineno, part.value
+
+
+def titles(found: object) -> Iterator[str]:
+    """Titles and descriptions of panels, at any depth of a dashboard."""
+    if isinstance(found, list):
+        for each in found:
+            yield from titles(each)
+    elif isinstance(found, dict):
+        for key, value in found.items():
+            if key in ("title", "description") and isinstance(value, str):
+                yield value
+            else:
+                yield from titles(value)
+
+
+def is_log(call: ast.Call) -> bool:
+    """Tell whether ``call`` writes a log line, as ``log.info(...)`` does."""
+    levels = {"debug", "info", "warning", "error", "critical", "exception"}
+    return isinstance(call.func, ast.Attribute) and call.func.attr in levels
+
+
+def private_words() -> Iterator[tuple[bool, str]]:
+    """Private words in texts that users read: whether it is an error, and where and what to say."""
+    rules, unfinished = word_list(WORDS.read_text(encoding="utf-8"))
+    for file, line, text in texts():
+        for word, everywhere, instead in rules:
+            for said in word.finditer(text):
+                yield (
+                    everywhere or file not in unfinished,
+                    f"{file}:{line}: {said[0]!r}: say {instead}",
+                )
+
+
+def word_list(text: str) -> tuple[list[tuple[re.Pattern[str], bool, str]], set[str]]:
+    """Read a list of words: patterns, whether each is an error everywhere, what to say instead.
+
+    The set has the files in which the other words are not yet an error.
+    """
+    rules: list[tuple[re.Pattern[str], bool, str]] = []
+    unfinished = set()
+    for line in text.splitlines():
+        if line.startswith("unfinished "):
+            unfinished.add(line.split()[1])
+        elif line and not line.startswith("#"):
+            pattern, _, instead = line.partition(" -> ")
+            everywhere = pattern.startswith("! ")
+            words = re.compile(pattern.removeprefix("! "), re.IGNORECASE)
+            rules.append((words, everywhere, instead))
+    return rules, unfinished
+
+
 def main() -> int:
     """Write, or compare."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="fail where a document is out of date")
-    check = parser.parse_args().check
-    stale = []
+    parser.add_argument("--words", action="store_true", help="list private words that remain")
+    args = parser.parse_args()
+    if args.words:
+        found = [where for _, where in private_words()]
+        print("\n".join(found), f"{len(found)} private words", sep="\n")
+        return 0
     written = {
-        "metrics.md": metrics(),
-        "configuration.md": configuration(),
-        "triton-fields.md": fields_page(),
+        DOCS / "metrics.md": metrics(),
+        DOCS / "configuration.md": configuration(),
+        DOCS / "triton-fields.md": fields_page(),
+        ROOT / "README.md": readme(),
     }
-    for name, text in written.items():
-        path = DOCS / name
-        if check and (not path.exists() or path.read_text() != text):
-            stale.append(f"docs/{name}")
-        elif not check:
-            path.write_text(text)
-    if stale:
-        sys.stderr.write(f"out of date, run `make docs`: {', '.join(stale)}\n")
-    return 1 if stale else 0
+    if not args.check:
+        for path, text in written.items():
+            path.write_text(text, encoding="utf-8")
+        return 0
+    wrong = [
+        f"{path.relative_to(ROOT)} is out of date, run `make docs`"
+        for path, text in written.items()
+        if not path.exists() or path.read_text(encoding="utf-8") != text
+    ]
+    wrong += broken_links(TEXTS)
+    wrong += [where for error, where in private_words() if error]
+    sys.stderr.writelines(f"{line}\n" for line in wrong)
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":

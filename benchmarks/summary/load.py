@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from benchmarks.bench_ingest import CLIENT, Feed, Run
 from benchmarks.process import SERVE
+from benchmarks.summary.ingest import CLIENT, Feed, Run
 from benchmarks.summary.rows import Figure, Row, Topic
 from benchmarks.table import percentile
 

@@ -12,9 +12,9 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from benchmarks.bench_ingest import CLIENT as INSIDE
-from benchmarks.bench_views import SETTLE, flowing
+from benchmarks.flow import SETTLE, flowing
 from benchmarks.process import SERVE, ExporterProcess
+from benchmarks.summary.ingest import CLIENT as INSIDE
 from benchmarks.summary.pages import samples
 from benchmarks.summary.rows import Figure, Row, Topic
 

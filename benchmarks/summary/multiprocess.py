@@ -23,10 +23,10 @@ from types import SimpleNamespace
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from benchmarks.bench_ingest import Feed
 from benchmarks.client import ClientMetrics
 from benchmarks.process import SERVE
 from benchmarks.steps import Steps, engine_info
+from benchmarks.summary.ingest import Feed
 from benchmarks.summary.pages import costs, fleet, milliseconds
 from benchmarks.summary.rows import LEFT_OUT, Figure, Row, Topic
 from sidestep.catalog.layout_builder import compile_layout

@@ -1,20 +1,35 @@
-"""Pages to measure: fleets of engines in this process, and what rendering them costs."""
+"""Pages to measure: fleets of engines in this process, what rendering them costs, and the same in prometheus_client."""
 
 from __future__ import annotations
 
 import gc
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
-from benchmarks.bench_scrape import add_engine, dirty
-from benchmarks.steps import Steps
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
+from benchmarks.client import new_metric
+from benchmarks.steps import Steps, engine_info
 from sidestep.catalog.layout_builder import compile_layout
 from sidestep.engines.apply import Applier
 from sidestep.engines.dialects import DIALECTS
+from sidestep.engines.items import VllmStep
+from sidestep.exposition.aggregate import merged_histograms
+from sidestep.exposition.families import Family, families, is_shared, labels_with
+from sidestep.exposition.family_snapshot import combined_of, copies
 from sidestep.exposition.text_page import Texts
+from sidestep.metrics.engine import Engine
+from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.registry import Registry
+from sidestep.protocol.messages import EngineInfo
+from sidestep_adapters.publisher.translate import to_wire
 
+STEPS = 3
+"""Applied to each engine, so that every family that a step feeds has values."""
+CACHE_CONFIG = {"block_size": "16", "cache_dtype": "auto", "num_gpu_blocks": "27443"}
 STATES: Mapping[str, int] = {"all dirty": 1, "10 % dirty": 10, "none dirty": 0}
 """One engine in so many has changed since the page before; 0 is none."""
 
@@ -65,3 +80,96 @@ def milliseconds(call: Callable[[], object]) -> float:
     started = time.thread_time_ns()
     call()
     return (time.thread_time_ns() - started) / 1e6
+
+
+def add_engine(registry: Registry, applier: Applier, steps: Steps) -> None:
+    """One more engine, which has seen steps."""
+    number = len(registry.engines)
+    info: EngineInfo = engine_info(number)
+    info.info = {"cache_config": CACHE_CONFIG}
+    engine = registry.register(info)
+    for step in range(STEPS):
+        scheduler = steps.schedulers[(STEPS * number + step) % len(steps.schedulers)]
+        source = _Source(0, float(step), float(step), scheduler, steps.iteration(64, 4))
+        applier.apply(engine, to_wire(source, VllmStep)[0])
+
+
+class _Source:
+    def __init__(
+        self, engine: int, stamp: float, wall: float, scheduler: Any, iteration: Any
+    ) -> None:
+        self.engine, self.stamp, self.wall = engine, stamp, wall
+        self.scheduler, self.iteration = scheduler, iteration
+
+
+def dirty(registry: Registry, engines: Iterable[Engine], by: int = 1) -> None:
+    """Change every series, and with it whatever its text was kept in."""
+    for engine in engines:
+        engine.values = [None if value is None else value + by for value in engine.values]
+        for histogram in engine.histograms:
+            if histogram is not None:
+                histogram.counts = [count + by for count in histogram.counts]
+                histogram.sum += 0.123
+                histogram.mark = None
+        registry.touch(engine)
+
+
+def client_registry(registry: Registry) -> CollectorRegistry:
+    """The same families, labels and values, held by prometheus_client."""
+    client = CollectorRegistry()
+    for family in families(registry):
+        metric: Any = None
+        for labels, value in _samples(registry, family):
+            if metric is None:
+                bounds = value.bounds if isinstance(value, Histogram) else ()
+                metric = new_metric(
+                    family.name, family.kind, family.help, labels, bounds, registry=client
+                )
+            _fill(metric.labels(**labels) if labels else metric, value)
+    return client
+
+
+def _samples(
+    registry: Registry, family: Family
+) -> Iterable[tuple[dict[str, str], float | Histogram]]:
+    found = copies(registry, family, Histogram.copy)
+    if is_shared(family):
+        told = combined_of(family, found, merged_histograms)
+        return [(dict(one[0]), one[1]) for one in told if one is not None]
+    return [
+        (labels_with(engine, family, names, key), value)
+        for engine, _, names, children in found
+        for key, value in children
+    ]
+
+
+def _fill(child: Any, value: float | Histogram) -> None:
+    if isinstance(value, Histogram):
+        # prometheus_client has no way to set a histogram but to observe every value.
+        for bucket, count in zip(child._buckets, value.counts, strict=True):
+            bucket.set(float(count))
+        child._sum.set(value.sum)
+    elif hasattr(child, "set"):
+        child.set(value)
+    else:
+        child.inc(value)
+
+
+def compare(ours: bytes, theirs: bytes) -> None:
+    """Stop unless both pages hold the same samples."""
+    mine, other = _parsed(ours), _parsed(theirs)
+    if mine != other:
+        differing = sorted(mine.items() ^ other.items())
+        raise SystemExit(f"the pages differ in {len(differing)} samples, as {differing[:4]}")
+
+
+def _parsed(text: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    found = {}
+    for family in text_string_to_metric_families(text.decode()):
+        for sample in family.samples:
+            labels = dict(sample.labels)
+            if "le" in labels:
+                # One number, written as 1000000.0 or as 1e+06.
+                labels["le"] = repr(float(labels["le"]))
+            found[sample.name, tuple(sorted(labels.items()))] = sample.value
+    return found

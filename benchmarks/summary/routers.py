@@ -1,14 +1,25 @@
-"""Request routers that poll the pod's page every 50 ms: ``bench_views``."""
+"""Request routers that poll the pod's page every 50 ms.
+
+Each replica has a connection of its own, takes gzip as Go's client does, and polls at its own
+moments. CPU time is that of the exporter's process; what polling costs is the difference to the
+same without it. The bare server answers as often with bytes that are always the same.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
 
-from benchmarks.bench_views import BARE, SETTLE, cost, flowing
+import aiohttp
+
+from benchmarks.flow import SETTLE, flowing
 from benchmarks.process import ExporterProcess
 from benchmarks.summary.rows import Figure, Row, Topic
 
+EVERY = 0.05
+PAGE = "/metrics/pod"
+BARE = ("-m", "benchmarks.bare_server")
 REPLICAS = 4
 ENGINES = 16
 PEER = "a bare aiohttp, the same bytes each time"
@@ -27,6 +38,39 @@ def measure(quick: bool) -> Mapping[str, Figure]:
         without, _ = cost(exporter, 0, seconds)
         polled, _ = cost(exporter, REPLICAS, seconds)
     return {POLLED: Figure(polled - without, alone)}
+
+
+def cost(exporter: ExporterProcess, replicas: int, seconds: float) -> tuple[float, list[float]]:
+    """CPU time in percent of a core, and the seconds that each answer took."""
+    before, started = exporter.cpu_seconds, time.monotonic()
+    if replicas:
+        waited = asyncio.run(_poll(exporter.url, replicas, seconds))
+    else:
+        time.sleep(seconds)
+        waited = []
+    took = time.monotonic() - started
+    return 100 * (exporter.cpu_seconds - before) / took, waited
+
+
+async def _poll(url: str, replicas: int, seconds: float) -> list[float]:
+    found: list[float] = []
+    until = time.monotonic() + seconds
+
+    async def replica(number: int) -> None:
+        # Not decompressed here: the machine is shared.
+        async with aiohttp.ClientSession(auto_decompress=False) as session:
+            due = time.monotonic() + EVERY * number / replicas
+            while due < until:
+                await asyncio.sleep(max(due - time.monotonic(), 0.0))
+                started = time.perf_counter()
+                headers = {"Accept-Encoding": "gzip"}
+                async with session.get(url + PAGE, headers=headers) as answer:
+                    await answer.read()
+                found.append(time.perf_counter() - started)
+                due += EVERY
+
+    await asyncio.gather(*(replica(number) for number in range(replicas)))
+    return found
 
 
 ROUTERS = Topic("Request routers", (Row(POLLED, "% of a core", PEER, TARGET, limit=10),), measure)

@@ -7,8 +7,15 @@ from functools import partial
 
 from prometheus_client import disable_created_metrics, generate_latest
 
-from benchmarks.bench_scrape import client_registry, compare
-from benchmarks.summary.pages import STATES, costs, fleet, renderer, samples
+from benchmarks.summary.pages import (
+    STATES,
+    client_registry,
+    compare,
+    costs,
+    fleet,
+    renderer,
+    samples,
+)
 from benchmarks.summary.rows import Figure, Row, Topic
 
 PEER = "generate_latest"

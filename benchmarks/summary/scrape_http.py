@@ -15,10 +15,9 @@ from collections.abc import Mapping
 
 from prometheus_client import disable_created_metrics, start_http_server
 
-from benchmarks.bench_scrape import client_registry
-from benchmarks.bench_views import SETTLE, flowing
+from benchmarks.flow import SETTLE, flowing
 from benchmarks.process import ExporterProcess
-from benchmarks.summary.pages import fleet
+from benchmarks.summary.pages import client_registry, fleet
 from benchmarks.summary.rows import Figure, Row, Topic
 
 PEER = "prometheus_client's HTTP server"

@@ -1,38 +1,329 @@
-"""What SGLang's scheduler and tokenizer pay: ``bench_sglang_cost``."""
+"""What SGLang's scheduler and tokenizer pay: its own collectors, or sidestep in their place.
+
+All have SGLang's real classes, in processes of their own and in turns, and get the calls
+that SGLang makes, in the order it makes them. The native ones count in multiprocess
+mode, which SGLang always uses.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import dataclasses
+import gc
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-from benchmarks.bench_engine_cost import figures
-from benchmarks.bench_sglang_cost import CASES, results
+from benchmarks.process import GAP, ExporterProcess, Result, Worker, cases, mean, own_output, wait
 from benchmarks.summary.rows import Figure, Row, Topic
+from sidestep_adapters.sglang import plugin as sglang_plugin
+from sidestep_adapters.sglang import taps as sglang_taps
 
 PEER = "SGLang's own collectors"
 ROLES = ("native", "instead")
-ASKED = tuple(
-    case
-    for case in CASES
-    if case.target or case.name in {"decode_iteration", "prefill_batch", "finished_request"}
+ENVIRON = {
+    "SGLANG_USE_CPU_ENGINE": "1",
+    "SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK": "1",
+    "PYTHONWARNINGS": "ignore",
+}
+STAND_INS = Path(__file__).parents[1] / "tests" / "engines" / "sglang_stand_ins"
+RANK = {
+    "model_name": "meta-llama/Llama-3.1-8B-Instruct",
+    "engine_type": "unified",
+    "tp_rank": 0,
+    "pp_rank": 0,
+    "moe_ep_rank": 0,
+}
+COUNTED = (
+    "sglang:cuda_graph_passes_total",
+    "sglang:e2e_request_latency_seconds_count",
+    "sglang:inter_token_latency_seconds_count",
+    "sglang:time_to_first_token_seconds_count",
+)
+"""Samples by which what was called is compared with what has arrived."""
+
+Call = Callable[[], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """Some of SGLang's calls, made together.
+
+    Attributes:
+        name: A method of ``Calls``.
+        size: Requests of a step.
+        counts: By how much it moves ``COUNTED``.
+        target: How many times native's cost ours is to be.
+    """
+
+    name: str
+    size: int = 1
+    counts: int = 0
+    target: int = 0
+
+    @property
+    def title(self) -> str:
+        """For the table."""
+        return self.name.replace("_", " ") + (f", {self.size} requests" if self.size > 1 else "")
+
+
+Found = dict[tuple[Case, str], list[Result]]
+"""Of each case and role, a result a round."""
+CASES = (
+    Case("log_stats", target=20),
+    Case("decode_iteration", counts=1),
+    Case("prefill_batch", counts=1),
+    Case("inter_token_latencies", 256, counts=256, target=10),
+    Case("inter_token_latencies_and_labels", 256, counts=256, target=10),
+    Case("finished_request", counts=1),
 )
 
 
 def measure(quick: bool) -> Mapping[str, Figure]:
     """Microseconds of the thread that calls, where sidestep stands in for SGLang's own."""
-    found = results(ASKED, 1 if quick else 3, 50 if quick else 200, ROLES)
+    found = results(1 if quick else 3, 50 if quick else 200)
     return {
-        case.title: Figure(
-            figures(found[case, "instead"], hot=False)[0] / 1e3,
-            figures(found[case, "native"], hot=False)[0] / 1e3,
-        )
-        for case in ASKED
+        case.title: Figure(mean(found[case, "instead"]), mean(found[case, "native"]))
+        for case in CASES
     }
+
+
+def results(rounds: int, calls: int) -> Found:
+    """Measure all cases with all roles in turns."""
+    found: Found = {}
+    with ExporterProcess() as exporter, contextlib.ExitStack() as stack:
+        workers = {role: start(role, exporter, stack) for role in ROLES}
+        for _ in range(rounds):
+            for case in CASES:
+                for role, worker in workers.items():
+                    result = worker.run(Request(case, calls))
+                    found.setdefault((case, role), []).append(result)
+        totals = exporter.totals
+    arrived = sum(totals.get(name, 0.0) for name in COUNTED)
+    if arrived != told(found):
+        raise SystemExit(f"{told(found)} were told, {arrived:.0f} arrived")
+    return found
+
+
+def told(found: Found) -> int:
+    """Observations that sidestep was told of."""
+    return sum(r.recorded for (_, role), rs in found.items() for r in rs if role != "native")
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What a worker is asked for."""
+
+    case: Case
+    calls: int
+
+
+def start(role: str, exporter: ExporterProcess, stack: contextlib.ExitStack) -> Worker:
+    """The process of ``role``."""
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-multiprocess-"))
+    environ = {**ENVIRON, "PROMETHEUS_MULTIPROC_DIR": folder}
+    paths = [str(STAND_INS), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environ["PYTHONPATH"] = os.pathsep.join(paths)
+    if role != "native":
+        environ |= {
+            "SIDESTEP_ENDPOINT": exporter.endpoint,
+            "SIDESTEP_SGLANG_MODE": role,
+            "SIDESTEP_NAMESPACE": f"bench-{role}",
+        }
+    module = ("benchmarks.summary.sglang", role)
+    return stack.enter_context(Worker(module, environ))
+
+
+class Scheduler:
+    """What of SGLang's is looked at after an iteration."""
+
+    enable_priority_scheduling = False
+    disaggregation_mode = "null"
+
+    def __init__(self) -> None:
+        self.running_batch = SimpleNamespace(reqs=[None] * 32)
+        self.waiting_queue = [None] * 3
+
+
+class Calls:
+    """What SGLang tells its collectors; each method makes the callable that is measured."""
+
+    def __init__(self, scheduler: Any, tokenizer: Any, iterated: Callable[[Any], Any]) -> None:
+        from sglang.srt.observability.metrics_collector import (  # noqa: PLC0415
+            QueueCount,
+            SchedulerStats,
+        )
+
+        self.scheduler, self.tokenizer, self.iterated = scheduler, tokenizer, iterated
+        self.stats = SchedulerStats()
+        self.stats.num_running_reqs, self.stats.num_queue_reqs = QueueCount(32), QueueCount(3)
+        self.stats.gen_throughput, self.stats.token_usage = 1234.5, 0.42
+        self.inner = Scheduler()
+        self.reporter = SimpleNamespace(metrics_collector=scheduler, scheduler=self.inner)
+
+    def log_stats(self, _: Case) -> Call:
+        """A report: after each prefill, and every 40 decodes."""
+        scheduler, stats = self.scheduler, self.stats
+        return lambda: scheduler.log_stats(stats)
+
+    def decode_iteration(self, _: Case) -> Call:
+        """All that is told of one without a report."""
+        scheduler, reporter, iterated = self.scheduler, self.reporter, self.iterated
+
+        def call() -> None:
+            scheduler.increment_decode_cuda_graph_pass(value=True)
+            scheduler.increment_realtime_tokens(decode_tokens=32, dp_cooperation_info=None)
+            iterated(reporter)
+
+        return call
+
+    def prefill_batch(self, _: Case) -> Call:
+        """All that is told of one, the report included."""
+        scheduler, reporter, iterated = self.scheduler, self.reporter, self.iterated
+        stats = self.stats
+
+        def call() -> None:
+            scheduler.increment_prefill_cuda_graph_pass(value=True)
+            scheduler.increment_realtime_tokens(
+                prefill_compute_tokens=700, prefill_cache_tokens=300, dp_cooperation_info=None
+            )
+            scheduler.increment_effective_prefill_tokens(
+                input_tokens=700, device_hit_tokens=300, host_hit_tokens=0, storage_hit_tokens=0
+            )
+            scheduler.log_stats(stats)
+            iterated(reporter)
+
+        return call
+
+    def inter_token_latencies(self, case: Case) -> Call:
+        """A decode step's, a call a request; each with labels of its own."""
+        tokenizer = self.tokenizer
+        all_labels = [dict(tokenizer.labels) for _ in range(case.size)]
+
+        def call() -> None:
+            for labels in all_labels:
+                tokenizer.observe_inter_token_latency(labels, 0.0123, 1)
+
+        return call
+
+    def inter_token_latencies_and_labels(self, case: Case) -> Call:
+        """Likewise, and SGLang's own copy of the labels is measured, too."""
+        tokenizer = self.tokenizer
+
+        def call() -> None:
+            for _ in range(case.size):
+                labels = dict(tokenizer.labels)
+                tokenizer.observe_inter_token_latency(labels, 0.0123, 1)
+
+        return call
+
+    def finished_request(self, _: Case) -> Call:
+        """What is told of its end."""
+        tokenizer = self.tokenizer
+        return lambda: tokenizer.observe_one_finished_request(
+            dict(tokenizer.labels), 300, 128, 100, 3.21, None, {"device": 100},
+            spec_verify_ct=0, is_streaming=True, time_per_output_token=0.0123,
+        )  # fmt: skip
+
+
+def main() -> None:
+    """Be a worker: a case a line on standard input, a result a line on standard output."""
+    role = sys.argv[1]
+    answers = own_output()
+    calls = Calls(*collectors(native=role == "native"))
+    gc.collect()
+    gc.freeze()
+    overhead = int(statistics.median(loop(_nothing_at_all, 200, GAP)))
+    for asked, answer in cases(answers):
+        answer(called(calls, Case(**asked["case"]), asked["calls"], overhead))
+    own = sglang_taps.process()
+    if own is not None and own.publisher is not None:
+        own.publisher.close()
+    # At an orderly end SGLang's libraries print pages about what they leak.
+    os._exit(0)
+
+
+def collectors(*, native: bool) -> tuple[Any, Any, Callable[[Any], Any]]:
+    """A scheduler's and a tokenizer's, and what SGLang calls after an iteration."""
+    from sglang.srt.observability import metrics_collector  # noqa: PLC0415
+    from sglang.srt.plugins.hook_registry import HookType, _wrap_fn  # noqa: PLC0415
+    from sglang.srt.runtime_context import get_context  # noqa: PLC0415
+    from sglang.srt.server_args import ServerArgs  # noqa: PLC0415
+
+    arguments = ServerArgs(model_path="none")
+    get_context().set_server_args(arguments)
+    classes = {
+        role: getattr(metrics_collector, sglang_taps.CLASSES[role])
+        for role in ("scheduler", "tokenizer")
+    }
+    iterated: Callable[[Any], Any] = _nothing
+    if not native:
+        classes = {role: sglang_taps.tapped(cls, role) for role, cls in classes.items()}
+        iterated = _wrap_fn(_nothing, sglang_plugin._iterated, HookType.AFTER)
+    labels = {name: RANK[name] for name in ("model_name", "engine_type")}
+    scheduler = classes["scheduler"](labels=dict(RANK), server_args=arguments)
+    return scheduler, classes["tokenizer"](server_args=arguments, labels=labels), iterated
+
+
+def _nothing(_: Any) -> None:
+    """Where SGLang does what is not about metrics."""
+
+
+def _nothing_at_all() -> None:
+    """What is left of a call when nothing is measured."""
+
+
+def called(calls: Calls, case: Case, count: int, overhead: int) -> Result:
+    """One case, warmed up; ``overhead`` is that of an empty call."""
+    call = getattr(calls, case.name)(case)
+    warm_up = 20
+    loop(call, warm_up, 0.0)
+    settle()
+    spent = loop(call, count, GAP)
+    settle()
+    return Result(
+        gap=[max(value - overhead, 0) for value in spent],
+        recorded=(warm_up + count) * case.counts,
+    )
+
+
+def loop(call: Call, count: int, gap: float) -> list[int]:
+    """Nanoseconds of the thread for each of ``count`` calls."""
+    clock = time.thread_time_ns
+    spent: list[int] = []
+    for _ in range(count):
+        begin = clock()
+        call()
+        spent.append(clock() - begin)
+        if gap:
+            time.sleep(gap)
+    return spent
+
+
+def settle() -> None:
+    """Wait until all that was noted has arrived."""
+    own = sglang_taps.process()
+    if own is None or own.publisher is None:
+        return
+    publisher = own.publisher
+    wait(lambda: not own.notes and publisher.drained)
+    if own.notes.lost or publisher.dropped or publisher.errors:
+        raise SystemExit(f"{own.notes.lost} lost, {publisher.dropped} dropped")
 
 
 SGLANG = Topic(
     "A real SGLang's threads: what its calls cost",
-    tuple(Row(case.title, "us", PEER, case.target or None) for case in ASKED),
+    tuple(Row(case.title, "us", PEER, case.target or None) for case in CASES),
     measure,
     venv="sglang-venv",
     needs=("sglang", "tools/setup_sglang.sh"),
 )
+
+if __name__ == "__main__":
+    main()

@@ -11,9 +11,9 @@ import time
 import zlib
 from collections.abc import Mapping
 
-from benchmarks.bench_ingest import CLIENT
-from benchmarks.bench_views import SETTLE, flowing
+from benchmarks.flow import SETTLE, flowing
 from benchmarks.process import SERVE, ExporterProcess
+from benchmarks.summary.ingest import CLIENT
 from benchmarks.summary.pages import milliseconds
 from benchmarks.summary.rows import Figure, Row, Topic
 from sidestep.exposition.negotiation import CONTENT_TYPES

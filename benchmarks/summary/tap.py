@@ -1,18 +1,62 @@
-"""What the tap costs the core of a real vLLM: ``bench_core_tap``."""
+"""What the tap costs the core of a real vLLM, against vLLM's own statistics of the same step.
+
+The peer is all that vLLM's front end does for its metrics of a step, with
+its real classes: building IterationStats from the core's outputs, request by request,
+and PrometheusStatLogger.record. The tap's part is the whole of it: request events of
+the step, the scheduler's stats, and the block pool's calls at the given sampling rate.
+"""
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Mapping
+import contextlib
+import dataclasses
+import itertools
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
 
-from benchmarks.bench_core_tap import TARGET, Case, results
-from benchmarks.bench_engine_cost import figures
+from benchmarks.process import (
+    GAP,
+    ExporterProcess,
+    Result,
+    Worker,
+    cases,
+    clock_overhead,
+    mean,
+    own_output,
+    process,
+    wait,
+)
 from benchmarks.steps import TOKENS_A_REQUEST
+from benchmarks.summary.engine import vllm_config
 from benchmarks.summary.rows import Figure, Row, Topic
+from sidestep_adapters.publisher.publisher import Publisher
+from sidestep_adapters.vllm.description import describe
+from sidestep_adapters.vllm.kv_block_tap import BlockTap
+from sidestep_adapters.vllm.scheduler_tap import SchedulerTap
+from sidestep_adapters.vllm.stats import VllmTap
 
+ROLES = ("tap", "vLLM")
+TARGET = 10
+BLOCK_TOKENS = 16
+"""A request gets a new block once in so many steps."""
+RATE = 0.01
 PEER = "vLLM's own statistics of it"
 SIZES = (1, 256)
 PROCESS = "step of 256 requests, whole process"
+
+Perform = Callable[["Step"], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """So many running requests; with or without requests that come and go."""
+
+    requests: int
+    turnover: int
+    calls: int
 
 
 def named(size: int) -> str:
@@ -25,17 +69,239 @@ def measure(quick: bool) -> Mapping[str, Figure]:
     cases = {size: Case(size, size // TOKENS_A_REQUEST, 60 if quick else 200) for size in SIZES}
     found = results(list(cases.values()), 1 if quick else 3)
     made = {
-        named(size): Figure(
-            figures(found[case]["tap"], hot=False)[0] / 1e3,
-            figures(found[case]["vLLM"], hot=False)[0] / 1e3,
-        )
+        named(size): Figure(mean(found[case]["tap"]), mean(found[case]["vLLM"]))
         for size, case in cases.items()
     }
-    ours, theirs = (
-        statistics.median(each.process for each in found[cases[256]][role]) / 1e3
-        for role in ("tap", "vLLM")
-    )
-    return {**made, PROCESS: Figure(ours, theirs)}
+    whole = found[cases[256]]
+    return {**made, PROCESS: Figure(process(whole["tap"]), process(whole["vLLM"]))}
+
+
+def results(sizes: Sequence[Case], rounds: int) -> dict[Case, dict[str, list[Result]]]:
+    """Measure all sizes with both roles in turns."""
+    found: dict[Case, dict[str, list[Result]]] = {}
+    with ExporterProcess() as exporter, contextlib.ExitStack() as stack:
+        module = "benchmarks.summary.tap"
+        workers = {
+            role: stack.enter_context(Worker([module, role, exporter.endpoint], {}))
+            for role in ROLES
+        }
+        for _ in range(rounds):
+            for case in sizes:
+                for role, worker in workers.items():
+                    found.setdefault(case, {}).setdefault(role, []).append(worker.run(case))
+    return found
+
+
+class Step:
+    """One step of an engine, in vLLM's own classes."""
+
+    def __init__(self) -> None:
+        self.batch: Any = None
+        self.outputs: dict[int, Any] = {}
+        self.stats: Any = None
+        self.queued: list[Any] = []
+        self.ended: list[Any] = []
+        self.blocks: list[Any] = []
+        self.states: dict[str, Any] = {}
+        self.requests: dict[str, Any] = {}
+
+
+class Engine:
+    """Makes steps of a steady state; every object of a step is new, as the engine's are."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.ids = itertools.count()
+        self.running = [self._request() for _ in range(case.requests)]
+        self.blocks = itertools.cycle(SimpleNamespace(block_id=n) for n in range(50_000))
+
+    def _request(self) -> Any:
+        from vllm.v1.engine import EngineCoreEvent, EngineCoreEventType  # noqa: PLC0415
+        from vllm.v1.metrics.stats import PrefillStats, RequestStateStats  # noqa: PLC0415
+
+        now = time.monotonic()
+        prefill = PrefillStats()
+        prefill.set(300, 100, 0)
+        return SimpleNamespace(
+            request_id=f"cmpl-{next(self.ids):08x}",
+            events=[
+                EngineCoreEvent(EngineCoreEventType.QUEUED, now),
+                EngineCoreEvent(EngineCoreEventType.SCHEDULED, now),
+            ],
+            arrival_time=time.time(),
+            num_prompt_tokens=300,
+            num_output_tokens=128,
+            num_preemptions=0,
+            lora_request=None,
+            sampling_params=SimpleNamespace(max_tokens=128, stop=[]),
+            status=SimpleNamespace(name="RUNNING"),
+            get_finished_reason=lambda: 1,
+            prefill_stats=prefill,
+            stats=RequestStateStats(arrival_time=time.time(), last_token_ts=now, scheduled_ts=now),
+        )
+
+    def step(self) -> Step:
+        """The next one."""
+        from vllm.v1.core.sched.output import CachedRequestData  # noqa: PLC0415
+        from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason  # noqa: PLC0415
+        from vllm.v1.metrics.stats import SchedulerStats  # noqa: PLC0415
+
+        made = Step()
+        turnover = self.case.turnover
+        made.queued = [self._request() for _ in range(turnover)]
+        made.ended = self.running[:turnover]
+        self.running = [*self.running[turnover:], *made.queued]
+        present = [*made.ended, *self.running[: len(self.running) - turnover], *made.queued]
+        fresh = {request.request_id for request in made.queued}
+        ended = {request.request_id for request in made.ended}
+        made.requests = made.states = {request.request_id: request for request in present}
+        cached = [r.request_id for r in present if r.request_id not in fresh]
+        made.batch = SimpleNamespace(
+            num_scheduled_tokens={
+                r.request_id: 200 if r.request_id in fresh else 1 for r in present
+            },
+            scheduled_new_reqs=[
+                SimpleNamespace(req_id=r.request_id, num_computed_tokens=100) for r in made.queued
+            ],
+            scheduled_cached_reqs=CachedRequestData(
+                req_ids=cached,
+                resumed_req_ids=set(),
+                new_token_ids=[],
+                all_token_ids={},
+                new_block_ids=[],
+                num_computed_tokens=[400] * len(cached),
+                num_output_tokens=[100] * len(cached),
+            ),
+        )
+        outputs = [
+            EngineCoreOutput(
+                request_id=r.request_id,
+                new_token_ids=[17],
+                finish_reason=FinishReason.LENGTH if r.request_id in ended else None,
+                events=list(r.events) if r.request_id in fresh else None,
+                prefill_stats=r.prefill_stats if r.request_id in fresh else None,
+            )
+            for r in present
+        ]
+        made.outputs = {0: EngineCoreOutputs(outputs=outputs)}
+        made.stats = SchedulerStats(num_running_reqs=len(present), kv_cache_usage=0.5)
+        made.blocks = list(itertools.islice(self.blocks, len(present) // BLOCK_TOKENS))
+        return made
+
+
+def perform_vllm(config: Any) -> Perform:
+    """What vLLM's front end does for a step's metrics."""
+    from vllm.v1.engine import FinishReason  # noqa: PLC0415
+    from vllm.v1.metrics.loggers import PrometheusStatLogger  # noqa: PLC0415
+    from vllm.v1.metrics.stats import IterationStats, LoRARequestStates  # noqa: PLC0415
+
+    logger = PrometheusStatLogger(config, [0])
+    logger.log_engine_initialized()
+    adapters = LoRARequestStates(log_stats=True)
+
+    def perform(step: Step) -> None:
+        outputs = step.outputs[0]
+        iteration = IterationStats()
+        states = step.states
+        for output in outputs.outputs:
+            request = states[output.request_id]
+            iteration.update_from_output(
+                output,
+                outputs.timestamp,
+                output.prefill_stats is not None,
+                request.stats,
+                adapters,
+                None,
+            )
+            if output.finish_reason is not None:
+                iteration.update_from_finished_request(
+                    FinishReason.LENGTH, request.request_id, 300, 128, request.stats
+                )
+                adapters.request_finished(request.request_id, None)
+                iteration.max_num_generation_tokens_iter.append(128)
+                iteration.n_params_iter.append(1)
+        adapters.update_scheduler_stats(step.stats)
+        logger.record(step.stats, iteration, None, 0)
+
+    return perform
+
+
+@contextlib.contextmanager
+def perform_tap(config: Any, endpoint: str) -> Iterator[Perform]:
+    """What the tapped scheduler adds to a step."""
+    description = describe(config, [0])
+    publisher = Publisher(endpoint, description.core_stream, description.engine_infos)
+    wait(lambda: publisher.connected)
+    tap = SchedulerTap(publisher.push, publisher.fail)
+    stats = VllmTap(publisher.push, publisher.fail, [0], role="core")
+    blocks = BlockTap(publisher.push)
+    blocks.flush(RATE)
+
+    def perform(step: Step) -> None:
+        for request in step.queued:
+            tap.queued(request)
+        blocks.flush(publisher.kv_sample_rate or RATE)
+        for block in step.blocks:
+            blocks.on_block_evicted(block)
+            blocks.on_block_allocated(block)
+        tap.scheduled(step.batch, step.requests, 1.0)
+        tap.updating()
+        for request in step.ended:
+            tap.freed(request)
+        tap.updated(step.batch, step.outputs)
+        stats.record(step.stats, None, None, 0)
+        blocks.flush(publisher.kv_sample_rate or RATE)
+
+    try:
+        yield perform
+        wait(lambda: publisher.drained)
+    finally:
+        publisher.close()
+    if publisher.dropped or publisher.errors:
+        raise SystemExit(f"{publisher.dropped} dropped, {publisher.errors} not translated")
+
+
+def loop(engine: Engine, calls: int, gap: float, perform: Perform) -> tuple[list[int], int]:
+    """Nanoseconds of the thread for each of ``calls``, and of the process for all."""
+    clock = time.thread_time_ns
+    spent: list[int] = []
+    total = 0
+    for _ in range(calls):
+        step = engine.step()
+        made = time.process_time_ns()
+        begin = clock()
+        perform(step)
+        spent.append(clock() - begin)
+        if gap:
+            time.sleep(gap)
+        total += time.process_time_ns() - made
+    return spent, total
+
+
+def _nothing(_: Step) -> None:
+    """Where nobody counts."""
+
+
+def main() -> None:
+    """Be a worker: a case a line on standard input, a result a line on standard output."""
+    role, endpoint = sys.argv[1:]
+    answers = own_output()
+    config = vllm_config()
+    overhead = clock_overhead()
+    peer = perform_vllm(config) if role != "tap" else None
+    for given, answer in cases(answers):
+        case = Case(**given)
+        engine = Engine(case)
+        _, idle = loop(engine, case.calls, GAP, _nothing)
+        opened = contextlib.nullcontext(peer) if peer else perform_tap(config, endpoint)
+        with opened as perform:
+            loop(engine, 30, 0.0, perform)
+            spent, total = loop(engine, case.calls, GAP, perform)
+        result = Result(
+            gap=[max(value - overhead, 0) for value in spent],
+            process=(total - idle) / case.calls,
+        )
+        answer(result)
 
 
 TAP = Topic(
@@ -48,3 +314,6 @@ TAP = Topic(
     venv="vllm-venv",
     needs=("vllm", "tools/setup_vllm.sh"),
 )
+
+if __name__ == "__main__":
+    main()

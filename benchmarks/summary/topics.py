@@ -17,8 +17,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from benchmarks.process import own_output
 from benchmarks.summary.rows import Figure, Topic
-from benchmarks.worker import own_output
 
 ROOT = Path(__file__).parents[2]
 TOPICS: Mapping[str, str] = {

@@ -52,7 +52,7 @@ async def test_every_page_asks(start: Start, authority: Authority, path: str) ->
     ("text", "why"),
     [
         (None, "cannot read"),
-        ("tls_config: {}", "line 1: tls_config is no key of this file"),
+        ("tls_config: {}", "web.yml: the file: Object contains unknown field `tls_config`"),
         ("basic_auth_users: {a: b}", "is not a bcrypt hash; make one with sidestep hash-password"),
         ("tls_server_config: {cert_file: x, key_file: y}", "No such file or directory"),
         ("[" * 100_000, "is not YAML"),

@@ -62,7 +62,7 @@ async def test_changes_reach_requests(tmp_path: Path) -> None:
     ("text", "why"),
     [
         ("basic_auth_users: {alice: secret}\n", "is not a bcrypt hash"),
-        ("nonsense", "must be a mapping"),
+        ("nonsense", "the file: Expected `object`"),
         ("a: [", "is not YAML"),
         ("tls_server_config: {cert_file: gone.pem}", "gone.pem: No such file"),
         ("", "the last of basic_auth_users goes, which takes a restart"),

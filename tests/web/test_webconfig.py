@@ -18,7 +18,7 @@ from fronts import HASH, Authority
 from sidestep.errors import ConfigError
 from sidestep.http.config_files import MAX_CONFIG_BYTES, Files
 from sidestep.http.tls import make_context
-from sidestep.http.tls_names import CIPHERS
+from sidestep.http.tls_config import CIPHERS
 from sidestep.http.web_config import HEADERS, RateLimit, WebConfig, load
 
 SECURITY = Path(__file__).parents[2] / "docs" / "security.md"
@@ -155,14 +155,14 @@ def expanded(line: str) -> str:
 
 
 TLS_REFUSED = {
-    "cert_file: server.pem": "line 1: tls_server_config has no key_file",
+    "cert_file: server.pem": "web.yml: tls_server_config has no key_file",
     "key_file: server-key.pem": "tls_server_config has no cert_file",
     "client_auth_type: NoClientCert": "tls_server_config has no cert_file",
     "{k}, cert_file: gone.pem": "gone.pem: No such file or directory",
     "{c}, key_file: gone.pem": "gone.pem: No such file or directory",
     "{k}, cert_file: .": "it is not a file",
     "{k}, cert_file: /dev/zero": "it is not a file",
-    "{k}, cert_file: [a]": "tls_server_config.cert_file must be a text",
+    "{k}, cert_file: [a]": "web.yml: tls_server_config.cert_file: Expected `str",
     "{k}, cert_file: text.pem": "are not a PEM certificate and its PEM key",
     "{k}, cert_file: empty.pem": "are not a PEM certificate and its PEM key",
     "{c}, key_file: other-key.pem": "do not belong together",
@@ -180,43 +180,43 @@ TLS_REFUSED = {
     "{}, client_ca_file: text.pem, client_auth_type: VerifyClientCertIfGiven": "has no PEM certif",
     "{}, client_ca_file: empty.pem, client_auth_type: VerifyClientCertIfGiven": "has no PEM certif",
     "{}, client_allowed_sans: [a]": "client_allowed_sans needs client_auth_type",
-    "{}, client_allowed_sans: a": "client_allowed_sans must be a list",
+    "{}, client_allowed_sans: a": "tls_server_config.client_allowed_sans: Expected `array",
     "{}, min_version: TLS14": "'TLS14' must be one of TLS10, TLS11, TLS12, TLS13",
     "{}, max_version: SSL3": "'SSL3' must be one of",
     "{}, min_version: TLS13, max_version: TLS12": "leaves no version",
     "{}, max_version: TLS11": "leaves no version",
     "{}, cipher_suites: [TLS_RSA_WITH_RC4_128_SHA]": "'TLS_RSA_WITH_RC4_128_SHA' is no secure",
-    "{}, cipher_suites: TLS_AES_128_GCM_SHA256": "cipher_suites must be a list",
+    "{}, cipher_suites: TLS_AES_128_GCM_SHA256": "tls_server_config.cipher_suites: Expected `array",
     "{}, max_version: TLS12, cipher_suites: [TLS_AES_128_GCM_SHA256]": "has none for TLS12",
-    "{}, curve_preferences: [Curve1]": "curve_preferences[0] 'Curve1' must be one of",
+    "{}, curve_preferences: [Curve1]": "tls_server_config.curve_preferences 'Curve1' must be one of",
     "{}, curve_preferences: [X25519, CurveP256]": "curve_preferences can be one curve here",
-    "{}, prefer_server_cipher_suites: maybe": "must be true or false",
-    "{}, prefer_server_cipher_suites: 'true'": "must be true or false",
-    "{}, ca_file: x": "tls_server_config.ca_file is no key of this file",
-    '{k}, cert_file: "a\\0b"': "cert_file has a character that cannot be",
-    '{k}, cert_file: "\\ud800"': "cert_file has a character that cannot be",
-    "{}, cert_file: server.pem": "tls_server_config.cert_file stands there twice",
+    "{}, prefer_server_cipher_suites: maybe": "server_cipher_suites: Expected `bool",
+    "{}, prefer_server_cipher_suites: 'true'": "server_cipher_suites: Expected `bool",
+    "{}, ca_file: x": "tls_server_config: Object contains unknown field `ca_file`",
+    '{k}, cert_file: "a\\0b"': "line 1: is not YAML: it has a character that cannot be",
+    '{k}, cert_file: "\\ud800"': "line 1: is not YAML: it has a character that cannot be",
+    "{}, cert_file: server.pem": "line 1: is not YAML: cert_file stands there twice",
 }
 REFUSED = {
     **{"tls_server_config: {" + expanded(line) + "}": why for line, why in TLS_REFUSED.items()},
-    "tls_config: {}": "tls_config is no key of this file; known are tls_server_config,",
-    "tls_server_config: [1]": "tls_server_config must be a mapping",
-    "[1]": "the file must be a mapping",
-    "text": "the file must be a mapping",
-    "[a]: b": "a key of the file must be a text",
-    "<<: {}": "<< is no key of this file",
-    "http_server_config: {http2: maybe}": "http_server_config.http2 must be true or false",
-    "http_server_config: {http3: true}": "http_server_config.http3 is no key",
-    "http_server_config: {headers: {Server: x}}": "headers.Server is no key of this file; known",
-    "http_server_config: {headers: {x-frame-options: deny}}": "headers.x-frame-options is no key",
+    "tls_config: {}": "the file: Object contains unknown field `tls_config`",
+    "tls_server_config: [1]": "web.yml: tls_server_config: Expected `object",
+    "[1]": "the file: Expected `object`, got `array`",
+    "text": "the file: Expected `object`, got `str`",
+    "[a]: b": "line 1: is not YAML: found unhashable key",
+    "<<: {}": "the file: Object contains unknown field `<<`",
+    "http_server_config: {http2: maybe}": "http_server_config.http2: Expected `bool",
+    "http_server_config: {http3: true}": "http_server_config: Object contains unknown field `http3`",
+    "http_server_config: {headers: {Server: x}}": "headers.Server must be one of Content-Security-Policy,",
+    "http_server_config: {headers: {x-frame-options: deny}}": "headers.x-frame-options must be one of",
     "http_server_config: {headers: {X-Frame-Options: maybe}}": "must be deny or sameorigin",
     "http_server_config: {headers: {X-Content-Type-Options: sniff}}": "must be nosniff",
     'http_server_config: {headers: {X-XSS-Protection: "1\\r\\nA: b"}}': "one line of plain",
     "http_server_config: {headers: {X-XSS-Protection: ü}}": "one line of plain characters",
-    "basic_auth_users: [alice]": "basic_auth_users must be a mapping",
+    "basic_auth_users: [alice]": "basic_auth_users: Expected `object",
     "basic_auth_users: {alice: secret}": "basic_auth_users.alice is not a bcrypt hash",
     "basic_auth_users: {alice: }": "basic_auth_users.alice is not a bcrypt hash",
-    "basic_auth_users: {alice: [a]}": "basic_auth_users.alice must be a text",
+    "basic_auth_users: {alice: [a]}": "basic_auth_users[...]: Expected `str",
     f"basic_auth_users: {{alice: {HASH[:-1]}}}": "is not a bcrypt hash",
     f"basic_auth_users: {{alice: {HASH}, alice: {HASH}}}": "alice stands there twice",
     f"basic_auth_users: {{alice: {HASH.replace('$04$', '$03$')}}}": "is not a bcrypt hash",
@@ -229,11 +229,13 @@ REFUSED = {
     "rate_limit: {interval: 1s, burst: -1}": "rate_limit.burst must be a whole number",
     "rate_limit: {interval: 1s, burst: 1.5}": "rate_limit.burst must be a whole number",
     "rate_limit: {interval: 1s, burst: 99999999999}": "rate_limit.burst must be a whole number",
-    "rate_limit: {rate: 1}": "rate_limit.rate is no key",
+    "rate_limit: {rate: 1}": "rate_limit: Object contains unknown field `rate`",
+    "tls_server_config: {cert_file: !!str a}": "line 1: is not YAML: it has a tag",
+    "basic_auth_users: {true: x}": "basic_auth_users: Expected `str`, got `bool`",
     "a: [": "line 1: is not YAML",
     "a: *unknown": "is not YAML",
     "--- {}\n--- {}": "is not YAML",
-    "[" * 5000: "nested without end",
+    "[" * 5000: "line 1: is not YAML: it is nested more than 16 deep",
     '"\\UFFFFFFFF": 1': "is not YAML",
     "\x01": "is not YAML",
     "a: 1\n\tb: 2": "is not YAML",
@@ -272,9 +274,9 @@ def test_aliases_cost_what_they_are(directory: Path) -> None:
     levels += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 9)]
     users = f"basic_auth_users: &b\n  alice: {HASH}\n"
 
-    with pytest.raises(ConfigError, match="a0 is no key"):
+    with pytest.raises(ConfigError, match="unknown field `a0`"):
         read(directory, "\n".join(levels))
-    with pytest.raises(ConfigError, match="must be a text"):
+    with pytest.raises(ConfigError, match="Expected `str"):
         read(directory, users + "  bob: *b\n")
 
 

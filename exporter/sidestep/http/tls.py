@@ -10,8 +10,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 
 from sidestep.errors import ConfigError
-from sidestep.http.tls_config import Pem, TlsConfig
-from sidestep.http.tls_names import CIPHERS, CURVES, VERSIONS
+from sidestep.http.tls_config import CIPHERS, CURVES, VERSIONS, Pem, TlsConfig
 
 _VERIFY = {
     "NoClientCert": ssl.CERT_NONE,

@@ -7,12 +7,14 @@ dropped in silence.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import ssl
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
+import msgspec
+
+from sidestep.errors import ConfigError
 from sidestep.http.config_files import MAX_PEM_BYTES, Files
-from sidestep.http.tls_names import CIPHERS, CURVES, VERSIONS
-from sidestep.http.yaml_reader import Value
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,21 +46,63 @@ class TlsConfig:
     curve: str
 
 
-KEYS = (
-    "cert_file",
-    "key_file",
-    "cert",
-    "key",
-    "client_auth_type",
-    "client_ca_file",
-    "client_ca",
-    "client_allowed_sans",
-    "min_version",
-    "max_version",
-    "cipher_suites",
-    "prefer_server_cipher_suites",
-    "curve_preferences",
-)
+class TlsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``tls_server_config`` as it stands in the file."""
+
+    cert_file: str | None = None
+    key_file: str | None = None
+    cert: str | None = None
+    key: str | None = None
+    client_auth_type: str | None = None
+    client_ca_file: str | None = None
+    client_ca: str | None = None
+    client_allowed_sans: tuple[str, ...] | None = None
+    min_version: str | None = None
+    max_version: str | None = None
+    cipher_suites: tuple[str, ...] | None = None
+    prefer_server_cipher_suites: bool | None = None
+    """No effect: Go ignores it since 1.17."""
+    curve_preferences: tuple[str, ...] | None = None
+
+
+CIPHERS: Mapping[str, str] = {
+    "TLS_AES_128_GCM_SHA256": "",
+    "TLS_AES_256_GCM_SHA384": "",
+    "TLS_CHACHA20_POLY1305_SHA256": "",
+    "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA": "ECDHE-ECDSA-AES128-SHA",
+    "TLS_ECDHE_ECDSA_WITH_AES_256_CBC_SHA": "ECDHE-ECDSA-AES256-SHA",
+    "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256": "ECDHE-ECDSA-AES128-GCM-SHA256",
+    "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384": "ECDHE-ECDSA-AES256-GCM-SHA384",
+    "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256": "ECDHE-ECDSA-CHACHA20-POLY1305",
+    "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA": "ECDHE-RSA-AES128-SHA",
+    "TLS_ECDHE_RSA_WITH_AES_256_CBC_SHA": "ECDHE-RSA-AES256-SHA",
+    "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256": "ECDHE-RSA-AES128-GCM-SHA256",
+    "TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384": "ECDHE-RSA-AES256-GCM-SHA384",
+    "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256": "ECDHE-RSA-CHACHA20-POLY1305",
+    # Secure to Go until 1.21, insecure since: a file of those days may name them.
+    "TLS_RSA_WITH_AES_128_CBC_SHA": "AES128-SHA",
+    "TLS_RSA_WITH_AES_256_CBC_SHA": "AES256-SHA",
+    "TLS_RSA_WITH_AES_128_GCM_SHA256": "AES128-GCM-SHA256",
+    "TLS_RSA_WITH_AES_256_GCM_SHA384": "AES256-GCM-SHA384",
+}
+"""Go's secure suites; those of TLS 1.3 are always on, in Go as here, and have no name below."""
+
+CURVES: Mapping[str, str] = {
+    "CurveP256": "prime256v1",
+    "CurveP384": "secp384r1",
+    "CurveP521": "secp521r1",
+    "X25519": "X25519",
+}
+
+VERSIONS: Mapping[str, ssl.TLSVersion] = {
+    "TLS10": ssl.TLSVersion.TLSv1,
+    "TLS11": ssl.TLSVersion.TLSv1_1,
+    "TLS12": ssl.TLSVersion.TLSv1_2,
+    "TLS13": ssl.TLSVersion.TLSv1_3,
+}
+"""From the oldest to the newest."""
+
+
 CLIENT_AUTH = ("NoClientCert", "VerifyClientCertIfGiven", "RequireAndVerifyClientCert")
 """From the least to the most that is asked of a client."""
 UNVERIFIED = {
@@ -69,96 +113,94 @@ UNVERIFIED = {
 """What cannot be had: OpenSSL, through Python, asks for a certificate only to verify it."""
 
 
-def tls_config(section: Value, directory: Path, files: Files) -> TlsConfig | None:
-    """The section; None where it has nothing that asks for TLS, as in the toolkit.
+def tls_config(section: TlsSection, source: Path, files: Files) -> TlsConfig | None:
+    """Check the section and read its files; None where nothing in it asks for TLS.
 
     Raises:
-        ConfigError: One line with the file, the line and the key.
+        ConfigError: One line with the key.
     """
-    found = section.fields(KEYS)
-    nothing = Value(None, section.source)
 
-    def value(key: str) -> Value:
-        return found.get(key, nothing)
-
-    def pem(key: str) -> Pem | None:
+    def pem(key: str, name: str | None, inline: str | None) -> Pem | None:
         """A file wins over what stands inline."""
-        if name := value(f"{key}_file").text():
-            path = directory / name
+        if name:
+            path = source.parent / name
             return Pem(files.read(path, MAX_PEM_BYTES), str(path))
-        inline = value(key).text()
-        return Pem(inline.encode(), f"{section.source}: {value(key).path}") if inline else None
+        return Pem(inline.encode(), f"{source}: tls_server_config.{key}") if inline else None
 
-    certificate, key, client_ca = pem("cert"), pem("key"), pem("client_ca")
-    value("prefer_server_cipher_suites").boolean(default=True)  # Go ignores it since 1.17
-    lowest, highest = _versions(value("min_version"), value("max_version"))
-    ciphers = _ciphers(value("cipher_suites"), highest)
-    curve = _curve(value("curve_preferences"))
-    auth, sans = _client_auth(found, nothing, client_ca)
-    asked = value("client_auth_type").text()
-    if certificate is None and key is None and client_ca is None and not asked:
+    certificate = pem("cert", section.cert_file, section.cert)
+    key = pem("key", section.key_file, section.key)
+    client_ca = pem("client_ca", section.client_ca_file, section.client_ca)
+    lowest, highest = _versions(section.min_version, section.max_version)
+    ciphers = _ciphers(section.cipher_suites or (), highest)
+    curve = _curve(section.curve_preferences or ())
+    auth, sans = _client_auth(section, client_ca)
+    if certificate is None and key is None and client_ca is None and not section.client_auth_type:
         return None
     if certificate is None or key is None:
         missing = "cert_file" if certificate is None else "key_file"
-        raise section.refused(f"has no {missing}; name the PEM file, or put it in {missing[:-5]}")
+        raise ConfigError(
+            f"tls_server_config has no {missing}; name the PEM file, or put it in {missing[:-5]}"
+        )
     return TlsConfig(
         certificate, key, auth, client_ca, sans, lowest, highest, ciphers, curve
     )  # fmt: skip
 
 
-def _client_auth(
-    found: Mapping[str, Value], nothing: Value, client_ca: Pem | None
-) -> tuple[str, frozenset[str] | None]:
-    """Who of the clients must show what; never less than the file seems to say."""
-    given = found.get("client_auth_type", nothing)
-    auth = given.text() or CLIENT_AUTH[0]
+def _client_auth(section: TlsSection, client_ca: Pem | None) -> tuple[str, frozenset[str] | None]:
+    """What a client must show; never less than the file seems to say."""
+    auth = section.client_auth_type or CLIENT_AUTH[0]
     if auth in UNVERIFIED:
-        raise given.refused(f"{auth} is not offered: it verifies nothing; use {UNVERIFIED[auth]}")
-    if auth not in CLIENT_AUTH:
-        raise given.refused(f"{auth!r} must be one of {', '.join(CLIENT_AUTH)}")
+        raise _refused(
+            f"client_auth_type {auth} is not offered: it verifies nothing; use {UNVERIFIED[auth]}"
+        )
+    _one_of("client_auth_type", auth, CLIENT_AUTH)
     if client_ca is not None and auth == CLIENT_AUTH[0]:
-        which = found.get("client_ca_file") or found["client_ca"]
-        raise which.refused("needs client_auth_type RequireAndVerifyClientCert to have any effect")
+        which = "client_ca_file" if section.client_ca_file else "client_ca"
+        raise _refused(
+            f"{which} needs client_auth_type RequireAndVerifyClientCert to have any effect"
+        )
     if client_ca is None and auth != CLIENT_AUTH[0]:
-        raise given.refused(
-            f"{auth} needs client_ca_file: the system's authorities would let in"
+        raise _refused(
+            f"client_auth_type {auth} needs client_ca_file: the system's authorities would let in"
             " whoever has a certificate of theirs"
         )
-    sans = found.get("client_allowed_sans", nothing)
-    names = sans.elements()
-    if names is None:
+    if section.client_allowed_sans is None:
         return auth, None
     if auth != CLIENT_AUTH[-1]:
-        raise sans.refused("needs client_auth_type RequireAndVerifyClientCert")
-    return auth, frozenset(name.text() for name in names)
+        raise _refused("client_allowed_sans needs client_auth_type RequireAndVerifyClientCert")
+    return auth, frozenset(section.client_allowed_sans)
 
 
-def _versions(least: Value, most: Value) -> tuple[str, str]:
-    for value in (least, most):
-        if value.text() not in ("", *VERSIONS):
-            raise value.refused(f"{value.text()!r} must be one of {', '.join(VERSIONS)}")
-    lowest, highest = least.text() or "TLS12", most.text() or "TLS13"
+def _versions(least: str | None, most: str | None) -> tuple[str, str]:
+    lowest, highest = least or "TLS12", most or "TLS13"
+    _one_of("min_version", lowest, VERSIONS)
+    _one_of("max_version", highest, VERSIONS)
     if lowest > highest:
-        raise (most if least.empty else least).refused("leaves no version: min is above max")
+        raise _refused(f"{'min' if least else 'max'}_version leaves no version: min is above max")
     return lowest, highest
 
 
-def _ciphers(value: Value, highest: str) -> tuple[str, ...]:
-    names = value.elements() or ()
+def _ciphers(names: tuple[str, ...], highest: str) -> tuple[str, ...]:
     for name in names:
-        if name.text() not in CIPHERS:
-            raise name.refused(f"{name.text()!r} is no secure cipher suite by Go's name")
-    found = tuple(name.text() for name in names)
-    if found and highest != "TLS13" and not any(CIPHERS[name] for name in found):
-        raise value.refused(f"has none for {highest}, which is max_version")
-    return found
+        if name not in CIPHERS:
+            raise _refused(f"cipher_suites {name!r} is no secure cipher suite by Go's name")
+    if names and highest != "TLS13" and not any(CIPHERS[name] for name in names):
+        raise _refused(f"cipher_suites has none for {highest}, which is max_version")
+    return names
 
 
-def _curve(value: Value) -> str:
-    names = value.elements() or ()
+def _curve(names: tuple[str, ...]) -> str:
     for name in names:
-        if name.text() not in CURVES:
-            raise name.refused(f"{name.text()!r} must be one of {', '.join(CURVES)}")
+        _one_of("curve_preferences", name, CURVES)
     if len(names) > 1:
-        raise value.refused("can be one curve here, not a list of several; or leave it out")
-    return names[0].text() if names else ""
+        raise _refused("curve_preferences can be one curve here, not several; or leave it out")
+    return names[0] if names else ""
+
+
+def _one_of(key: str, given: str, known: Collection[str]) -> None:
+    if given not in known:
+        raise _refused(f"{key} {given!r} must be one of {', '.join(known)}")
+
+
+def _refused(why: str) -> ConfigError:
+    return ConfigError(f"tls_server_config.{why}")

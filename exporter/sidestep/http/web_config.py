@@ -5,16 +5,32 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping
+from decimal import Decimal
 from pathlib import Path
+
+import msgspec
 
 from sidestep.errors import ConfigError
 from sidestep.http.config_files import MAX_CONFIG_BYTES, Files
-from sidestep.http.tls_config import TlsConfig, tls_config
-from sidestep.http.yaml_reader import Value, parse
+from sidestep.http.tls_config import TlsConfig, TlsSection, tls_config
+from sidestep.http.yaml_reader import read
 
 MAX_COST = 18
 """Of a bcrypt hash: 16 s of a core here. A cost of 31 would take a day, and cannot be stopped."""
-SECTIONS = ("tls_server_config", "http_server_config", "basic_auth_users", "rate_limit")
+_BCRYPT = re.compile(r"\$2[abxy]\$(\d\d)\$[./A-Za-z0-9]{53}")
+_NUMBER = re.compile(r"\+?[0-9]{1,9}")
+_DURATION = re.compile(r"\+?(?:[0-9]{1,15}(?:\.[0-9]{0,15})?(?:ns|us|µs|μs|ms|s|m|h))+")
+_PART = re.compile(r"([0-9.]+)([a-zµμ]+)")
+_UNITS = {
+    "ns": Decimal("1e-9"),
+    "us": Decimal("1e-6"),
+    "µs": Decimal("1e-6"),
+    "μs": Decimal("1e-6"),
+    "ms": Decimal("1e-3"),
+    "s": Decimal(1),
+    "m": Decimal(60),
+    "h": Decimal(3600),
+}
 HEADERS: Mapping[str, tuple[str, ...]] = {
     "Content-Security-Policy": (),
     "X-Frame-Options": ("deny", "sameorigin"),
@@ -23,7 +39,29 @@ HEADERS: Mapping[str, tuple[str, ...]] = {
     "Strict-Transport-Security": (),
 }
 """Headers that may be set, with the values of those that have few."""
-_BCRYPT = re.compile(r"\$2[abxy]\$(\d\d)\$[./A-Za-z0-9]{53}")
+
+
+class HttpSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``http_server_config``; ``http2`` has no effect: the exporter speaks HTTP/1.1."""
+
+    http2: bool | None = None
+    headers: dict[str, str | None] | None = None
+
+
+class RateLimitSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``rate_limit``."""
+
+    interval: str | None = None
+    burst: str | None = None
+
+
+class WebFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The file, key by key; a key without a value is as good as left out."""
+
+    tls_server_config: TlsSection | None = None
+    http_server_config: HttpSection | None = None
+    basic_auth_users: dict[str, str | None] | None = None
+    rate_limit: RateLimitSection | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -36,7 +74,7 @@ class RateLimit:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WebConfig:
-    """The whole file; as it stands here, of no file: nobody is asked for anything."""
+    """The checked configuration; the defaults are those of no file: everybody is let in."""
 
     tls: TlsConfig | None = None
     headers: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -45,56 +83,76 @@ class WebConfig:
 
 
 def load(path: Path, files: Files) -> WebConfig:
-    """What the file says; relative paths in it are relative to its directory.
+    """Read and check the file; relative paths in it are relative to its directory.
 
     Raises:
-        ConfigError: One line with the file, the line and the key.
+        ConfigError: One line with the file and the key.
     """
+    content = files.read(path, MAX_CONFIG_BYTES)
     try:
-        text = files.read(path, MAX_CONFIG_BYTES).decode("utf-8-sig")
+        return _checked(read(content.decode("utf-8-sig"), WebFile), path, files)
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: is not YAML: it is not UTF-8") from None
-    sections = parse(text, str(path)).fields(SECTIONS)
-    nothing = Value(None, str(path))
-    http = sections.get("http_server_config", nothing).fields(("http2", "headers"))
-    # HTTP/1.1 is all we speak; a client that would like HTTP/2 learns so in the handshake.
-    http.get("http2", nothing).boolean(default=True)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None
+
+
+def _checked(file: WebFile, path: Path, files: Files) -> WebConfig:
+    http = file.http_server_config or HttpSection()
     return WebConfig(
-        tls=tls_config(sections.get("tls_server_config", nothing), path.parent, files),
-        headers=dict(map(_header, http.get("headers", nothing).fields(tuple(HEADERS)).items())),
-        users=dict(map(_user, sections.get("basic_auth_users", nothing).items())),
-        rate_limit=_rate_limit(sections.get("rate_limit", nothing)),
+        tls=tls_config(file.tls_server_config or TlsSection(), path, files),
+        headers=dict(map(_header, (http.headers or {}).items())),
+        users=dict(map(_user, (file.basic_auth_users or {}).items())),
+        rate_limit=_rate_limit(file.rate_limit or RateLimitSection()),
     )
 
 
-def _header(item: tuple[str, Value]) -> tuple[str, str]:
-    name, value = item
-    text, choices = value.text(), HEADERS[name]
-    if text and choices and text not in choices:
-        raise value.refused(f"must be {' or '.join(choices)}")
-    if not text.isprintable() or not text.isascii():
-        raise value.refused("must be one line of plain characters")
-    return name, text
+def _header(item: tuple[str, str | None]) -> tuple[str, str]:
+    name, value = item[0], item[1] or ""
+    if name not in HEADERS:
+        raise ConfigError(f"http_server_config.headers.{name} must be one of {', '.join(HEADERS)}")
+    choices = HEADERS[name]
+    if value and choices and value not in choices:
+        raise ConfigError(f"http_server_config.headers.{name} must be {' or '.join(choices)}")
+    if not value.isprintable() or not value.isascii():
+        raise ConfigError(f"http_server_config.headers.{name} must be one line of plain characters")
+    return name, value
 
 
-def _user(item: tuple[str, Value]) -> tuple[bytes, bytes]:
-    name, value = item
-    hashed = value.text()
+def _user(item: tuple[str, str | None]) -> tuple[bytes, bytes]:
+    name, hashed = item[0], item[1] or ""
     found = _BCRYPT.fullmatch(hashed)
     if not found or int(found[1]) < 4:  # noqa: PLR2004 - bcrypt's own least
-        raise value.refused("is not a bcrypt hash; make one with sidestep hash-password")
+        raise ConfigError(
+            f"basic_auth_users.{name} is not a bcrypt hash; make one with sidestep hash-password"
+        )
     if int(found[1]) > MAX_COST:
-        raise value.refused(f"has a cost of {found[1]}, {MAX_COST} at most; 10 is usual")
+        raise ConfigError(
+            f"basic_auth_users.{name} has a cost of {found[1]}, {MAX_COST} at most; 10 is usual"
+        )
     return name.encode(), hashed.encode()
 
 
-def _rate_limit(section: Value) -> RateLimit | None:
-    found = section.fields(("interval", "burst"))
-    nothing = Value(None, section.source)
-    interval = found.get("interval", nothing).seconds()
-    burst = found.get("burst", nothing).number()
+def _rate_limit(section: RateLimitSection) -> RateLimit | None:
+    interval, burst = _seconds(section.interval or "0"), section.burst or "0"
+    if not _NUMBER.fullmatch(burst):
+        raise ConfigError("rate_limit.burst must be a whole number")
     if not interval:
         return None
-    if not burst:
-        raise section.refused("needs a burst of at least 1: with 0 no request gets through")
-    return RateLimit(interval, burst)
+    if not int(burst):
+        raise ConfigError("rate_limit needs a burst of at least 1: with 0 no request gets through")
+    return RateLimit(interval, int(burst))
+
+
+def _seconds(given: str) -> float:
+    """Read a duration as Go writes it, ``1m30s``.
+
+    A number without a unit is refused: for Go it means nanoseconds, which nobody wants.
+    """
+    if given == "0":
+        return 0.0
+    if not _DURATION.fullmatch(given):
+        raise ConfigError(
+            "rate_limit.interval must be a duration with its unit, as 500ms, 1s or 1m30s"
+        )
+    return float(sum(Decimal(part) * _UNITS[unit] for part, unit in _PART.findall(given)))
