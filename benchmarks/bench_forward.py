@@ -20,8 +20,7 @@ from benchmarks.table import percentile, show
 from sidestep.engines.items import Family, Sample, Samples
 from sidestep.exposition.text_page import render
 from sidestep.federation.computed_records import Present
-from sidestep.federation.lives import MAX_LIVES, new_life
-from sidestep.federation.messages import encode_forward
+from sidestep.federation.messages import encode_forward, new_epoch
 from sidestep.federation.outbox import Outbox
 from sidestep.ingest.intake import Intake
 from sidestep.metrics.self_described import add_samples
@@ -57,16 +56,13 @@ def main() -> None:
     )
     print()
     show(
-        "What holds the loop: ms of CPU; slices at a leaf, turns at a root, in the order of records",
+        "What holds the loop: ms of CPU; slices downstream, turns upstream, in the order of records",
         ["of", "records", "a record", "p50", "p99", "longest"],
         [
-            ["a leaf that tells of 256 engines", *spread(*telling(256, args.rounds))],
-            *(
-                [f"a root, {many} exporters of one engine", *spread(*merging(many, args.rounds))]
-                for many in (1, 8, 64)
-            ),
-            ["a root, 1,800 series that describe themselves", *spread(*large(args.rounds))],
-            ["a root, a leaf that keeps nothing and starts again", *spread(*restarting(40))],
+            ["downstream, 256 engines", *spread(*telling(256, args.rounds))],
+            ["upstream, one busy engine", *spread(*receiving(args.rounds))],
+            ["upstream, 1,800 self-described series", *spread(*large(args.rounds))],
+            ["upstream, a new epoch each time", *spread(*restarting(40))],
         ],
     )
 
@@ -138,23 +134,16 @@ def telling(engines: int, rounds: int) -> tuple[int, float, list[float]]:
     return records, sum(slices), slices
 
 
-def merging(exporters: int, rounds: int) -> tuple[int, float, list[float]]:
-    """Likewise of turns at a root that is told of one engine by so many exporters."""
-    root = new_intake(merge=True)
-    leaves = [fleet(1, 0) for _ in range(exporters)]
-    outboxes = [Outbox(leaf, f"leaf-{n}", Present(), {}) for n, leaf in enumerate(leaves)]
+def receiving(rounds: int) -> tuple[int, float, list[float]]:
+    """Likewise of turns upstream, for one engine of which every series has changed."""
+    leaf, root = fleet(1, 0), new_intake()
+    outbox = Outbox(leaf, "leaf", Present(), {})
     turns: list[float] = []
-    for number in range(rounds + 1):
-        if number == 1:
-            # The first words are of engines that are new.
-            turns.clear()
-        for leaf, outbox in zip(leaves, outboxes, strict=True):
-            dirty(leaf.registry, leaf.registry.engines.values())
-            for frame in frames_of(outbox):
-                turns += turns_of(root, frame)
-        root.pass_time(time.monotonic())
-        turns += rest_of(root)
-    return exporters * rounds, sum(turns), turns
+    for _ in range(rounds):
+        dirty(leaf.registry, leaf.registry.engines.values())
+        for frame in frames_of(outbox):
+            turns += turns_of(root, frame)
+    return rounds, sum(turns), turns
 
 
 def large(rounds: int) -> tuple[int, float, list[float]]:
@@ -179,12 +168,10 @@ def restarting(processes: int) -> tuple[int, float, list[float]]:
     leaf, root = fleet(1, 0), new_intake()
     turns: list[float] = []
     for number in range(processes):
-        leaf.life = new_life(time.time() + number, number)
+        leaf.epoch = new_epoch(time.time() + number, number)
         for frame in frames_of(Outbox(leaf, "leaf", Present(), {})):
-            found = turns_of(root, frame)
-            # From then on the oldest become one.
-            turns += found if number > MAX_LIVES else []
-    return processes - MAX_LIVES - 1, sum(turns), turns
+            turns += turns_of(root, frame)
+    return processes, sum(turns), turns
 
 
 def frames_of(outbox: Outbox) -> list[bytes]:

@@ -71,12 +71,12 @@ def main() -> None:
     )
 
 
-def new_intake(*, merge: bool = False) -> Intake:
+def new_intake() -> Intake:
     """One without engines."""
     layouts = {name: compile_layout(name) for name in DIALECTS}
     registry = Registry(layouts, {})
     clock, wall = time.monotonic, time.time
-    return Intake(registry, SelfMetrics(), boot=1, clock=clock, wall=wall, merge=merge)
+    return Intake(registry, SelfMetrics(), boot=1, clock=clock, wall=wall)
 
 
 def fleet(engines: int, requests: int) -> Intake:

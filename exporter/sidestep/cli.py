@@ -22,6 +22,7 @@ from sidestep.config.settings import (
     Setting,
     default_endpoint,
     read,
+    refuse_removed,
 )
 from sidestep.errors import ConfigError, SidestepError
 from sidestep.telemetry import logs
@@ -198,7 +199,11 @@ def recording() -> Path:
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command and exit: 0, 1 for trouble while running, 2 for a mistake."""
     try:
-        code = cli.main(args=arguments, prog_name="sidestep", standalone_mode=False)
+        try:
+            code = cli.main(args=arguments, prog_name="sidestep", standalone_mode=False)
+        except click.NoSuchOption as error:
+            refuse_removed(error.option_name.removeprefix("--"), error.option_name)
+            raise
     except click.ClickException as error:
         _die(error.format_message(), 2)
     except ConfigError as error:
