@@ -10,7 +10,7 @@ import msgspec
 from sidestep.errors import WireError
 from sidestep.federation.aggregate import Aggregate
 from sidestep.federation.messages import Order, Standing
-from sidestep.ingest.hello_limits import check, check_described, excess
+from sidestep.metrics.description_limits import check, check_described, excess
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.registry import GONE, MAX_ENGINES, SILENT, Registry
 from sidestep.protocol.limits import MAX_LABEL_CHARS

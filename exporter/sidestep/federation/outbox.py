@@ -7,16 +7,36 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol
 
 from sidestep.federation.computed_records import Records, engines, standing
 from sidestep.federation.messages import FORWARD_VERSION, Forward, Order, Standing
-from sidestep.ingest.intake import Intake
-from sidestep.metrics.registry import SILENT
+from sidestep.federation.store import Store
+from sidestep.metrics.registry import SILENT, Registry
+from sidestep.telemetry.self_metrics import SelfMetrics
 
 REFRESH = 10.0
 """Seconds after which a record is sent again though it did not change."""
 Key = tuple[str, str, int]
 """Source, engine and epoch; of the engines counted here the source is empty."""
+
+
+class Counted(Protocol):
+    """The counters of this exporter, and the records that it received.
+
+    Attributes:
+        registry: Its engines.
+        federation: Records of other exporters.
+        metrics: Its own metrics.
+        epoch: Of its counters.
+        run: Number of this process among those that continued the epoch.
+    """
+
+    registry: Registry
+    federation: Store
+    metrics: SelfMetrics
+    epoch: int
+    run: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -32,7 +52,7 @@ class Outbox:
     """Decides which records are due: of the engines counted here, and those to be passed on.
 
     Args:
-        intake: This exporter's.
+        counted: This exporter's counters and records.
         source: The name of this exporter.
         records: Encoded records of the engines that are counted here.
         labels: Labels to add to all series.
@@ -41,13 +61,13 @@ class Outbox:
 
     def __init__(
         self,
-        intake: Intake,
+        counted: Counted,
         source: str,
         records: Records,
         labels: Mapping[str, str],
         clash: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._intake = intake
+        self._exporter = counted
         self._source = source
         self._records = records
         self._labels = dict(labels)
@@ -62,26 +82,26 @@ class Outbox:
 
         Each is encoded when it is asked for: items may be applied in between.
         """
-        intake, records = self._intake, self._records
-        counted = list(engines(intake.registry))
+        exporter, records = self._exporter, self._records
+        counted = list(engines(exporter.registry))
         self._forget({("", engine.id, 0) for engine in counted})
         for engine in counted:
             version = records.version(engine)
             key = "", engine.id, 0
-            state = version, standing(intake.registry, engine)
+            state = version, standing(exporter.registry, engine)
             if version is None or not self._is_due(key, state, now):
                 yield None
                 continue
             if self._labels.keys() & engine.labels.keys():
                 self._clash(engine.id)
             self._seq += 1
-            order = intake.epoch, intake.run, self._seq
+            order = exporter.epoch, exporter.run, self._seq
             data = records.record(engine)
             yield Due(key, state, self._message(self._source, engine.id, order, data, state[1]))
 
     def others(self, now: float) -> Iterator[Due]:
         """Yield other exporters' records as they came, but for the labels and the age."""
-        for federated in self._intake.federation:
+        for federated in self._exporter.federation:
             # The ended epoch's last record goes first: after the next epoch's it would be refused.
             for record in federated.records:
                 key = record.source, record.engine, record.epoch
@@ -124,7 +144,7 @@ class Outbox:
 
     def _forget(self, counted: set[Key]) -> None:
         """Forget all that is neither ``counted`` here nor passed on."""
-        passed = (record for federated in self._intake.federation for record in federated.records)
+        passed = (record for federated in self._exporter.federation for record in federated.records)
         kept = counted.union((r.source, r.engine, r.epoch) for r in passed)
         for known in (self._sent, self._changed):
             for key in known.keys() - kept:

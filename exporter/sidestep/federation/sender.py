@@ -14,8 +14,7 @@ from zmq.utils.monitor import recv_monitor_message
 from sidestep.errors import ConfigError, WireError
 from sidestep.federation.computed_records import Records
 from sidestep.federation.messages import Forward, encode_forward, split
-from sidestep.federation.outbox import Outbox
-from sidestep.ingest.intake import Intake
+from sidestep.federation.outbox import Counted, Outbox
 from sidestep.protocol.messages import Nack, decode_from_exporter
 from sidestep.telemetry.cooperative import collected
 from sidestep.telemetry.logs import Limited
@@ -41,12 +40,12 @@ class Forwarder:
     """Sends records to an upstream exporter.
 
     Args:
-        intake: Of this exporter.
+        counted: This exporter's counters and records.
         endpoint: The ingest endpoint of the other exporter.
         source: The stable name of this exporter.
         records: Encoded records of the engines that are counted here.
         labels: Labels to add to all series.
-        clock: Monotonic seconds, as the intake's.
+        clock: Monotonic seconds, as the exporter's.
 
     Raises:
         ConfigError: The endpoint or the keys cannot be used.
@@ -54,7 +53,7 @@ class Forwarder:
 
     def __init__(
         self,
-        intake: Intake,
+        counted: Counted,
         endpoint: str,
         source: str,
         records: Records,
@@ -62,9 +61,9 @@ class Forwarder:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._intake = intake
+        self._exporter = counted
         self._endpoint = endpoint
-        self._outbox = Outbox(intake, source, records, labels, self._clash)
+        self._outbox = Outbox(counted, source, records, labels, self._clash)
         self._settles = records.settles
         self._clock = clock
         self._connected = False
@@ -80,7 +79,7 @@ class Forwarder:
         except ConfigError:
             self._context.term()
             raise
-        metrics = intake.metrics
+        metrics = counted.metrics
         metrics.read("sidestep_forward_connected", lambda: [((), float(self._connected))])
         metrics.read(
             "sidestep_forward_lag_seconds", lambda: [((), self._outbox.lag(self._clock()))]
@@ -136,13 +135,13 @@ class Forwarder:
         self._socket.close(linger=linger)
 
     def _clash(self, engine: str) -> None:
-        self._intake.metrics.add("sidestep_forward_errors_total", 1, "label")
+        self._exporter.metrics.add("sidestep_forward_errors_total", 1, "label")
         text = "--forward.label: %s has a label of that name already, which stands"
         self._said.warning("label", text, engine)
 
     async def _send(self, message: Forward) -> bool:
         """Return whether ``message`` has left; if not, nobody takes it, or not fast enough."""
-        metrics = self._intake.metrics
+        metrics = self._exporter.metrics
         try:
             pieces = split(message.data)
         except WireError as error:
@@ -199,6 +198,6 @@ class Forwarder:
                 self._refused(answer.code, answer.detail)
 
     def _refused(self, code: str, detail: str) -> None:
-        self._intake.metrics.add("sidestep_forward_errors_total", 1, code)
+        self._exporter.metrics.add("sidestep_forward_errors_total", 1, code)
         text = "the exporter at %s refuses what is forwarded: %s"
         self._said.warning(code, text, self._endpoint, detail or code)
