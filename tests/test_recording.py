@@ -10,7 +10,7 @@ from typing import Any
 from conftest import Start
 from pages import get, parse
 from sidestep.protocol.iteration_stats import FINISH_REASONS
-from sidestep_adapters.recording.format import objects
+from sidestep_adapters.recording.format import to_objects
 from sidestep_adapters.recording.replay import Replay
 
 
@@ -94,8 +94,8 @@ async def test_real_speed_keeps_the_records_times(start: Start, tmp_path: Path) 
 
 def test_enums_come_back_as_numbers() -> None:
     """Finish reasons are recorded by name; one of a later release is behind the last."""
-    known = objects({"__type__": "FinishedRequestStats", "finish_reason": "LENGTH"})
-    later = objects({"__type__": "FinishedRequestStats", "finish_reason": "BOREDOM"})
+    known = to_objects({"__type__": "FinishedRequestStats", "finish_reason": "LENGTH"})
+    later = to_objects({"__type__": "FinishedRequestStats", "finish_reason": "BOREDOM"})
 
     assert known.finish_reason == 1
     assert later.finish_reason == len(FINISH_REASONS)

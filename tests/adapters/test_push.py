@@ -36,7 +36,7 @@ def step(tokens: int = 1) -> VllmStep:
 
 def publisher(endpoint: str, stream: str = "s") -> Publisher:
     """Of one engine."""
-    return Publisher(endpoint, stream, [ENGINE], flush=0.01)
+    return Publisher(endpoint, stream, [ENGINE], flush_interval=0.01)
 
 
 def generated(exporter: Exporter) -> int:
@@ -140,7 +140,13 @@ async def test_an_idle_engines_gauges_return_with_the_exporter(
 ) -> None:
     """It sends nothing while it has nothing to do, and its sleep state was said once."""
     endpoint = f"ipc://{tmp_path}/ingest.ipc"
-    one = Publisher(endpoint, "s", [ENGINE], flush=0.01, again=lambda: list(tap.again()))
+    one = Publisher(
+        endpoint,
+        "s",
+        [ENGINE],
+        flush_interval=0.01,
+        current_state=lambda: list(tap.current_state()),
+    )
     tap = VllmTap(one.push, one.fail, [0])
     tap.record_sleep_state(1, 2)
     tap.record(SimpleNamespace(num_running_reqs=7), None, None, 0)

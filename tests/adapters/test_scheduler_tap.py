@@ -89,7 +89,7 @@ class Bench:
 
     def update(self, batch: Any, *clients: dict[str, int], prompts: tuple[str, ...] = ()) -> None:
         """The batch's output: tokens by request, per API server."""
-        self.tap.updating()
+        self.tap.update_started()
         stats = SimpleNamespace(
             num_computed_tokens=5, num_local_cached_tokens=2, num_external_cached_tokens=1
         )
@@ -108,7 +108,7 @@ class Bench:
             )
             for index, found in enumerate(clients)
         }
-        self.tap.updated(batch, outputs)
+        self.tap.update_finished(batch, outputs)
 
 
 def test_a_request_from_queue_to_end() -> None:
@@ -182,7 +182,7 @@ def test_an_end_inside_a_step_follows_its_output_and_one_outside_comes_at_once()
         bench.ask(name)
     bench.tap.freed(bench.requests["c"])
     batch = bench.schedule(a=1, b=1)
-    bench.tap.updating()
+    bench.tap.update_started()
     bench.tap.freed(bench.requests["a"])
     bench.update(batch, {"a": 1, "b": 1})
 
@@ -302,7 +302,7 @@ def test_a_sessions_next_input_follows_its_last_output() -> None:
     bench = Bench()
     request = bench.ask("a", num_prompt_tokens=5)
     batch = bench.schedule("a", a=5)
-    bench.tap.updating()
+    bench.tap.update_started()
     request.arrival_time, request.num_prompt_tokens = 200.0, 9
     bench.tap.queued(request)
     bench.update(batch, {"a": 1})
@@ -320,9 +320,9 @@ def test_the_end_of_a_sessions_input_is_no_abort() -> None:
     bench = Bench()
     for name in "ab":
         bench.ask(name, get_finished_reason=lambda: ABORT)
-    bench.tap.ending("a")
+    bench.tap.session_closed("a")
     bench.tap.freed(bench.requests["a"])
-    bench.tap.ending("nobody")
+    bench.tap.session_closed("nobody")
     bench.tap.freed(bench.requests["b"])
 
     ends = [event for event in bench.events() if isinstance(event, Finished)]
@@ -388,7 +388,7 @@ def test_another_exporter_is_told_who_is_there() -> None:
     bench.schedule()
     before = bench.items()
 
-    (item,) = bench.tap.events.again()
+    (item,) = bench.tap.events.current_state()
 
     alive = [event for event in item.events if isinstance(event, Alive)]
     assert [(1, WAITING), (2, RUNNING), (3, PREEMPTED), (5, PREEMPTED)] == [
@@ -449,11 +449,11 @@ def test_an_old_release_says_only_how_much_of_a_prompt_was_cached() -> None:
     for name in "ab":
         bench.ask(name)
     batch = bench.schedule(a=7, b=7)
-    bench.tap.updating()
+    bench.tap.update_started()
     old = SimpleNamespace(request_id="a", new_token_ids=[1], num_cached_tokens=3)
     mute = SimpleNamespace(request_id="b", new_token_ids=[1])
-    bench.tap.updated(batch, {0: SimpleNamespace(timestamp=3.0, outputs=[old, mute])})
-    bench.tap.updated(batch, {0: SimpleNamespace(timestamp=4.0, outputs=[old])})
+    bench.tap.update_finished(batch, {0: SimpleNamespace(timestamp=3.0, outputs=[old, mute])})
+    bench.tap.update_finished(batch, {0: SimpleNamespace(timestamp=4.0, outputs=[old])})
 
     first, second = (event for event in bench.events() if isinstance(event, Iteration))
 
@@ -483,7 +483,7 @@ def test_after_a_drop_other_blocks_are_followed() -> None:
     tap = BlockTap(pushed.append)
     tap.flush(1.0)
     blocks(tap, ("allocated", 4))
-    tap.renew = True
+    tap.resample = True
     tap.flush(1.0)
     blocks(tap, ("accessed", 4), ("evicted", 4), ("allocated", 5))
     tap.flush(1.0)

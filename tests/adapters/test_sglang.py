@@ -39,13 +39,13 @@ from sidestep.engines.sglang.wire import QueueCount as Queued
 from sidestep.engines.sglang.wire import SchedulerStats as Told
 from sidestep.protocol.messages import EngineInfo
 from sidestep.protocol.self_described import Samples
-from sidestep_adapters.sglang import deferred_metrics as notes_module
+from sidestep_adapters.sglang import deferred_metrics as deferred_module
 from sidestep_adapters.sglang import plugin as sglang_plugin
 from sidestep_adapters.sglang import taps as sglang_taps
-from sidestep_adapters.sglang.collectors import Process, StatsSource, wrap
-from sidestep_adapters.sglang.deferred_metrics import Notes
-from sidestep_adapters.sglang.metric_stubs import Meter
-from sidestep_adapters.sglang.readers import OwnFamilies, Queues
+from sidestep_adapters.sglang.collectors import Process, StatsRecorder, wrap
+from sidestep_adapters.sglang.deferred_metrics import DeferredMetrics
+from sidestep_adapters.sglang.metric_stubs import MetricStub
+from sidestep_adapters.sglang.readers import ProcessFamilies, QueueLengths
 
 Make = Callable[..., Process]
 RANKED = {name: str(value) for name, value in RANK.items()}
@@ -161,7 +161,9 @@ def test_whatever_is_counted_the_pages_are_equal(
     for collector, role in zip(ours, ("scheduler", "tokenizer"), strict=True):
         made = wrap(process, collector, role)
         if role == "tokenizer":
-            observe = sglang_taps.latencies(made["histogram_inter_token_latency"], process.notes)
+            observe = sglang_taps.latency_recorder(
+                made["histogram_inter_token_latency"], process.deferred
+            )
             if not beside:
                 vars(collector)["observe_inter_token_latency"] = observe
     shown = Shown(process)
@@ -182,7 +184,7 @@ def test_whatever_is_counted_the_pages_are_equal(
 
     same(native, shown.page)
     assert kept == ([collector.page for collector in theirs] if beside else untouched)
-    assert process.notes.lost == 0
+    assert process.deferred.dropped == 0
 
 
 def test_the_plugin_taps_in_place_of_the_collectors(made: Make) -> None:
@@ -338,7 +340,7 @@ def test_what_reports_tell_is_left_alone(made: Make) -> None:
     made()
     scheduler = tapped(SchedulerMetricsCollector, "scheduler")
 
-    assert {name for name, value in vars(scheduler).items() if isinstance(value, Meter)} == {
+    assert {name for name, value in vars(scheduler).items() if isinstance(value, MetricStub)} == {
         *SCHEDULERS
     }
     for name in ("num_running_reqs", "gen_throughput", "utilization"):
@@ -405,10 +407,10 @@ def test_sglangs_choice_is_tapped_however_it_is_asked() -> None:
     chosen = SchedulerMetricsCollector
     once = sglang_taps.tapped(chosen, "scheduler")
 
-    assert sglang_plugin._resolved(chosen, "scheduler", object) is once
-    assert sglang_plugin._resolved(chosen, SimpleNamespace(), "scheduler", object) is once
-    assert sglang_plugin._resolved(chosen, role="scheduler", default_cls=object) is once
-    assert sglang_plugin._resolved(dict, "expert_dispatch", dict) is None
+    assert sglang_plugin._after_resolve(chosen, "scheduler", object) is once
+    assert sglang_plugin._after_resolve(chosen, SimpleNamespace(), "scheduler", object) is once
+    assert sglang_plugin._after_resolve(chosen, role="scheduler", default_cls=object) is once
+    assert sglang_plugin._after_resolve(dict, "expert_dispatch", dict) is None
 
 
 def test_classes_are_replaced_where_sglang_asks_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -577,12 +579,12 @@ def test_nothing_that_a_tap_raises_reaches_the_engine(made: Make) -> None:
     """A report without fields, a reporter without a scheduler, amounts that are none: counted."""
     process = made()
     failures: list[str] = []
-    process.notes.fail = failures.append
+    process.deferred.fail = failures.append
     scheduler = tapped(SchedulerMetricsCollector, "scheduler")
     tokenizer = tapped(TokenizerMetricsCollector, "tokenizer")
     scheduler.log_stats(object())
-    sglang_plugin._iterated(None, SimpleNamespace(metrics_collector=scheduler))
-    sglang_plugin._iterated(None, SimpleNamespace(metrics_collector=None))
+    sglang_plugin._after_iteration(None, SimpleNamespace(metrics_collector=scheduler))
+    sglang_plugin._after_iteration(None, SimpleNamespace(metrics_collector=None))
     scheduler.increment_realtime_tokens("decode", "many")
     tokenizer.observe_inter_token_latency(object(), 0.3, 3)
     Shown(process).take()
@@ -592,17 +594,17 @@ def test_nothing_that_a_tap_raises_reaches_the_engine(made: Make) -> None:
 
 def test_where_there_is_no_place_notes_are_counted(made: Make, monkeypatch: Any) -> None:
     """The hottest call has its own way to the queue, and the same limit."""
-    monkeypatch.setattr(notes_module, "LIMIT", 5)
+    monkeypatch.setattr(deferred_module, "MAX_QUEUED", 5)
     process = made()
     tokenizer = tapped(TokenizerMetricsCollector, "tokenizer")
-    process.notes.clear()
-    lost = process.notes.lost
+    process.deferred.clear()
+    dropped = process.deferred.dropped
     for _ in range(9):
         tokenizer.observe_inter_token_latency(dict(TOKENIZER), 0.3, 1)
     tokenizer.observe_time_to_first_token(dict(TOKENIZER), 0.3, stream=True)
 
-    assert process.notes.lost - lost == 5
-    assert len(process.notes) == 5
+    assert process.deferred.dropped - dropped == 5
+    assert len(process.deferred) == 5
 
 
 # The scheduler's stats.
@@ -612,15 +614,15 @@ class Reports:
     """A source of stats, and what its items say."""
 
     def __init__(self) -> None:
-        self.notes = Notes()
+        self.deferred = DeferredMetrics()
         self.failures: list[str] = []
-        self.notes.fail = self.failures.append
-        self.source = StatsSource(self.notes, 0)
+        self.deferred.fail = self.failures.append
+        self.source = StatsRecorder(self.deferred, 0)
 
     @property
     def told(self) -> Told:
         """By the one item of all that was noted."""
-        (item,) = self.notes.items()
+        (item,) = self.deferred.items()
         assert isinstance(item, SglangStats)
         return item.stats
 
@@ -634,12 +636,12 @@ def reports() -> Reports:
 def test_one_object_is_changed_and_handed_out_again(reports: Reports) -> None:
     """Each report is as it was then; of two that wait the newer one stands."""
     stats = SchedulerStats(num_running_reqs=QueueCount(3), gen_throughput=10.0)
-    reports.source.note(stats)
+    reports.source.record_report(stats)
     stats.gen_throughput = 20.0
     first = reports.told
-    reports.source.note(stats)
+    reports.source.record_report(stats)
     stats.num_running_reqs = QueueCount(4)
-    reports.source.note(stats)
+    reports.source.record_report(stats)
 
     assert first.gen_throughput == 10.0
     second = reports.told
@@ -648,7 +650,7 @@ def test_one_object_is_changed_and_handed_out_again(reports: Reports) -> None:
 
 def test_what_was_never_measured_is_absent(reports: Reports) -> None:
     """NaN is SGLang's word for it; no failure of anybody's."""
-    reports.source.note(SchedulerStats(num_running_reqs=QueueCount(1)))
+    reports.source.record_report(SchedulerStats(num_running_reqs=QueueCount(1)))
     told = reports.told
 
     assert told.fwd_occupancy is None
@@ -659,7 +661,7 @@ def test_what_was_never_measured_is_absent(reports: Reports) -> None:
 def test_queues_by_priority(reports: Reports) -> None:
     """Priorities are numbers, or none where a request has none."""
     queue = QueueCount(6, {5: 1, -1: 2, None: 3})  # type: ignore[dict-item]
-    reports.source.note(SchedulerStats(num_queue_reqs=queue))
+    reports.source.record_report(SchedulerStats(num_queue_reqs=queue))
 
     assert reports.told.num_queue_reqs == Queued(6, {"5": 1, "-1": 2, "None": 3})
     assert reports.failures == []
@@ -667,7 +669,9 @@ def test_queues_by_priority(reports: Reports) -> None:
 
 def test_queues_of_older_releases_are_numbers(reports: Reports) -> None:
     """A number of requests in all; that many run, so the scheduler is not idle."""
-    reports.source.note(SchedulerStats(num_running_reqs=2, num_queue_reqs=0, gen_throughput=7.0))
+    reports.source.record_report(
+        SchedulerStats(num_running_reqs=2, num_queue_reqs=0, gen_throughput=7.0)
+    )
     told = reports.told
 
     assert told.num_running_reqs == Queued(2)
@@ -684,9 +688,9 @@ def test_of_an_idle_scheduler_nothing_stays(reports: Reports, queue: str) -> Non
     )
     busy_stats = dataclasses.replace(stats)
     setattr(busy_stats, queue, QueueCount(1))
-    reports.source.note(busy_stats)
+    reports.source.record_report(busy_stats)
     busy = reports.told
-    reports.source.note(stats)
+    reports.source.record_report(stats)
     idle = reports.told
 
     assert (busy.gen_throughput, busy.decode_sum_seq_lens, busy.num_retracted_reqs) == (10, 5, 1)
@@ -696,12 +700,12 @@ def test_of_an_idle_scheduler_nothing_stays(reports: Reports, queue: str) -> Non
 
 def test_queue_lengths_between_reports(reports: Reports) -> None:
     """They replace the report's, and all else stays; before the first report nothing is said."""
-    reports.source.noted((), (9, 9), 1)
-    assert reports.notes.items() == []
-    reports.source.note(SchedulerStats(num_running_reqs=QueueCount(1), token_usage=0.5))
-    reports.source.noted((), (7, 2), 1)
+    reports.source.record((), (9, 9), 1)
+    assert reports.deferred.items() == []
+    reports.source.record_report(SchedulerStats(num_running_reqs=QueueCount(1), token_usage=0.5))
+    reports.source.record((), (7, 2), 1)
     told = reports.told
-    reports.source.noted((), (0, 0), 1)
+    reports.source.record((), (0, 0), 1)
     idle = reports.told
 
     assert (told.num_running_reqs, told.num_queue_reqs) == (Queued(7), Queued(2))
@@ -711,10 +715,10 @@ def test_queue_lengths_between_reports(reports: Reports) -> None:
 
 def test_stats_can_be_told_again(reports: Reports) -> None:
     """To an exporter that was restarted, of an engine that reports no more."""
-    assert reports.source.again(1.0) == []
-    reports.source.note(SchedulerStats(token_usage=0.5))
+    assert reports.source.current_state(1.0) == []
+    reports.source.record_report(SchedulerStats(token_usage=0.5))
     first = reports.told
-    (again,) = reports.source.again(1.0)
+    (again,) = reports.source.current_state(1.0)
 
     assert isinstance(again, SglangStats)
     assert again.stats == first
@@ -723,9 +727,9 @@ def test_stats_can_be_told_again(reports: Reports) -> None:
 def test_a_mamba_pool_that_is_not_there_has_no_series(reports: Reports) -> None:
     """SGLang shows these two where the total is above 0."""
     stats = SchedulerStats(hicache_host_total_tokens=100)
-    reports.source.note(stats)
+    reports.source.record_report(stats)
     without = reports.told
-    reports.source.note(
+    reports.source.record_report(
         dataclasses.replace(
             stats, hicache_host_mamba_total_states=8, hicache_host_mamba_used_states=3
         )
@@ -740,7 +744,7 @@ def test_a_mamba_pool_that_is_not_there_has_no_series(reports: Reports) -> None:
 
 def test_a_field_of_nonsense_costs_itself(reports: Reports) -> None:
     """And is counted each time."""
-    reports.source.note(
+    reports.source.record_report(
         SchedulerStats(gen_throughput=object(), token_usage=0.5, num_running_reqs=QueueCount(1))  # type: ignore[arg-type]
     )
     told = reports.told
@@ -764,8 +768,8 @@ class Scheduler:
 def test_queues_are_read_off_the_schedulers_lists(reports: Reports) -> None:
     """As they are when it is asked; once the scheduler is gone, no more."""
     scheduler = Scheduler()
-    queues = Queues(SimpleNamespace(scheduler=scheduler), reports.source)
-    reports.source.note(SchedulerStats())
+    queues = QueueLengths(SimpleNamespace(scheduler=scheduler), reports.source)
+    reports.source.record_report(SchedulerStats())
     queues()
     scheduler.waiting_queue.append(5)
     queues()
@@ -774,7 +778,7 @@ def test_queues_are_read_off_the_schedulers_lists(reports: Reports) -> None:
     queues()
 
     assert (told.num_running_reqs, told.num_queue_reqs) == (Queued(3), Queued(2))
-    assert len(reports.notes) == 0
+    assert len(reports.deferred) == 0
 
 
 @pytest.mark.parametrize(
@@ -790,9 +794,9 @@ def test_queues_that_lists_do_not_tell_are_the_reports(
 ) -> None:
     """By priority, and on a node whose running batch is never filled."""
     scheduler = Scheduler(**more)
-    Queues(SimpleNamespace(scheduler=scheduler), reports.source)()
+    QueueLengths(SimpleNamespace(scheduler=scheduler), reports.source)()
 
-    assert len(reports.notes) == 0
+    assert len(reports.deferred) == 0
 
 
 def own_families(registry: CollectorRegistry) -> tuple[Any, ...]:
@@ -818,7 +822,7 @@ def test_families_of_a_process_are_read_as_they_grow(made: Make, monkeypatch: An
     registry = CollectorRegistry()
     monkeypatch.setattr("prometheus_client.REGISTRY", registry)
     process = made()
-    reader = OwnFamilies(process)
+    reader = ProcessFamilies(process)
     cpu, active, timed = own_families(registry)
     shown = Shown(process)
     for _ in range(2):
@@ -841,7 +845,7 @@ def test_families_of_a_process_are_read_as_they_grow(made: Make, monkeypatch: An
     assert histogram["sglang:func_latency_seconds_count", labels] == 4
     assert histogram["sglang:func_latency_seconds_sum", labels] == pytest.approx(2_000_000.12)
     assert "sglang:somebody_elses" not in page
-    assert process.notes.lost == 0
+    assert process.deferred.dropped == 0
 
 
 def test_what_a_collector_tells_is_not_read_as_well(made: Make, monkeypatch: Any) -> None:
@@ -853,9 +857,9 @@ def test_what_a_collector_tells_is_not_read_as_well(made: Make, monkeypatch: Any
     collector = SimpleNamespace(labels={}, cpu=cpu)
     wrap(process, collector, "process")
     collector.cpu.labels("scheduler").inc(2)
-    OwnFamilies(process)()
+    ProcessFamilies(process)()
     cpu.labels("scheduler").inc(5)
-    OwnFamilies(process)()
+    ProcessFamilies(process)()
     (value,) = Shown(process).page["sglang:process_cpu_seconds"].samples.values()
 
     assert value == 2
@@ -878,11 +882,11 @@ def python(program: str, **environment: str) -> str:
 READING = """
     from prometheus_client import Counter, Gauge, Histogram, values
     from sidestep_adapters.sglang.collectors import Process
-    from sidestep_adapters.sglang.readers import OwnFamilies
+    from sidestep_adapters.sglang.readers import ProcessFamilies
     from collectors import ROWS, Shown
 
     process = Process("ipc://nowhere", "pod", beside=False)
-    reader = OwnFamilies(process)
+    reader = ProcessFamilies(process)
     cpu = Counter("sglang:process_cpu_seconds_total", "Theirs.", ["component"])
     active = Gauge("sglang:http_requests_active", "Theirs.", ["endpoint", "method"],
                    multiprocess_mode="livesum")
@@ -929,7 +933,7 @@ def test_sglang_imports_prometheus_client_first(module: str) -> None:
 FORK = """
     import os
     from collectors import Shown, TokenizerMetricsCollector
-    from sidestep_adapters.publisher import process_hooks as processes
+    from sidestep_adapters.publisher import process_hooks
     from sidestep_adapters.sglang.collectors import Process, wrap
 
     process = Process("ipc:///nonexistent/x", "pod", beside=False)
@@ -937,16 +941,16 @@ FORK = """
     wrap(process, collector, "tokenizer")
     process.start("sglang/tokenizer")
     process.publisher.close(0.0)
-    process.notes.clear()
+    process.deferred.clear()
     child_of = collector.num_aborted_requests_total.labels(**collector.labels)
     child_of.inc(5)
     child = os.fork()
     if child == 0:
-        ours = len(process.notes)
+        ours = len(process.deferred)
         child_of.inc(7)
         (value,) = Shown(process).page["sglang:num_aborted_requests"].samples.values()
         os._exit(0 if (ours, value) == (0, 7) else 1)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), len(process.notes))
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), len(process.deferred))
 """
 
 
@@ -957,7 +961,7 @@ def test_a_forked_child_has_notes_of_its_own() -> None:
 
 def test_every_queue_of_the_stats_may_be_a_number(reports: Reports) -> None:
     """As far as an older release has it."""
-    reports.source.note(SimpleNamespace(**dict.fromkeys(QUEUES, 3)))
+    reports.source.record_report(SimpleNamespace(**dict.fromkeys(QUEUES, 3)))
     told = reports.told
 
     assert [getattr(told, name) for name in QUEUES] == [Queued(3)] * len(QUEUES)

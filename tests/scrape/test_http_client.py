@@ -18,7 +18,7 @@ from polled import Says, head, page, polled, raw, stall
 from sidestep.config import scrape_targets as polls
 from sidestep.errors import ConfigError, PollError
 from sidestep_adapters.scrape import http_client
-from sidestep_adapters.scrape.http_client import Answer, Client
+from sidestep_adapters.scrape.http_client import Client, Response
 
 BODY = b"a 1\n"
 CHUNKED = head(None, more="Transfer-Encoding: chunked\r\n")
@@ -35,9 +35,9 @@ async def client(text: str) -> AsyncIterator[Client]:
         await made.close()
 
 
-async def ask(made: Client) -> Answer:
+async def ask(made: Client) -> Response:
     """One question."""
-    return await made.ask(made.target.url, "text/plain", ("text/plain",))
+    return await made.fetch(made.target.url, "text/plain", ("text/plain",))
 
 
 async def cause(text: str) -> PollError:

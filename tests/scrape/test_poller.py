@@ -12,7 +12,7 @@ from conftest import until
 from sidestep.config.scrape_targets import parse
 from sidestep.errors import PollError
 from sidestep.telemetry.self_metrics import SelfMetrics
-from sidestep_adapters.scrape.poller import Poller, Question
+from sidestep_adapters.scrape.poller import Poller, PollQuery
 
 NAME = "http://h/metrics"
 PREFIX = "sidestep_scrape_"
@@ -73,7 +73,7 @@ class Asked:
 async def asked() -> AsyncIterator[tuple[Asked, Poller[int], SelfMetrics]]:
     """A target and who polls it, as often as it goes."""
     made, metrics = Asked(), SelfMetrics()
-    question = Question(made.connect, made.take, made.hide)
+    question = PollQuery(made.connect, made.take, made.hide)
     poller = Poller(parse(f"{NAME},interval=0.05"), question, metrics, PREFIX)
     poller.open(made.wake)
     yield made, poller, metrics

@@ -32,7 +32,7 @@ def found(*events: Any) -> tuple[list[CacheChange], dict[str, int]]:
     batch = decode(msgspec.msgpack.encode([1.5, list(events), 3]))
     assert (batch.stamp, batch.rank) == (1.5, 3)
     changes = Changes(batch.events, batch.stamp)
-    return changes.found, dict(changes.refused)
+    return changes.found, dict(changes.rejected)
 
 
 def stored(*hashes: int, medium: str = "GPU") -> CacheChange:
@@ -207,9 +207,9 @@ OBJECTS = st.recursive(
 @given(st.lists(OBJECTS, max_size=6))
 def test_any_events_are_changes_or_counted(events: list[object]) -> None:
     """Each is one or the other."""
-    changes, refused = found(*events)
+    changes, rejected = found(*events)
 
-    assert len(changes) + sum(refused.values()) <= len(events)
+    assert len(changes) + sum(rejected.values()) <= len(events)
     for change in changes:
         assert all(0 <= value <= MASK for value in change.hashes)
 
@@ -268,7 +268,7 @@ def test_sglangs_recording_tells_what_its_page_said() -> None:
     for message in read("sglang_kv_events"):
         batch = decode(message.encoded)
         changes = Changes(batch.events, batch.stamp)
-        assert not changes.refused
+        assert not changes.rejected
         assert batch.rank == 0
         for change in changes.found:
             counts[change.kind] = counts.get(change.kind, 0) + len(change.hashes)
@@ -292,7 +292,7 @@ def test_vllms_recording_decodes_whole() -> None:
         for batch in [decode(message.encoded)]
         for events in pieces(batch.events)
         for found in [Changes(events, batch.stamp)]
-        if not found.refused
+        if not found.rejected
         for change in found.found
     ]
 

@@ -17,11 +17,11 @@ from sidestep.protocol.block_events import MAX_CHANGES
 from sidestep.protocol.messages import EngineInfo
 from sidestep.snapshot.capture import Capture, restore
 from sidestep_adapters.streams.readers import READERS
-from sidestep_adapters.streams.sequence import Break
+from sidestep_adapters.streams.sequence import Discontinuity
 
-WHOLE = Break(0, restarted=False, whole=True)
-LATE = Break(0, restarted=False, whole=False)
-LOST = Break(3, restarted=False, whole=False)
+WHOLE = Discontinuity(0, restarted=False, from_start=True)
+LATE = Discontinuity(0, restarted=False, from_start=False)
+LOST = Discontinuity(3, restarted=False, from_start=False)
 LIFETIMES = "sidestep_kv_cached_block_lifetime_seconds"
 RESIDENT = "sidestep_kv_cache_resident_blocks"
 ABANDONED = "sidestep_kv_cached_abandoned_blocks_total"
@@ -42,12 +42,12 @@ class Stream:
         for payload in payloads:
             raw = payload if isinstance(payload, bytes) else msgspec.msgpack.encode(payload)
             self.feed.heard(self.fed.now)
-            self.fed.intake.enqueue(partial(self.reader.take, raw, self.fed.now))
+            self.fed.intake.enqueue(partial(self.reader.accept, raw, self.fed.now))
             self.work()
 
-    def broke(self, found: Break) -> None:
+    def broke(self, found: Discontinuity) -> None:
         """Break the stream."""
-        self.fed.intake.enqueue(lambda: self.reader.broke(found))
+        self.fed.intake.enqueue(lambda: self.reader.on_discontinuity(found))
         self.work()
 
     def work(self) -> None:
@@ -178,7 +178,7 @@ def test_a_long_message_is_applied_in_parts() -> None:
     events += [removed(one) for one in range(2 * MAX_CHANGES)]
     raw = msgspec.msgpack.encode(batch(1.0, *events))
     stream.feed.heard(0.0)
-    stream.fed.intake.enqueue(lambda: stream.reader.take(raw, 0.0))
+    stream.fed.intake.enqueue(lambda: stream.reader.accept(raw, 0.0))
     works = 0
     while stream.fed.intake.busy:
         stream.fed.intake.work()
@@ -280,7 +280,7 @@ def test_load_adds_up() -> None:
 
     assert stream.sample("sidestep_load_prefill_uncached_tokens_total") == 3098
     assert stream.sample("sidestep_load_max_kv_tokens") == 4096
-    stream.broke(Break(0, restarted=True, whole=False))
+    stream.broke(Discontinuity(0, restarted=True, from_start=False))
     stream.take(["LoadStat", 0, 0, 0, 0, 0, 0, 0, 0, 5000, 0])
     assert stream.sample("sidestep_load_prefill_uncached_tokens_total") == 8098
 

@@ -13,7 +13,7 @@ from recorded import read
 from sidestep.errors import WireError
 from sidestep.protocol.limits import COUNT_LIMIT
 from sidestep_adapters.streams import forward_pass, load
-from sidestep_adapters.streams.load import MOST, Totals
+from sidestep_adapters.streams.load import MAX_INCREASE, Totals
 
 SCHEDULED = {
     "num_prefill_requests": 1,
@@ -130,7 +130,7 @@ def test_a_load_is_read_by_its_order() -> None:
 def test_totals_become_what_was_added(before: Totals | None, tokens: int, seconds: float) -> None:
     """The first that are heard of are the beginning; lower ones are another process's."""
     found = load.decode(encoded(STAT), 0.0)
-    load.add(found.item, found.totals, before)
+    load.add_increase(found.item, found.totals, before)
 
     assert found.item.prefill_uncached_tokens == tokens
     assert found.item.prefill_busy_seconds == pytest.approx(seconds)
@@ -139,7 +139,7 @@ def test_totals_become_what_was_added(before: Totals | None, tokens: int, second
 def test_totals_that_leap_are_not_believed() -> None:
     """No engine computes so much between two records."""
     found = load.decode(encoded(STAT), 0.0)
-    load.add(found.item, Totals(MOST + 1, 0), Totals())
+    load.add_increase(found.item, Totals(MAX_INCREASE + 1, 0), Totals())
 
     assert found.item.prefill_uncached_tokens == 0
 
@@ -167,7 +167,7 @@ def test_sglangs_load_comes_to_what_its_page_said() -> None:
     tokens, before = 0, None
     for message in read("sglang_load_stat"):
         found = load.decode(message.encoded, 0.0)
-        load.add(found.item, found.totals, before)
+        load.add_increase(found.item, found.totals, before)
         before = found.totals
         tokens += found.item.prefill_uncached_tokens
 

@@ -12,19 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sidestep_adapters.streams.sequence import (
-    BACKOFF,
     LOST_LIMIT,
-    TIMEOUT,
+    REPLAY_BACKOFF,
+    REPLAY_TIMEOUT,
     WINDOW,
-    Break,
-    Message,
+    Accepted,
+    Discontinuity,
     Position,
-    Sequence,
+    Sequencer,
     Step,
 )
 
-BEGUN = Break(0, restarted=False, whole=True)
-RESTARTED = Break(0, restarted=True, whole=False)
+BEGUN = Discontinuity(0, restarted=False, from_start=True)
+RESTARTED = Discontinuity(0, restarted=True, from_start=False)
 
 
 def payload(seq: int, incarnation: int = 0) -> bytes:
@@ -32,7 +32,7 @@ def payload(seq: int, incarnation: int = 0) -> bytes:
     return f"{incarnation}:{seq}".encode()
 
 
-def live(sequence: Sequence, *seqs: int, incarnation: int = 0, now: float = 0.0) -> list[object]:
+def live(sequence: Sequencer, *seqs: int, incarnation: int = 0, now: float = 0.0) -> list[object]:
     """What became of live messages: numbers of those taken, and breaks."""
     steps: list[object] = []
     for seq in seqs:
@@ -41,26 +41,26 @@ def live(sequence: Sequence, *seqs: int, incarnation: int = 0, now: float = 0.0)
 
 
 def answer(
-    sequence: Sequence, *seqs: int, incarnation: int = 0, now: float = 0.0, end: bool = True
+    sequence: Sequencer, *seqs: int, incarnation: int = 0, now: float = 0.0, end: bool = True
 ) -> list[object]:
     """Likewise, of an answer."""
     steps: list[object] = []
     for seq in seqs:
         steps += told(sequence.replayed(seq, payload(seq, incarnation), now))
-    return [*steps, *told(sequence.ended(now))] if end else steps
+    return [*steps, *told(sequence.replay_ended(now))] if end else steps
 
 
 def told(steps: Iterable[Step]) -> list[object]:
     """Numbers of messages, and breaks as they are."""
     return [
-        int(step.payload.rpartition(b":")[2]) if isinstance(step, Message) else step
+        int(step.payload.rpartition(b":")[2]) if isinstance(step, Accepted) else step
         for step in steps
     ]
 
 
-def begun(*, replays: bool = True, upto: int = 3) -> Sequence:
+def begun(*, replays: bool = True, upto: int = 3) -> Sequencer:
     """One that has taken the numbers below ``upto``."""
-    sequence = Sequence(replays=replays)
+    sequence = Sequencer(replays=replays)
     assert live(sequence, *range(upto)) == [BEGUN, *range(upto)]
     return sequence
 
@@ -70,24 +70,32 @@ def test_numbers_in_order_are_taken() -> None:
     sequence = begun()
 
     assert live(sequence, 3, 4) == [3, 4]
-    assert (sequence.gaps, sequence.duplicates, sequence.requests) == (0, 0, 0)
+    assert (sequence.gaps, sequence.duplicates, sequence.replay_requests) == (0, 0, 0)
 
 
-@pytest.mark.parametrize(("first", "whole"), [(0, True), (1, True), (2, False), (700, False)])
-def test_what_was_said_before_is_nobodys_loss(first: int, whole: bool) -> None:
+@pytest.mark.parametrize(("first", "from_start"), [(0, True), (1, True), (2, False), (700, False)])
+def test_what_was_said_before_is_nobodys_loss(first: int, from_start: bool) -> None:
     """A publisher counts from 0 or from 1; from any other number on it was heard too late."""
-    sequence = Sequence(replays=False)
+    sequence = Sequencer(replays=False)
 
-    assert live(sequence, first) == [Break(0, restarted=False, whole=whole), first]
+    assert live(sequence, first) == [
+        Discontinuity(0, restarted=False, from_start=from_start),
+        first,
+    ]
 
 
 def test_a_late_start_asks_for_what_there_is() -> None:
     """Before any message: what the publisher still has is taken, and then what it says."""
-    sequence = Sequence(replays=True)
+    sequence = Sequencer(replays=True)
     sequence.connected(0.0)
 
-    assert sequence.asked == 0
-    assert answer(sequence, 5, 6, 7) == [Break(0, restarted=False, whole=False), 5, 6, 7]
+    assert sequence.replay_from == 0
+    assert answer(sequence, 5, 6, 7) == [
+        Discontinuity(0, restarted=False, from_start=False),
+        5,
+        6,
+        7,
+    ]
     assert live(sequence, 6, 7, 8) == [8]
     assert (sequence.duplicates, sequence.gaps) == (2, 0)
 
@@ -97,7 +105,7 @@ def test_a_gap_is_filled() -> None:
     sequence = begun()
 
     assert live(sequence, 6) == []
-    assert sequence.asked == 2
+    assert sequence.replay_from == 2
     assert answer(sequence, 2, 3, 4, 5, 6, 7) == [3, 4, 5, 6, 7]
     assert live(sequence, 7, 8) == [8]
     assert sequence.gaps == 1
@@ -105,11 +113,11 @@ def test_a_gap_is_filled() -> None:
 
 def test_a_gap_that_nobody_fills_is_lost() -> None:
     """Without anybody to ask, or who has it."""
-    assert live(begun(replays=False), 6) == [Break(3, restarted=False, whole=False), 6]
+    assert live(begun(replays=False), 6) == [Discontinuity(3, restarted=False, from_start=False), 6]
 
     sequence = begun()
     live(sequence, 6)
-    assert answer(sequence, 5, 6) == [Break(2, restarted=False, whole=False), 5, 6]
+    assert answer(sequence, 5, 6) == [Discontinuity(2, restarted=False, from_start=False), 5, 6]
 
 
 def test_an_answer_with_a_hole_is_asked_for_again() -> None:
@@ -118,8 +126,8 @@ def test_an_answer_with_a_hole_is_asked_for_again() -> None:
     live(sequence, 9)
 
     assert answer(sequence, 2, 3, 4, 7, end=False) == [3, 4]
-    assert (sequence.asked, sequence.requests) == (4, 2)
-    assert answer(sequence, 4) == [Break(4, restarted=False, whole=False), 9]
+    assert (sequence.replay_from, sequence.replay_requests) == (4, 2)
+    assert answer(sequence, 4) == [Discontinuity(4, restarted=False, from_start=False), 9]
 
 
 def test_an_answer_without_its_end_part_is_asked_for_again() -> None:
@@ -128,7 +136,7 @@ def test_an_answer_without_its_end_part_is_asked_for_again() -> None:
     live(sequence, 7)
 
     assert answer(sequence, 2, 3, 4) == [3, 4]
-    assert sequence.asked == 4
+    assert sequence.replay_from == 4
     assert answer(sequence, 4, 5, 6, 7) == [5, 6, 7]
 
 
@@ -137,14 +145,20 @@ def test_nobody_answers() -> None:
     sequence = begun()
     live(sequence, 5)
 
-    assert told(sequence.pass_time(TIMEOUT / 2)) == []
-    assert told(sequence.pass_time(TIMEOUT)) == [Break(2, restarted=False, whole=False), 5]
-    assert live(sequence, 8, now=TIMEOUT + 1) == [Break(2, restarted=False, whole=False), 8]
-    sequence.connected(TIMEOUT + 2)
-    assert sequence.asked == 8
-    list(sequence.pass_time(2 * TIMEOUT + 2))
-    live(sequence, 11, now=2 * TIMEOUT + 2 + BACKOFF)
-    assert sequence.asked == 8
+    assert told(sequence.expire(REPLAY_TIMEOUT / 2)) == []
+    assert told(sequence.expire(REPLAY_TIMEOUT)) == [
+        Discontinuity(2, restarted=False, from_start=False),
+        5,
+    ]
+    assert live(sequence, 8, now=REPLAY_TIMEOUT + 1) == [
+        Discontinuity(2, restarted=False, from_start=False),
+        8,
+    ]
+    sequence.connected(REPLAY_TIMEOUT + 2)
+    assert sequence.replay_from == 8
+    list(sequence.expire(2 * REPLAY_TIMEOUT + 2))
+    live(sequence, 11, now=2 * REPLAY_TIMEOUT + 2 + REPLAY_BACKOFF)
+    assert sequence.replay_from == 8
 
 
 def test_an_answer_that_brings_nothing_new_is_not_waited_for() -> None:
@@ -152,8 +166,11 @@ def test_an_answer_that_brings_nothing_new_is_not_waited_for() -> None:
     sequence = begun()
     live(sequence, 5)
 
-    assert answer(sequence, 2, 1, 2, 1, now=TIMEOUT * 0.9, end=False) == []
-    assert told(sequence.pass_time(TIMEOUT)) == [Break(2, restarted=False, whole=False), 5]
+    assert answer(sequence, 2, 1, 2, 1, now=REPLAY_TIMEOUT * 0.9, end=False) == []
+    assert told(sequence.expire(REPLAY_TIMEOUT)) == [
+        Discontinuity(2, restarted=False, from_start=False),
+        5,
+    ]
 
 
 def test_a_message_that_comes_again_is_left_out() -> None:
@@ -167,10 +184,10 @@ def test_a_message_that_comes_again_is_left_out() -> None:
 
 def test_what_an_answer_overtook_is_left_out() -> None:
     """Also where the publisher did not have it any more."""
-    sequence = Sequence(replays=True)
+    sequence = Sequencer(replays=True)
 
     assert live(sequence, 4) == []
-    assert answer(sequence, 7, 8) == [Break(0, restarted=False, whole=False), 7, 8]
+    assert answer(sequence, 7, 8) == [Discontinuity(0, restarted=False, from_start=False), 7, 8]
     assert live(sequence, 5, 6, 7, 8, 9) == [9]
     assert (sequence.duplicates, sequence.restarts) == (5, 0)
 
@@ -183,7 +200,7 @@ def test_a_publisher_begins_anew() -> None:
     sequence = begun(replays=False, upto=WINDOW + 9)
     assert live(sequence, 3, incarnation=1) == [
         RESTARTED,
-        Break(2, restarted=False, whole=False),
+        Discontinuity(2, restarted=False, from_start=False),
         3,
     ]
     assert (sequence.restarts, sequence.duplicates) == (1, 0)
@@ -194,7 +211,7 @@ def test_a_restart_loses_nothing_that_is_kept() -> None:
     sequence = begun()
 
     assert live(sequence, 2, incarnation=1) == [RESTARTED]
-    assert sequence.asked == 0
+    assert sequence.replay_from == 0
     assert answer(sequence, 0, 1, 2, 3, incarnation=1) == [BEGUN, 0, 1, 2, 3]
     assert live(sequence, 3, 4, incarnation=1) == [4]
 
@@ -225,9 +242,9 @@ def test_a_new_connection_brings_what_was_missed() -> None:
 def test_nobody_is_asked_for_what_another_said() -> None:
     """Messages of before the connection was lost may still come, and who would answer is new."""
     sequence = begun()
-    sequence.doubtful = True
+    sequence.connection_lost = True
 
-    assert live(sequence, 5) == [Break(2, restarted=False, whole=False), 5]
+    assert live(sequence, 5) == [Discontinuity(2, restarted=False, from_start=False), 5]
     assert live(sequence, 3, 2, incarnation=1) == [RESTARTED]
     assert answer(sequence, 0, 1, 2, 3, incarnation=1) == [BEGUN, 0, 1, 2, 3]
 
@@ -244,7 +261,7 @@ def test_another_process_goes_on_where_one_stopped() -> None:
     """By number and checksum: it asks, and knows whether the publisher is the same."""
     position = begun().position
     assert position is not None
-    same, other = (Sequence(replays=True, position=position) for _ in range(2))
+    same, other = (Sequencer(replays=True, position=position) for _ in range(2))
 
     same.connected(0.0)
     assert answer(same, 2, 3) == [3]
@@ -256,7 +273,9 @@ def test_a_gap_has_a_limit() -> None:
     """A publisher may say any number."""
     sequence = begun(replays=False)
 
-    assert live(sequence, 1 << 62)[0] == Break(LOST_LIMIT, restarted=False, whole=False)
+    assert live(sequence, 1 << 62)[0] == Discontinuity(
+        LOST_LIMIT, restarted=False, from_start=False
+    )
     assert sequence.position == Position((1 << 62), cast("Position", sequence.position).checksum)
 
 
@@ -266,8 +285,8 @@ def test_an_answer_that_lost_its_first_new_message_is_asked_for_once_more() -> N
     sequence.connected(0.0)
 
     assert answer(sequence, 2, 4, end=False) == []
-    assert sequence.requests == 2
-    assert answer(sequence, 2, 4) == [Break(1, restarted=False, whole=False), 4]
+    assert sequence.replay_requests == 2
+    assert answer(sequence, 2, 4) == [Discontinuity(1, restarted=False, from_start=False), 4]
 
 
 @dataclasses.dataclass
@@ -278,7 +297,7 @@ class World:
         kept: Messages that the publisher keeps; 0 is all.
     """
 
-    sequence: Sequence
+    sequence: Sequencer
     kept: int = 0
     incarnation: int = 0
     said: list[bytes] = dataclasses.field(default_factory=list)
@@ -286,7 +305,7 @@ class World:
     taken: list[object] = dataclasses.field(default_factory=list)
     is_new: bool = True
     now: float = 0.0
-    requests: int = 0
+    replay_requests: int = 0
 
     def publish(self, copies: int) -> None:
         """Say one thing more, which sets out so often."""
@@ -309,12 +328,12 @@ class World:
         """Be another process."""
         self.incarnation += 1
         self.said = []
-        self.is_new = self.sequence.doubtful = True
+        self.is_new = self.sequence.connection_lost = True
 
     def follow(self, steps: Iterable[Step]) -> None:
         """Do what was decided."""
         for step in steps:
-            if isinstance(step, Message):
+            if isinstance(step, Accepted):
                 incarnation, _, seq = step.payload.partition(b":")
                 self.taken.append((int(incarnation), int(seq)))
             else:
@@ -322,10 +341,10 @@ class World:
 
     def settle(self, drop: frozenset[int] = frozenset()) -> None:
         """Do all there is to do; ``drop`` are places in answers that do not arrive."""
-        self.now += BACKOFF
+        self.now += REPLAY_BACKOFF
         for _ in range(1000):
-            if (asked := self.sequence.asked) is not None:
-                self.serve(asked, drop)
+            if (replay_from := self.sequence.replay_from) is not None:
+                self.serve(replay_from, drop)
             elif self.way:
                 self.follow(self.sequence.live(*self.way.pop(0), self.now))
             elif self.is_new:
@@ -335,24 +354,24 @@ class World:
                 return
         raise AssertionError("it never comes to an end")
 
-    def serve(self, asked: int, drop: frozenset[int]) -> None:
+    def serve(self, replay_from: int, drop: frozenset[int]) -> None:
         """Answer with what is kept."""
-        requests = self.sequence.requests
-        self.requests += 1
+        replay_requests = self.sequence.replay_requests
+        self.replay_requests += 1
         # Drops do not last, and the first message of an answer finds an empty queue.
-        missing = {place - self.requests for place in drop} - {0}
+        missing = {place - self.replay_requests for place in drop} - {0}
         there = list(enumerate(self.said))[-self.kept :]
-        wanted = [each for each in there if each[0] >= asked]
+        wanted = [each for each in there if each[0] >= replay_from]
         for place, (seq, one) in enumerate(wanted):
             if place not in missing:
                 self.follow(self.sequence.replayed(seq, one, self.now))
-            if self.sequence.requests != requests:
+            if self.sequence.replay_requests != replay_requests:
                 return
         if len(wanted) in missing:
-            self.now += TIMEOUT
-            self.follow(self.sequence.pass_time(self.now))
+            self.now += REPLAY_TIMEOUT
+            self.follow(self.sequence.expire(self.now))
         else:
-            self.follow(self.sequence.ended(self.now))
+            self.follow(self.sequence.replay_ended(self.now))
 
 
 OPERATIONS = st.one_of(
@@ -369,7 +388,7 @@ def test_each_message_is_taken_once_and_in_order(
     operations: list[tuple[str, object]], replays: bool, kept: int
 ) -> None:
     """Dropped, repeated, swapped, restarted: what is missing is said, and what can be had comes."""
-    world = World(Sequence(replays=replays), kept)
+    world = World(Sequencer(replays=replays), kept)
     for what, argument in operations:
         match what:
             case "publish":
@@ -386,15 +405,17 @@ def test_each_message_is_taken_once_and_in_order(
     world.settle()
 
     taken = [
-        step for step in world.taken if isinstance(step, tuple) and not isinstance(step, Break)
+        step
+        for step in world.taken
+        if isinstance(step, tuple) and not isinstance(step, Discontinuity)
     ]
     assert taken[-1] == (world.incarnation, len(world.said) - 1)
     assert taken == sorted(set(taken))
     for one, other in pairwise(world.taken):
-        if isinstance(one, Break) or isinstance(other, Break):
+        if isinstance(one, Discontinuity) or isinstance(other, Discontinuity):
             continue
         # Nothing shows a restart that is lost as far as the very next number.
         assert cast("tuple[int, int]", other)[1] == cast("tuple[int, int]", one)[1] + 1
     if replays and not kept and world.incarnation == 0:
         assert taken == [(0, seq) for seq in range(len(world.said))]
-        assert not sum(step.lost for step in world.taken if isinstance(step, Break))
+        assert not sum(step.lost for step in world.taken if isinstance(step, Discontinuity))

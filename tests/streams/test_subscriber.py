@@ -17,7 +17,7 @@ from recorded import read
 from sidestep.app import Exporter
 from sidestep.exposition.text_page import render
 from sidestep_adapters.streams import sequence, subscriber
-from sidestep_adapters.streams.frames import MAX_BYTES, MAX_FRAMES, SKIPPED, Frames
+from sidestep_adapters.streams.frames import MAX_BYTES, MAX_FRAMES, SKIP_FRAMES, Frames
 
 RESIDENT = "sidestep_kv_cache_resident_blocks"
 STORED = "sidestep_kv_cache_stored_blocks_total"
@@ -247,7 +247,7 @@ async def test_what_is_endless_is_cut_off(
     start: Start, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A frame beyond all measure costs the publisher its connection, for a while."""
-    monkeypatch.setattr(subscriber, "ABSENT", 0.2)
+    monkeypatch.setattr(subscriber, "RECONNECT_AFTER", 0.2)
     async with start(subscribe=(spec(publisher, replay=""),)) as exporter:
         await until(lambda: publisher.subscribed)
         publisher.say(stored(1))
@@ -262,7 +262,7 @@ async def test_nobody_answers(
     start: Start, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The stream waits for a while, and goes on without what is missing."""
-    monkeypatch.setattr(sequence, "TIMEOUT", 0.2)
+    monkeypatch.setattr(sequence, "REPLAY_TIMEOUT", 0.2)
     away = spec(publisher, replay=f"{publisher.replay}-away")
     async with start(subscribe=(away,)) as exporter:
         await until(lambda: publisher.subscribed)
@@ -335,7 +335,7 @@ def test_a_message_of_many_frames_is_read_a_part_at_a_time(tmp_path: Path) -> No
     try:
         sender.bind(f"ipc://{tmp_path}/frames")
         receiver.connect(f"ipc://{tmp_path}/frames")
-        sender.send_multipart([b"x"] * (2 * SKIPPED + MAX_FRAMES))
+        sender.send_multipart([b"x"] * (2 * SKIP_FRAMES + MAX_FRAMES))
         sender.send_multipart([b"a", b"b"])
         assert receiver.poll(10_000)
         frames = Frames(receiver)

@@ -24,30 +24,32 @@ from sidestep.errors import ConfigError, PollError, WireError
 from sidestep_adapters.triton import grpc as triton_grpc
 from sidestep_adapters.triton import proto as triton_proto
 from sidestep_adapters.triton import statistics as triton_statistics
-from sidestep_adapters.triton.grpc import MAX_BYTES, GrpcServer, place
+from sidestep_adapters.triton.grpc import MAX_BYTES, GrpcServer, address
 from sidestep_adapters.triton.model_config import ModelConfig
 from sidestep_adapters.triton.proto import MESSAGES
-from sidestep_adapters.triton.statistics import Head, translate
+from sidestep_adapters.triton.statistics import ModelVersion, translate
 from triton_grpc_server import FakeTriton, serving
 from tritons import recording
 
 Code = grpc.StatusCode
 
 
-def over_http(name: str) -> dict[Head, ModelStats]:
+def over_http(name: str) -> dict[ModelVersion, ModelStats]:
     """What a recorded answer over HTTP says."""
     pieces = triton_statistics.split(recording(name).rpartition(b"\r\n")[2])
     return {
-        triton_statistics.head(piece): translate(triton_statistics.read(piece), has_cache=True)
+        triton_statistics.version_of(piece): translate(
+            triton_statistics.read(piece), has_cache=True
+        )
         for piece in pieces
     }
 
 
-def over_grpc(answer: bytes) -> dict[Head, ModelStats]:
+def over_grpc(answer: bytes) -> dict[ModelVersion, ModelStats]:
     """What one over gRPC says."""
     pieces = MESSAGES["ModelStatisticsResponse"].FromString(answer).model_stats
     return {
-        triton_proto.head(piece): translate(triton_proto.read(piece), has_cache=True)
+        triton_proto.version_of(piece): translate(triton_proto.read(piece), has_cache=True)
         for piece in pieces
     }
 
@@ -91,7 +93,7 @@ def test_the_same_moment_is_the_same_either_way() -> None:
     found = over_grpc(recording("grpc_stats_all.pb"))
 
     assert over_http("stats_all.http") == found
-    assert Head("cached", "3") in found
+    assert ModelVersion("cached", "3") in found
     assert len(found) == 7
 
 
@@ -112,7 +114,7 @@ def test_responses_are_the_same_either_way() -> None:
 @given(st.binary(max_size=300))
 def test_any_bytes_are_statistics_or_an_error(piece: bytes) -> None:
     """Whatever a server sends."""
-    for read in (triton_proto.head, triton_proto.read):
+    for read in (triton_proto.version_of, triton_proto.read):
         with contextlib.suppress(WireError):
             read(piece)
 
@@ -202,7 +204,7 @@ async def test_it_asks_and_understands() -> None:
     assert extensions == ["trace", "statistics"]
     assert len(pieces) == 7
     assert server.stats(pieces[0], True).execution_count == 1
-    assert server.head(pieces[0]) == Head("cached", "1")
+    assert server.version_of(pieces[0]) == ModelVersion("cached", "1")
     assert ready == ["a", "b"]
     assert config == ModelConfig({"_team": "blue"}, 7, has_cache=True, executes=True)
     assert ensemble == ModelConfig(executes=False)
@@ -380,9 +382,9 @@ async def test_a_secret_is_read_anew_with_every_question(tmp_path: Path) -> None
 
 def test_triton_has_its_own_port() -> None:
     """Where a URL has none."""
-    assert place("grpc://h") == "h:8001"
-    assert place("grpcs://[::1]") == "[::1]:8001"
-    assert place("grpc://h:7/x") == "h:7"
+    assert address("grpc://h") == "h:8001"
+    assert address("grpcs://[::1]") == "[::1]:8001"
+    assert address("grpc://h:7/x") == "h:7"
 
 
 def test_without_grpc_it_says_what_to_install() -> None:

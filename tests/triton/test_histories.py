@@ -22,9 +22,9 @@ from sidestep.exposition.text_page import render
 from sidestep.ingest.local_stream import ServerFeed
 from sidestep_adapters.triton import statistics as triton_statistics
 from sidestep_adapters.triton.model_config import ModelConfig
-from sidestep_adapters.triton.poller import Triton
-from sidestep_adapters.triton.server import NAMESPACED
-from sidestep_adapters.triton.statistics import Head
+from sidestep_adapters.triton.poller import TritonSource
+from sidestep_adapters.triton.server import UNKNOWN_MODEL_PREFIX
+from sidestep_adapters.triton.statistics import ModelVersion
 from tritons import Model
 
 FAMILY = "nv_inference_request_success"
@@ -77,7 +77,7 @@ class Server:
         """Of all, or of one."""
         self._refuse()
         if self.namespaced and not model:
-            raise PollError("unknown_model", f"{NAMESPACED}'/r::a'")
+            raise PollError("unknown_model", f"{UNKNOWN_MODEL_PREFIX}'/r::a'")
         if model in self.mute:
             raise PollError("http_500", model)
         if model and not any(name == model for name, _ in self.models):
@@ -98,9 +98,9 @@ class Server:
         self._refuse()
         return ModelConfig(instances=1, has_cache=model == "c")
 
-    def head(self, piece: bytes) -> Head:
+    def version_of(self, piece: bytes) -> ModelVersion:
         """As over HTTP."""
-        return triton_statistics.head(piece)
+        return triton_statistics.version_of(piece)
 
     def stats(self, piece: bytes, has_cache: bool) -> ModelStats:
         """As over HTTP."""
@@ -160,7 +160,7 @@ class Histories(RuleBasedStateMachine):
         self.loop.close()
 
     def _attach(self) -> None:
-        self.triton = Triton(
+        self.triton = TritonSource(
             flag("http://t:8000"),
             self.server,
             NoConnection(),
@@ -256,8 +256,8 @@ class Histories(RuleBasedStateMachine):
 
     def _poll(self) -> None:
         self._is_one_by_one = self.server.namespaced
-        questions = self.triton._poller.questions
-        self._is_one_by_one |= questions._one_by_one and time.monotonic() < questions._all_again
+        queries = self.triton._statistics_poll.queries
+        self._is_one_by_one |= queries._one_by_one and time.monotonic() < queries._query_all_at
         self.loop.run_until_complete(self.triton._poll())
         more = True
         while more:

@@ -16,10 +16,10 @@ from sidestep.ingest import hello_limits as descriptions
 from sidestep.ingest.hello_limits import check
 from sidestep.protocol.messages import EngineInfo
 from sidestep.telemetry.logs import Limited
-from sidestep_adapters.triton import queries as triton_questions
+from sidestep_adapters.triton import queries as triton_queries
 from sidestep_adapters.triton.model_config import ModelConfig
 from sidestep_adapters.triton.poller import log
-from sidestep_adapters.triton.queries import ATTEMPTS, Questions
+from sidestep_adapters.triton.queries import ATTEMPTS, Queries
 from tritons import Model, Triton, answer, tritons
 
 BULK = "/v2/models/stats"
@@ -146,7 +146,7 @@ async def test_what_models_say_one_by_one_is_bounded(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each answer for itself may be large; those that there was room for are shown."""
-    monkeypatch.setattr(triton_questions, "MAX_BYTES", 1500)
+    monkeypatch.setattr(triton_queries, "MAX_BYTES", 1500)
     models = [f"model={name}" for name in "abcd"]
     async with tritons("a", "b", "c", "d") as server, start(triton=flag(server, *models)) as it:
         await until(lambda: len(shown(it)) > 0)
@@ -159,7 +159,7 @@ async def test_names_one_by_one_are_bounded(
     start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """No poll asks for ever."""
-    monkeypatch.setattr(triton_questions, "MAX_ASKED", 2)
+    monkeypatch.setattr(triton_queries, "MAX_MODEL_QUERIES", 2)
     async with tritons("a", "b", "c") as server:
         server.namespaced = True
         async with start(triton=flag(server)) as exporter:
@@ -191,11 +191,11 @@ class Slow:
 
 async def test_models_that_are_gone_are_not_remembered() -> None:
     """Whatever their names were."""
-    questions = Questions(Slow(), (), "s", Limited(log))  # type: ignore[arg-type]
+    queries = Queries(Slow(), (), "s", Limited(log))  # type: ignore[arg-type]
     for number in range(9):
-        assert await questions.configs([f"m{number}"]) == {}
+        assert await queries.configs([f"m{number}"]) == {}
     for _ in range(ATTEMPTS - 1):
-        assert await questions.configs(["m"]) == {}
+        assert await queries.configs(["m"]) == {}
 
-    assert await questions.configs(["m"]) == {"m": ModelConfig()}
-    assert len(vars(questions)["_attempts"]) == 0
+    assert await queries.configs(["m"]) == {"m": ModelConfig()}
+    assert len(vars(queries)["_attempts"]) == 0

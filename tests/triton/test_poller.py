@@ -12,7 +12,7 @@ from conftest import Start, until
 from pages import parse
 from sidestep.app import Exporter
 from sidestep.exposition.text_page import render
-from sidestep_adapters.triton import queries as triton_questions
+from sidestep_adapters.triton import queries as triton_queries
 from tritons import STATS, Triton, answer, error, recording, tritons
 
 
@@ -155,7 +155,7 @@ async def test_a_configuration_that_does_not_come_is_waited_for(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For some polls, in which all other models go on; then the model is shown without."""
-    monkeypatch.setattr(triton_questions, "CONFIG_SECONDS", 0.1)
+    monkeypatch.setattr(triton_queries, "CONFIG_SECONDS", 0.1)
     async with tritons("a", "b") as server:
         server.say("/v2/models/a/config", stall=True)
         server.configs["a"] = {"metric_tags": {"team": "blue"}}

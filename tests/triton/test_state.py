@@ -13,7 +13,7 @@ from sidestep.engines.triton.wire import ModelStats, TritonStats
 from sidestep.errors import PollError
 from sidestep.ingest.local_stream import ServerFeed
 from sidestep.protocol.messages import EngineInfo
-from sidestep_adapters.triton.state import CONNECTING, DOUBT, State
+from sidestep_adapters.triton.state import CONNECT_LIMIT, STALE_AFTER, ServerState
 
 SERVER = EngineInfo("triton/t", "triton", {})
 MODEL = EngineInfo("triton/t/m/1", "triton", {"model": "m", "version": "1"})
@@ -28,7 +28,7 @@ class Polls:
         self.fed.now = 1000.0
         self.feed = ServerFeed(self.fed.intake, "triton t")
         self.log = logging.getLogger("sidestep.triton")
-        self.state = State(self.feed, "triton t", 1.0, self._tell, self.log)
+        self.state = ServerState(self.feed, "triton t", 1.0, self._tell, self.log)
 
     def _tell(self, item: Item) -> None:
         self.feed.tell(SERVER, item)
@@ -36,15 +36,15 @@ class Polls:
     def good(self) -> None:
         """Statistics of one model, in which an instance was idle."""
         now = self.fed.now
-        self.state.asking(now)
-        self.state.heard(now)
+        self.state.poll_started(now)
+        self.state.statistics_received(now)
         self.feed.tell(MODEL, TritonStats(0, now, 1e9 + now, ModelStats(), 1))
         self.state.succeeded(now, 0.01, 1)
         self.wait(1.0)
 
     def bad(self, error: PollError) -> None:
         """None, for such a cause."""
-        self.state.asking(self.fed.now)
+        self.state.poll_started(self.fed.now)
         self.state.failed(self.fed.now, error)
         self.wait(1.0)
 
@@ -53,7 +53,7 @@ class Polls:
         until = self.fed.now + seconds
         while self.fed.now < until:
             self.fed.pass_time(0.5)
-            self.state.pass_time(self.fed.now)
+            self.state.expire(self.fed.now)
             while self.fed.intake.busy:
                 self.fed.intake.work()
 
@@ -81,7 +81,7 @@ def test_what_answers_wrong_is_stale_for_as_long_as_it_lasts(cause: str) -> None
     """Its engines stay up; after half a minute its gauges are not shown, its counters are."""
     polls = Polls()
     polls.good()
-    for _ in range(int(DOUBT) - 2):
+    for _ in range(int(STALE_AFTER) - 2):
         polls.bad(PollError(cause, "?"))
     assert (polls.now, polls.is_up, polls.shows(GAUGE)) == ("stale", True, True)
     for _ in range(600):
@@ -97,8 +97,8 @@ def test_a_question_that_waits_is_no_silence() -> None:
     """A model that takes minutes to load blocks the port for so long."""
     polls = Polls()
     polls.good()
-    polls.state.asking(polls.fed.now)
-    polls.wait(DOUBT - 2)
+    polls.state.poll_started(polls.fed.now)
+    polls.wait(STALE_AFTER - 2)
     assert (polls.now, polls.is_up, polls.shows(GAUGE)) == ("stale", True, True)
     polls.wait(600)
 
@@ -139,11 +139,11 @@ def test_a_server_whose_first_answer_does_not_come_is_down(
 ) -> None:
     """The page says so from the begin, the log once something must be there."""
     polls = Polls()
-    polls.state.asking(polls.fed.now)
+    polls.state.poll_started(polls.fed.now)
     polls.wait(0.5)
     assert polls.now == "down"
     assert not polls.fed.intake.registry.engines[SERVER.id].streams
-    polls.wait(CONNECTING - 1)
+    polls.wait(CONNECT_LIMIT - 1)
     assert not caplog.messages
     polls.wait(30)
     assert len(caplog.messages) == 1
@@ -158,8 +158,8 @@ def test_a_question_that_may_not_have_arrived_keeps_nothing_up() -> None:
     polls = Polls()
     polls.good()
     heard = polls.feed._stream.heard
-    polls.state.asking(polls.fed.now)
-    polls.wait(CONNECTING - 0.5)
+    polls.state.poll_started(polls.fed.now)
+    polls.wait(CONNECT_LIMIT - 0.5)
     assert polls.feed._stream.heard == heard
     polls.wait(1.0)
 

@@ -15,7 +15,14 @@ from sidestep.engines.triton.wire import Batch, InferenceStats, Memory, ModelSta
 from sidestep.errors import WireError
 from sidestep_adapters.triton import model_config as triton_config
 from sidestep_adapters.triton.model_config import ModelConfig
-from sidestep_adapters.triton.statistics import LARGEST, Head, head, read, split, translate
+from sidestep_adapters.triton.statistics import (
+    LARGEST,
+    ModelVersion,
+    read,
+    split,
+    translate,
+    version_of,
+)
 
 RECORDED = sorted(
     path.name.removesuffix(".gz")
@@ -36,7 +43,7 @@ def stats(body: bytes, *, has_cache: bool = False) -> dict[tuple[str, str], Mode
     found: dict[tuple[str, str], ModelStats] = {}
     for piece in split(body):
         model = read(piece)
-        assert (model.name, model.version) == (head(piece).name, head(piece).version)
+        assert (model.name, model.version) == (version_of(piece).name, version_of(piece).version)
         found[model.name, model.version] = translate(model, has_cache=has_cache)
     return found
 
@@ -144,7 +151,7 @@ def test_fields_may_be_missing_or_new_and_in_any_order() -> None:
     assert one(inference_stats={"success": {"ns": 5}}, later={"a": [1]}) == ModelStats(
         inference_stats=InferenceStats(success=Timed(0, 5))
     )
-    assert head(b'{"name": "m"}') == Head("m", "")
+    assert version_of(b'{"name": "m"}') == ModelVersion("m", "")
     assert translate(read(b'{"execution_count": 3, "name": "m"}'), has_cache=False) == ModelStats(
         execution_count=3
     )
@@ -242,7 +249,7 @@ def test_a_model_that_contradicts_itself_is_refused(fields: dict[str, Any]) -> N
 def test_what_is_no_answer_is_refused(body: bytes) -> None:
     """Truncated, another thing, or nested to exhaust the reader."""
     with pytest.raises(WireError):
-        [head(piece) for piece in split(body)]
+        [version_of(piece) for piece in split(body)]
 
 
 @given(st.binary(max_size=200))

@@ -33,7 +33,7 @@ _LENGTH = struct.Struct(">I")
 _GZIP = b"\x1f\x8b"
 
 
-class Greeting(msgspec.Struct, array_like=True, gc=False, tag="G"):
+class StreamStart(msgspec.Struct, array_like=True, gc=False, tag="G"):
     """From ``at`` seconds after the start, ``stream`` feeds ``engines``."""
 
     at: float
@@ -59,7 +59,7 @@ class Call(msgspec.Struct):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Greeting | Items)
+_decoder = msgspec.msgpack.Decoder(StreamStart | Items)
 
 
 class Writer:
@@ -72,7 +72,7 @@ class Writer:
             raise ConfigError(f"cannot write {path}: {error.strerror}") from None
         self._file.write(MAGIC)
 
-    def write(self, record: Greeting | Items) -> None:
+    def write(self, record: StreamStart | Items) -> None:
         """Append ``record``.
 
         Raises:
@@ -86,7 +86,7 @@ class Writer:
         self._file.close()
 
 
-def read(path: Path) -> Iterator[Greeting | Items] | Iterator[Call]:
+def read(path: Path) -> Iterator[StreamStart | Items] | Iterator[Call]:
     """The records of a recording in either form.
 
     Raises:
@@ -101,25 +101,25 @@ def read(path: Path) -> Iterator[Greeting | Items] | Iterator[Call]:
     except (EOFError, zlib.error):
         raise ConfigError(f"{path}: the gzip data is cut short or damaged") from None
     if data.startswith(MAGIC):
-        return _own(path, memoryview(data)[len(MAGIC) :])
+        return _read_frames(path, memoryview(data)[len(MAGIC) :])
     if data.lstrip()[:1] == b"{":
         return _calls(path, io.BytesIO(data))
     raise ConfigError(f"{path}: neither a sidestep recording nor JSON lines of stat-logger calls")
 
 
-def _own(path: Path, data: memoryview) -> Iterator[Greeting | Items]:
-    place = 0
-    while place < len(data):
-        head = data[place : place + _LENGTH.size]
-        size = _LENGTH.unpack(head)[0] if len(head) == _LENGTH.size else -1
-        body = data[place + _LENGTH.size : place + _LENGTH.size + max(size, 0)]
+def _read_frames(path: Path, data: memoryview) -> Iterator[StreamStart | Items]:
+    offset = 0
+    while offset < len(data):
+        length = data[offset : offset + _LENGTH.size]
+        size = _LENGTH.unpack(length)[0] if len(length) == _LENGTH.size else -1
+        body = data[offset + _LENGTH.size : offset + _LENGTH.size + max(size, 0)]
         if not 0 <= size <= 2 * MAX_FRAME_BYTES or len(body) != size:
-            raise ConfigError(f"{path}: cut short at byte {len(MAGIC) + place}")
+            raise ConfigError(f"{path}: cut short at byte {len(MAGIC) + offset}")
         try:
             yield _decoder.decode(body)
         except DECODE_ERRORS as error:
-            raise ConfigError(f"{path}: damaged at byte {len(MAGIC) + place}: {error}") from None
-        place += _LENGTH.size + size
+            raise ConfigError(f"{path}: damaged at byte {len(MAGIC) + offset}: {error}") from None
+        offset += _LENGTH.size + size
 
 
 def _calls(path: Path, lines: Iterable[bytes]) -> Iterator[Call]:
@@ -144,7 +144,7 @@ def _calls(path: Path, lines: Iterable[bytes]) -> Iterator[Call]:
         yield Call(max(at - start, 0.0), str(fields.pop("instance", "")), name, fields)
 
 
-def described(fields: dict[str, Any], api_server: int, namespace: str) -> Description:
+def description_of(fields: dict[str, Any], api_server: int, namespace: str) -> Description:
     """The front end that a recorded ``__init__`` call made.
 
     The call holds no environment, so that whether logits were checked for NaNs
@@ -175,15 +175,15 @@ def described(fields: dict[str, Any], api_server: int, namespace: str) -> Descri
         raise ConfigError(f"an __init__ call of the recording lacks a field: {error!r}") from None
 
 
-def objects(value: Any) -> Any:
+def to_objects(value: Any) -> Any:
     """Recorded JSON as the objects that vLLM passes: attributes instead of members."""
     if isinstance(value, list):
-        return [objects(element) for element in value]
+        return [to_objects(element) for element in value]
     if not isinstance(value, dict):
         return value
     if "__type__" not in value:
-        return {key: objects(member) for key, member in value.items()}
-    members = {key: objects(member) for key, member in value.items() if key != "__type__"}
+        return {key: to_objects(member) for key, member in value.items()}
+    members = {key: to_objects(member) for key, member in value.items() if key != "__type__"}
     reason = members.get("finish_reason")
     if isinstance(reason, str):
         # An IntEnum in the engine, recorded by its name; an unknown one stays the last.
@@ -193,6 +193,6 @@ def objects(value: Any) -> Any:
     return SimpleNamespace(**members)
 
 
-def engines_of(records: Sequence[Greeting | Items]) -> dict[str, list[EngineInfo]]:
+def engines_of(records: Sequence[StreamStart | Items]) -> dict[str, list[EngineInfo]]:
     """What each stream of a recording feeds at its end."""
-    return {record.stream: record.engines for record in records if isinstance(record, Greeting)}
+    return {record.stream: record.engines for record in records if isinstance(record, StreamStart)}

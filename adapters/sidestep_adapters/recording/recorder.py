@@ -23,7 +23,7 @@ from sidestep.transport.access import Access
 from sidestep.transport.client_keys import keys_for
 from sidestep.transport.connection import connect
 from sidestep.transport.listener import Listener
-from sidestep_adapters.recording.format import Greeting, Items, Writer
+from sidestep_adapters.recording.format import Items, StreamStart, Writer
 
 POLL_MS = 50
 Socket = zmq.Socket[bytes]
@@ -54,14 +54,14 @@ class Tee:
         self._receiver = Receiver(secrets.randbits(63))
         self._started = time.monotonic()
         self._context = zmq.Context()
-        self._backs: dict[bytes, Socket] = {}
+        self._upstream_sockets: dict[bytes, Socket] = {}
         keys_for(upstream)
         self._listener = Listener([endpoint], access)
-        front = self._listener.socket
-        assert front is not None
-        self._front: Socket = front
+        engine_socket = self._listener.socket
+        assert engine_socket is not None
+        self._engine_socket: Socket = engine_socket
         self._poller = zmq.Poller()
-        self._poller.register(self._front, zmq.POLLIN)
+        self._poller.register(self._engine_socket, zmq.POLLIN)
         if self._listener.zap is not None:
             self._poller.register(self._listener.zap.socket, zmq.POLLIN)
         try:
@@ -86,12 +86,12 @@ class Tee:
                     elif not socket.closed:
                         self._read(socket)
                 if not self._upstream:
-                    self._answer(self._receiver.acks(time.monotonic()))
+                    self._reply(self._receiver.acks(time.monotonic()))
                 report(self.items)
         except (OSError, zmq.ZMQError) as error:
             raise RunError(f"cannot go on recording: {error.strerror}") from None
         finally:
-            for back in self._backs.values():
+            for back in self._upstream_sockets.values():
                 back.close(linger=200)
             self._context.term()
             self._listener.close(linger=200)
@@ -103,11 +103,13 @@ class Tee:
                 frames = socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            if socket is self._front:
+            if socket is self._engine_socket:
                 self._from_engine(frames)
             else:
-                peer = next((p for p, back in self._backs.items() if back is socket), b"")
-                self._send(self._front, [peer, *frames])
+                peer = next(
+                    (p for p, back in self._upstream_sockets.items() if back is socket), b""
+                )
+                self._send(self._engine_socket, [peer, *frames])
 
     def _from_engine(self, frames: list[bytes]) -> None:
         peer, *payload = frames
@@ -120,9 +122,9 @@ class Tee:
         except WireError as error:
             replies = self._receiver.refuse_frame(peer, error)
         if self._upstream:
-            self._send(self._back(peer), payload)
+            self._send(self._upstream_socket(peer), payload)
         else:
-            self._answer(replies)
+            self._reply(replies)
 
     def _record(self, received: Received) -> None:
         stream = received.stream
@@ -132,27 +134,27 @@ class Tee:
         if received.greeted:
             before = self._peers.get(stream.id, stream.peer)
             self._peers[stream.id] = stream.peer
-            if before != stream.peer and before in self._backs:
+            if before != stream.peer and before in self._upstream_sockets:
                 # The engine has connected anew; nothing comes over the old connection any more.
-                gone = self._backs.pop(before)
+                gone = self._upstream_sockets.pop(before)
                 self._poller.unregister(gone)
                 gone.close(linger=0)
-            self._writer.write(Greeting(at, stream.id, stream.engines))
+            self._writer.write(StreamStart(at, stream.id, stream.engines))
         if received.items:
             self.items += len(received.items)
             self._writer.write(Items(at, stream.id, list(received.items)))
 
-    def _back(self, peer: bytes) -> Socket:
+    def _upstream_socket(self, peer: bytes) -> Socket:
         """The connection to the exporter that stands for ``peer``."""
-        back = self._backs.get(peer)
+        back = self._upstream_sockets.get(peer)
         if back is None:
-            back = self._backs[peer] = connect(self._context, self._upstream)
+            back = self._upstream_sockets[peer] = connect(self._context, self._upstream)
             self._poller.register(back, zmq.POLLIN)
         return back
 
-    def _answer(self, replies: list[tuple[bytes, FromExporter]]) -> None:
+    def _reply(self, replies: list[tuple[bytes, FromExporter]]) -> None:
         for peer, message in replies:
-            self._send(self._front, [peer, encode(message)])
+            self._send(self._engine_socket, [peer, encode(message)])
 
     def _send(self, socket: Socket, frames: list[bytes]) -> None:
         try:

@@ -19,19 +19,19 @@ from sidestep_adapters.publisher.queue import QUEUE_ITEMS
 from sidestep_adapters.publisher.translate import printable
 from sidestep_adapters.recording.format import (
     Call,
-    Greeting,
     Items,
-    described,
+    StreamStart,
+    description_of,
     engines_of,
-    objects,
     read,
+    to_objects,
 )
 from sidestep_adapters.vllm.description import Description
 from sidestep_adapters.vllm.stats import VllmTap
 
 BACKLOG_BYTES = 2 << 20
 """A replay as fast as possible waits while more than this is on its way."""
-ANSWER = 10.0
+CONNECT_TIMEOUT = 10.0
 """Seconds to wait for the exporter to answer, unless told otherwise."""
 
 
@@ -66,31 +66,31 @@ class Replay:
         *,
         realtime: bool,
         namespace: str,
-        patience: float = ANSWER,
+        connect_timeout: float = CONNECT_TIMEOUT,
     ) -> None:
         self.endpoint = endpoint
-        self.patience = patience
+        self.connect_timeout = connect_timeout
         self.realtime = realtime
         self.progress = Progress()
         records = list(read(path))
         calls = [record for record in records if isinstance(record, Call)]
         frames = [record for record in records if not isinstance(record, Call)]
-        self._player: _Calls | _Frames = (
-            _Calls(path, calls, namespace) if calls else _Frames(path, frames, namespace)
+        self._player: _CallPlayer | _FramePlayer = (
+            _CallPlayer(path, calls, namespace) if calls else _FramePlayer(path, frames, namespace)
         )
         self.progress.total = self._player.total
 
-    def run(self, *, once: bool = True, halted: threading.Event | None = None) -> None:
+    def run(self, *, once: bool = True, stop: threading.Event | None = None) -> None:
         """Play; where not ``once``, over and over until ``halted``.
 
         Raises:
             RunError: No exporter answers, or it does not take what is sent.
         """
-        self._halted = halted or threading.Event()
+        self._stop = stop or threading.Event()
         publishers = self._player.open(self.endpoint)
         try:
             self._wait(lambda: all(p.connected for p in publishers))
-            while not self._halted.is_set():
+            while not self._stop.is_set():
                 self._round(publishers)
                 self.progress.rounds += 1
                 if once:
@@ -108,14 +108,15 @@ class Replay:
         started = time.monotonic()
         for at, play in self._player.steps():
             if self.realtime:
-                self._halted.wait(max(started + at - time.monotonic(), 0.0))
-            if self._halted.is_set():
+                self._stop.wait(max(started + at - time.monotonic(), 0.0))
+            if self._stop.is_set():
                 return
             self._wait(
                 lambda: (
-                    self._halted.is_set()
+                    self._stop.is_set()
                     or not any(
-                        p.queued > QUEUE_ITEMS // 2 or p.held > BACKLOG_BYTES for p in publishers
+                        p.queued > QUEUE_ITEMS // 2 or p.held_bytes > BACKLOG_BYTES
+                        for p in publishers
                     )
                 )
             )
@@ -125,7 +126,7 @@ class Replay:
             self.progress.records += 1
 
     def _wait(self, done: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + self.patience
+        deadline = time.monotonic() + self.connect_timeout
         while not done():
             if time.monotonic() > deadline:
                 raise RunError(
@@ -137,7 +138,7 @@ class Replay:
 Step = tuple[float, Callable[[], None]]
 
 
-class _Calls:
+class _CallPlayer:
     """Stat-logger calls: each recorded process is a front end of its own."""
 
     def __init__(self, path: Path, calls: list[Call], namespace: str) -> None:
@@ -147,7 +148,7 @@ class _Calls:
         self._descriptions: dict[str, Description] = {}
         for call in calls:
             if call.name == "__init__" and call.instance not in self._descriptions:
-                self._descriptions[call.instance] = described(
+                self._descriptions[call.instance] = description_of(
                     call.fields, len(self._descriptions), namespace
                 )
         for number, call in enumerate(calls, start=1):
@@ -182,7 +183,7 @@ class _Calls:
         match call.name:
             case "record":
                 scheduler, iteration, mm_cache = (
-                    objects(fields.get(name))
+                    to_objects(fields.get(name))
                     for name in ("scheduler_stats", "iteration_stats", "mm_cache_stats")
                 )
                 engine = int(fields.get("engine_idx", 0))
@@ -196,10 +197,10 @@ class _Calls:
         return None
 
 
-class _Frames:
+class _FramePlayer:
     """Sidestep's own recording: items as they were sent, with the time of now."""
 
-    def __init__(self, path: Path, records: list[Greeting | Items], namespace: str) -> None:
+    def __init__(self, path: Path, records: list[StreamStart | Items], namespace: str) -> None:
         self.records = [record for record in records if isinstance(record, Items)]
         self.engines = engines_of(records)
         self.namespace = namespace

@@ -34,7 +34,7 @@ _SPACES = re.compile(r"[^ -~]+")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Answer:
+class Response:
     """What a server said.
 
     Attributes:
@@ -61,9 +61,9 @@ class Client:
         at_once: Questions that may be under way.
     """
 
-    def __init__(self, target: Target, at_once: int = 1) -> None:
+    def __init__(self, target: Target, max_connections: int = 1) -> None:
         self.target = target
-        self._at_once = at_once
+        self._max_connections = max_connections
         self._tls_files: Files | None = None
         self._tls: ssl.SSLContext | bool = True
         self._session: aiohttp.ClientSession | None = None
@@ -79,11 +79,11 @@ class Client:
     def open(self) -> None:
         """Begin, in the running event loop."""
         traces = aiohttp.TraceConfig()
-        traces.on_connection_create_end.append(_connected)
-        traces.on_connection_reuseconn.append(_connected)
+        traces.on_connection_create_end.append(_on_connected)
+        traces.on_connection_reuseconn.append(_on_connected)
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
-                limit=self._at_once, force_close=not self.target.keepalive
+                limit=self._max_connections, force_close=not self.target.keepalive
             ),
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS, sock_connect=None),
@@ -96,9 +96,9 @@ class Client:
         if self._session is not None:
             await self._session.close()
 
-    async def ask(
+    async def fetch(
         self, url: str, accept: str, kinds: Collection[str], method: str = "GET"
-    ) -> Answer:
+    ) -> Response:
         """The answer of ``url``.
 
         Args:
@@ -112,25 +112,25 @@ class Client:
         """
         headers = await self._headers(accept)
         connected = asyncio.get_running_loop().create_future()
-        asking = asyncio.ensure_future(self._ask(method, url, headers, kinds, connected))
+        request = asyncio.ensure_future(self._fetch(method, url, headers, kinds, connected))
         try:
-            await asyncio.wait((asking, connected), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((request, connected), return_when=asyncio.FIRST_COMPLETED)
             # Its time begins here: who takes long to be reached is no slow server.
-            if not (await asyncio.wait((asking,), timeout=self.target.timeout))[0]:
+            if not (await asyncio.wait((request,), timeout=self.target.timeout))[0]:
                 raise PollError("slow", f"no whole answer within {self.target.timeout:g} s")
-            return asking.result()
+            return request.result()
         finally:
-            asking.cancel()
-            await asyncio.gather(asking, return_exceptions=True)
+            request.cancel()
+            await asyncio.gather(request, return_exceptions=True)
 
-    async def _ask(
+    async def _fetch(
         self,
         method: str,
         url: str,
         headers: CIMultiDict[str],
         kinds: Collection[str],
         connected: asyncio.Future[None],
-    ) -> Answer:
+    ) -> Response:
         if self._session is None:
             raise RuntimeError("a client asks once it is open")
         try:
@@ -142,15 +142,17 @@ class Client:
                 allow_redirects=False,
                 trace_request_ctx=connected,
             ) as response:
-                return await _answer(response, kinds)
+                return await _read_response(response, kinds)
         except aiohttp.ServerTimeoutError:
             detail = f"no connection within {CONNECT_SECONDS:g} s"
             raise PollError("unreachable", detail) from None
         except (aiohttp.ClientConnectionError, OSError) as error:
             # Its own words also tell of an SSL option that nobody gave.
-            raise PollError("unreachable", line(getattr(error, "os_error", error))) from None
+            raise PollError(
+                "unreachable", printable_line(getattr(error, "os_error", error))
+            ) from None
         except (aiohttp.ClientError, ValueError) as error:
-            raise PollError("bad_answer", line(error)) from None
+            raise PollError("bad_answer", printable_line(error)) from None
 
     async def _headers(self, accept: str) -> CIMultiDict[str]:
         """Of one question; a secret may be another one every time."""
@@ -225,21 +227,23 @@ def secret(path: Path) -> str:
     return text
 
 
-async def _connected(_: aiohttp.ClientSession, context: SimpleNamespace, __: Any) -> None:
+async def _on_connected(_: aiohttp.ClientSession, context: SimpleNamespace, __: Any) -> None:
     future: asyncio.Future[None] = context.trace_request_ctx
     if not future.done():
         future.set_result(None)
 
 
-async def _answer(response: aiohttp.ClientResponse, kinds: Collection[str]) -> Answer:
+async def _read_response(response: aiohttp.ClientResponse, kinds: Collection[str]) -> Response:
     if response.status != OK:
-        raise PollError(f"http_{response.status}", await _reason(response))
+        raise PollError(f"http_{response.status}", await _error_reason(response))
     kind = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
     if kind and kind not in kinds:
-        raise PollError("bad_answer", f"it is {line(kind)}, not {' or '.join(kinds)}")
-    packing = response.headers.get("Content-Encoding", "identity").strip().lower()
-    if packing != "identity":
-        raise PollError("bad_answer", f"it is packed as {line(packing)}, which nobody asked for")
+        raise PollError("bad_answer", f"it is {printable_line(kind)}, not {' or '.join(kinds)}")
+    encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
+    if encoding != "identity":
+        raise PollError(
+            "bad_answer", f"it is packed as {printable_line(encoding)}, which nobody asked for"
+        )
     chunks: list[bytes] = []
     size = 0
     try:
@@ -249,15 +253,17 @@ async def _answer(response: aiohttp.ClientResponse, kinds: Collection[str]) -> A
                 raise PollError("bad_answer", f"more than {MAX_BODY_BYTES >> 20} MiB")
             chunks.append(chunk)
     except (aiohttp.ClientError, OSError) as error:
-        raise PollError("truncated", f"it ended after {size} bytes: {line(error)}") from None
-    return Answer(kind, chunks)
+        raise PollError(
+            "truncated", f"it ended after {size} bytes: {printable_line(error)}"
+        ) from None
+    return Response(kind, chunks)
 
 
-async def _reason(response: aiohttp.ClientResponse) -> str:
+async def _error_reason(response: aiohttp.ClientResponse) -> str:
     """What the server says about an error, where it says ``{"error": "..."}``; else HTTP's word."""
     try:
         reading = response.content.read(MAX_REASON_BYTES)
-        said = msgspec.json.decode(await asyncio.wait_for(reading, REASON_SECONDS))
+        payload = msgspec.json.decode(await asyncio.wait_for(reading, REASON_SECONDS))
     except (
         aiohttp.ClientError,
         OSError,
@@ -265,11 +271,11 @@ async def _reason(response: aiohttp.ClientResponse) -> str:
         msgspec.MsgspecError,
         RecursionError,
     ):
-        said = None
-    text = said.get("error") if isinstance(said, dict) else None
-    return line(text if isinstance(text, str) else response.reason or "no reason given")
+        payload = None
+    text = payload.get("error") if isinstance(payload, dict) else None
+    return printable_line(text if isinstance(text, str) else response.reason or "no reason given")
 
 
-def line(text: object) -> str:
+def printable_line(text: object) -> str:
     """One printable line, not long."""
     return _SPACES.sub(" ", str(text) or repr(text)).strip()[:MAX_REASON_CHARS]

@@ -18,13 +18,13 @@ from sidestep.telemetry.self_metrics import Reading, SelfMetrics
 
 log = logging.getLogger(__name__)
 
-Answer = TypeVar("Answer")
-Asking = AbstractAsyncContextManager[Callable[[], Awaitable[Answer]]]
+Response = TypeVar("Response")
+PollConnection = AbstractAsyncContextManager[Callable[[], Awaitable[Response]]]
 """As long as it is entered, questions can be asked; each raises PollError where it has no answer."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Question(Generic[Answer]):
+class PollQuery(Generic[Response]):
     """What is asked, and what for.
 
     Attributes:
@@ -33,12 +33,12 @@ class Question(Generic[Answer]):
         hide: Called when nothing of what was answered shall be shown any more.
     """
 
-    connect: Callable[[], Asking[Answer]]
-    take: Callable[[Answer], Iterator[None]]
+    connect: Callable[[], PollConnection[Response]]
+    apply: Callable[[Response], Iterator[None]]
     hide: Callable[[], None]
 
 
-class Poller(Generic[Answer]):
+class Poller(Generic[Response]):
     """Asks one question at an interval, in the place of a ``sources.Source``.
 
     The next question waits until the last answer has been worked off.
@@ -53,7 +53,7 @@ class Poller(Generic[Answer]):
     def __init__(
         self,
         target: Target,
-        question: Question[Answer],
+        query: PollQuery[Response],
         metrics: SelfMetrics,
         prefix: str,
         clock: Callable[[], float] = time.monotonic,
@@ -62,11 +62,11 @@ class Poller(Generic[Answer]):
         self.state = PollState(target.interval)
         self._metrics = metrics
         self._prefix = prefix
-        self._question = question
+        self._query = query
         self._clock = clock
         self._task: asyncio.Task[None] | None = None
-        self._work: Iterator[None] | None = None
-        self._worked_off = asyncio.Event()
+        self._applying: Iterator[None] | None = None
+        self._is_applied = asyncio.Event()
         self._wake: Callable[[], None] = lambda: None
         self._lines = Limited(log)
         self._count("ok", 0)
@@ -74,17 +74,17 @@ class Poller(Generic[Answer]):
     def open(self, wake: Callable[[], None]) -> None:
         """Ask from now on."""
         self._wake = wake
-        self._worked_off = asyncio.Event()
+        self._is_applied = asyncio.Event()
         self._task = asyncio.create_task(self._run())
         # What fails here is a bug, and the process's.
         self._task.add_done_callback(lambda task: None if task.cancelled() else task.result())
 
     def receive(self, now: float) -> bool:
         """Work a slice of an answer off; whether there may be more."""
-        if self._work is None:
+        if self._applying is None:
             return False
         try:
-            next(self._work)
+            next(self._applying)
         except StopIteration:
             if not self.state.is_shown:
                 self._lines.info("answers", "%s answers", self.target.name)
@@ -94,8 +94,8 @@ class Poller(Generic[Answer]):
             self._fail(error, now)
         else:
             return True
-        self._work = None
-        self._worked_off.set()
+        self._applying = None
+        self._is_applied.set()
         return False
 
     def pass_time(self, now: float) -> None:
@@ -104,18 +104,18 @@ class Poller(Generic[Answer]):
         self.state.tick(now)
         if was_shown and not self.state.is_shown:
             self._lines.warning("silent", "%s: no answer for long", self.target.name)
-            self._question.hide()
+            self._query.hide()
 
     def cut(self) -> None:
         """Let go of all that was answered, and begin anew."""
         self.close()
         self.state = PollState(self.target.interval)
-        self._question.hide()
+        self._query.hide()
         self.open(self._wake)
 
     def close(self) -> None:
         """Ask no more."""
-        self._work = None
+        self._applying = None
         if self._task is not None:
             self._task.cancel()
 
@@ -125,26 +125,26 @@ class Poller(Generic[Answer]):
             await asyncio.wait((self._task,))
 
     async def _run(self) -> None:
-        async with self._question.connect() as ask:
+        async with self._query.connect() as fetch:
             while True:
                 started = self._clock()
                 self.state.started(started)
                 try:
-                    answer = await ask()
+                    answer = await fetch()
                 except PollError as error:
                     self._fail(error, self._clock())
                 else:
-                    await self._hand_over(answer, started)
+                    await self._apply(answer, started)
                     del answer
                 await asyncio.sleep(max(started + self.target.interval - self._clock(), 0.0))
 
-    async def _hand_over(self, answer: Answer, started: float) -> None:
+    async def _apply(self, answer: Response, started: float) -> None:
         took = self._clock() - started
         self._metrics.set(f"{self._prefix}poll_duration_seconds", took, self.target.name)
-        self._worked_off.clear()
-        self._work = self._question.take(answer)
+        self._is_applied.clear()
+        self._applying = self._query.apply(answer)
         self._wake()
-        await self._worked_off.wait()
+        await self._is_applied.wait()
 
     def _fail(self, error: PollError, now: float) -> None:
         was_shown = self.state.is_shown
@@ -152,13 +152,13 @@ class Poller(Generic[Answer]):
         self._count(error.cause, 1)
         self._lines.warning("failed", "%s: %s", self.target.name, error)
         if was_shown and not self.state.is_shown:
-            self._question.hide()
+            self._query.hide()
 
     def _count(self, outcome: str, more: int) -> None:
         self._metrics.add(f"{self._prefix}polls_total", more, self.target.name, outcome)
 
 
-def states(pollers: list[Poller[Answer]]) -> Reading:
+def states(pollers: list[Poller[Response]]) -> Reading:
     """For ``SelfMetrics.read``: of each target each state, 1 where it is the present one."""
     return lambda: [
         ((each.target.name, state), float(each.state.state == state))

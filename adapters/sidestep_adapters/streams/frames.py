@@ -8,7 +8,7 @@ from sidestep.transport.options import reachable
 
 MAX_FRAMES = 5
 """An answer has four."""
-SKIPPED = 1000
+SKIP_FRAMES = 1000
 """Frames of an overlong message that are read in one go."""
 MAX_BYTES = 16 << 20
 """Of a frame: a peer that sends a longer one loses its connection."""
@@ -23,7 +23,7 @@ _OPTIONS = (
 Socket = zmq.Socket[bytes]
 
 
-def make(context: zmq.Context[Socket], kind: int) -> Socket:
+def make_socket(context: zmq.Context[Socket], kind: int) -> Socket:
     """Return a socket of ``kind`` that connects to engines."""
     socket = context.socket(kind)
     for option, value in _OPTIONS:
@@ -45,7 +45,7 @@ class Frames:
     def receive(self) -> list[bytes] | None:
         """The next message, if there is one; an empty one is a part of one with too many frames."""
         frames: list[bytes] = []
-        limit = SKIPPED if self.skipping else MAX_FRAMES
+        limit = SKIP_FRAMES if self.skipping else MAX_FRAMES
         try:
             for _ in range(limit):
                 frame = self.socket.recv(zmq.NOBLOCK)

@@ -190,7 +190,7 @@ class Changes:
 
     def __init__(self, events: Sequence[msgspec.Raw], stamp: float) -> None:
         self.found: list[CacheChange] = []
-        self.refused: Counter[str] = Counter()
+        self.rejected: Counter[str] = Counter()
         self._stamp = stamp
         decode_one = _map
         for raw in events:
@@ -199,10 +199,10 @@ class Changes:
                     event = decode_one(raw)
                 except DECODE_ERRORS:
                     decode_one = _array if decode_one is _map else _map
-                    event = _decode_hard(raw, decode_one)
+                    event = _decode_other_form(raw, decode_one)
                 self._add(event)
             except WireError as error:
-                self.refused[error.reason] += 1
+                self.rejected[error.reason] += 1
 
     def _add(self, event: _Event) -> None:
         medium = event.medium or ""
@@ -230,7 +230,7 @@ class Changes:
             self.found.append(CacheChange(kind, self._stamp, part, medium))
 
 
-def _decode_hard(raw: msgspec.Raw, decode_one: _Decode) -> _Event:
+def _decode_other_form(raw: msgspec.Raw, decode_one: _Decode) -> _Event:
     """An event of another form than those before it.
 
     Raises:

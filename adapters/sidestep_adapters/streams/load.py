@@ -14,7 +14,7 @@ from sidestep.protocol.messages import DECODE_ERRORS
 
 Total = Annotated[int, Meta(ge=0, le=1 << 62)]
 MICROSECOND = 1e-6
-MOST = 1 << 40
+MAX_INCREASE = 1 << 40
 """What a total may grow by between two records; a sum that grows by more is another's."""
 
 
@@ -74,7 +74,7 @@ def decode(payload: bytes, stamp: float) -> Record:
     return Record(item, found.dp_rank, totals)
 
 
-def add(item: LoadStat, totals: Totals, before: Totals | None) -> None:
+def add_increase(item: LoadStat, totals: Totals, before: Totals | None) -> None:
     """Let ``item`` have what ``totals`` grew by since ``before``.
 
     Where they are less the publisher has begun anew. The first that are heard of are the
@@ -82,7 +82,9 @@ def add(item: LoadStat, totals: Totals, before: Totals | None) -> None:
     """
     if before is None:
         return
-    grown = [now - then if now >= then else now for now, then in zip(totals, before, strict=True)]
-    if max(grown) <= MOST:
-        item.prefill_uncached_tokens = grown[0]
-        item.prefill_busy_seconds = grown[1] * MICROSECOND
+    increase = [
+        now - then if now >= then else now for now, then in zip(totals, before, strict=True)
+    ]
+    if max(increase) <= MAX_INCREASE:
+        item.prefill_uncached_tokens = increase[0]
+        item.prefill_busy_seconds = increase[1] * MICROSECOND

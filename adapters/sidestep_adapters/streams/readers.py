@@ -15,9 +15,9 @@ from sidestep.metrics.engine import Engine
 from sidestep.protocol.block_events import CacheChange, CacheEvents
 from sidestep.protocol.limits import MAX_OBSERVATIONS
 from sidestep_adapters.streams import forward_pass, kv_events, load
-from sidestep_adapters.streams.sequence import Break
+from sidestep_adapters.streams.sequence import Discontinuity
 
-LOST = Break(1, restarted=False, whole=False)
+LOST = Discontinuity(1, restarted=False, from_start=False)
 
 
 class Reader(Protocol):
@@ -29,18 +29,18 @@ class Reader(Protocol):
     """
 
     feature: ClassVar[str]
-    mark: Sequence[int]
+    resume_values: Sequence[int]
 
     def __init__(self, feed: RankFeed) -> None: ...
 
-    def take(self, payload: bytes, now: float) -> None:
+    def accept(self, payload: bytes, now: float) -> None:
         """Apply a message.
 
         Raises:
             WireError: It cannot be.
         """
 
-    def broke(self, found: Break) -> None:
+    def on_discontinuity(self, found: Discontinuity) -> None:
         """What comes next does not continue what came before."""
 
 
@@ -48,17 +48,17 @@ class KvEvents:
     """Changes of prefix caches, a piece of a message at a time."""
 
     feature: ClassVar[str] = KV_EVENTS
-    mark: Sequence[int] = ()
+    resume_values: Sequence[int] = ()
 
     def __init__(self, feed: RankFeed) -> None:
         self._feed = feed
         self._source = 0
-        self._word: CacheChange | None = None
+        self._first_change: CacheChange | None = None
         """What to say first to an engine, of this source."""
-        self._told: dict[str, int] = {}
+        self._announced: dict[str, int] = {}
         """By engine: the source it has heard of."""
 
-    def take(self, payload: bytes, now: float) -> None:
+    def accept(self, payload: bytes, now: float) -> None:
         """Apply a message.
 
         Raises:
@@ -67,49 +67,49 @@ class KvEvents:
         try:
             batch = kv_events.decode(payload)
         except WireError:
-            self.broke(LOST)
+            self.on_discontinuity(LOST)
             raise
         engine = self._feed.engine(_label(self._feed, batch.rank))
         parts = kv_events.pieces(batch.events)
         if len(payload) <= kv_events.PIECE_BYTES and len(batch.events) <= kv_events.PIECE_EVENTS:
             for events in parts:
-                self._piece(engine, events, batch.stamp, now)
+                self._apply_piece(engine, events, batch.stamp, now)
         else:
-            self._feed.intake.insert([partial(self._pieces, engine, parts, batch.stamp, now)])
+            self._feed.intake.insert([partial(self._apply_pieces, engine, parts, batch.stamp, now)])
 
-    def broke(self, found: Break) -> None:
+    def on_discontinuity(self, found: Discontinuity) -> None:
         """Begin anew: with nothing, or with what nobody knows."""
         self._source += 1
-        self._word = CacheChange("begun" if found.whole else "lost", 0.0)
+        self._first_change = CacheChange("begun" if found.from_start else "lost", 0.0)
         for engine in self._feed.engines:
-            self._put(engine, [], 0.0)
+            self._apply(engine, [], 0.0)
 
-    def _pieces(
+    def _apply_pieces(
         self, engine: Engine, parts: Iterator[Sequence[Raw]], stamp: float, now: float
     ) -> None:
         """The next one, and after it the others."""
         events = next(parts, None)
         if events is not None:
-            rest = partial(self._pieces, engine, parts, stamp, now)
-            self._feed.intake.insert([partial(self._piece, engine, events, stamp, now), rest])
+            rest = partial(self._apply_pieces, engine, parts, stamp, now)
+            self._feed.intake.insert([partial(self._apply_piece, engine, events, stamp, now), rest])
 
-    def _piece(self, engine: Engine, events: Sequence[Raw], stamp: float, now: float) -> None:
+    def _apply_piece(self, engine: Engine, events: Sequence[Raw], stamp: float, now: float) -> None:
         changes = kv_events.Changes(events, stamp)
-        for reason, count in changes.refused.items():
+        for reason, count in changes.rejected.items():
             self._feed.intake.reject(reason, count)
-        works = [partial(self._put, engine, part, now) for part in _parts(changes.found)]
-        if "bad_event" in changes.refused:
-            works.append(partial(self.broke, LOST))
+        works = [partial(self._apply, engine, part, now) for part in _parts(changes.found)]
+        if "bad_event" in changes.rejected:
+            works.append(partial(self.on_discontinuity, LOST))
         if len(works) == 1:
             works[0]()
         else:
             self._feed.intake.insert(works)
 
-    def _put(self, engine: Engine, changes: list[CacheChange], now: float) -> None:
-        word = self._word
-        if word is not None and self._told.get(engine.id) != self._source:
-            self._told[engine.id] = self._source
-            changes = [word, *changes]
+    def _apply(self, engine: Engine, changes: list[CacheChange], now: float) -> None:
+        first = self._first_change
+        if first is not None and self._announced.get(engine.id) != self._source:
+            self._announced[engine.id] = self._source
+            changes = [first, *changes]
         self._feed.put(engine, CacheEvents(0, now, self._source, changes))
 
 
@@ -117,12 +117,12 @@ class ForwardPasses:
     """Forward-pass metrics."""
 
     feature: ClassVar[str] = FORWARD_PASS
-    mark: Sequence[int] = ()
+    resume_values: Sequence[int] = ()
 
     def __init__(self, feed: RankFeed) -> None:
         self._feed = feed
 
-    def take(self, payload: bytes, now: float) -> None:
+    def accept(self, payload: bytes, now: float) -> None:
         """Apply a record.
 
         Raises:
@@ -131,7 +131,7 @@ class ForwardPasses:
         record = forward_pass.decode(payload, now)
         self._feed.put(self._feed.engine(_label(self._feed, record.rank)), record.item)
 
-    def broke(self, found: Break) -> None:
+    def on_discontinuity(self, found: Discontinuity) -> None:
         """Nothing: each record stands for itself."""
 
 
@@ -142,9 +142,9 @@ class Loads:
 
     def __init__(self, feed: RankFeed) -> None:
         self._feed = feed
-        self.mark: Sequence[int] = feed.mark[1:]
+        self.resume_values: Sequence[int] = feed.mark[1:]
 
-    def take(self, payload: bytes, now: float) -> None:
+    def accept(self, payload: bytes, now: float) -> None:
         """Apply a record.
 
         Raises:
@@ -152,15 +152,17 @@ class Loads:
         """
         record = load.decode(payload, now)
         engine = self._feed.engine(_label(self._feed, record.rank))
-        known = len(self.mark) == len(record.totals)
-        load.add(record.item, record.totals, load.Totals(*self.mark) if known else None)
-        self.mark = record.totals
+        known = len(self.resume_values) == len(record.totals)
+        load.add_increase(
+            record.item, record.totals, load.Totals(*self.resume_values) if known else None
+        )
+        self.resume_values = record.totals
         self._feed.put(engine, record.item)
 
-    def broke(self, found: Break) -> None:
+    def on_discontinuity(self, found: Discontinuity) -> None:
         """Another process counts from nothing."""
         if found.restarted:
-            self.mark = load.Totals()
+            self.resume_values = load.Totals()
 
 
 READERS: Mapping[str, type[Reader]] = {

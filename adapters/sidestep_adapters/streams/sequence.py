@@ -20,31 +20,31 @@ from array import array
 from collections.abc import Iterator
 from typing import NamedTuple
 
-FIRST = 1
+FIRST_SEQ = 1
 """Publishers count from 0 or from 1: before either nothing can be missing."""
-LAST = 1 << 62
+MAX_SEQ = 1 << 62
 """No number is higher."""
 WINDOW = 4096
 """Messages whose checksums are known: more than a socket holds that a replay overtakes."""
-CHECKSUM = (1 << 32) - 1
-PROBE = 128
+CHECKSUM_MASK = (1 << 32) - 1
+CHECKSUM_BYTES = 128
 """Bytes that a checksum is of."""
-TIMEOUT = 3.0
+REPLAY_TIMEOUT = 3.0
 """Seconds without a message that helps after which an answer is taken for ended."""
-BACKOFF = 30.0
+REPLAY_BACKOFF = 30.0
 """Seconds after an answer that never came until anybody is asked again."""
 LOST_LIMIT = 1 << 40
 """Of one gap: a publisher may say any number."""
 
 
-class Message(NamedTuple):
+class Accepted(NamedTuple):
     """To be taken, as the next one."""
 
     payload: bytes
     replayed: bool
 
 
-class Break(NamedTuple):
+class Discontinuity(NamedTuple):
     """What comes next does not continue what came before.
 
     Attributes:
@@ -55,10 +55,10 @@ class Break(NamedTuple):
 
     lost: int
     restarted: bool
-    whole: bool
+    from_start: bool
 
 
-Step = Message | Break
+Step = Accepted | Discontinuity
 
 
 class Position(NamedTuple):
@@ -68,7 +68,7 @@ class Position(NamedTuple):
     checksum: int
 
 
-class Sequence:
+class Sequencer:
     """One publisher's messages.
 
     Args:
@@ -87,18 +87,20 @@ class Sequence:
     """
 
     def __init__(self, *, replays: bool, position: Position | None = None) -> None:
-        self.doubtful = False
-        self.asked: int | None = None
-        self.requests = self.duplicates = self.gaps = self.restarts = 0
+        self.connection_lost = False
+        self.replay_from: int | None = None
+        self.replay_requests = self.duplicates = self.gaps = self.restarts = 0
         self._replays = replays
         self._checksums = array("I", [0]) * WINDOW
         self._expected: int | None = None
         self._first = 0
         self._newest = -1
         self._restarted = False
-        self._held: tuple[int, bytes] | None = None
-        self._answered = self._helped = self._joined = self._insisted = False
-        self._deadline = self._ask_at = float("-inf")
+        self._waiting: tuple[int, bytes] | None = None
+        self._replay_started = self._replay_advanced = self._replay_overlaps = self._is_retried = (
+            False
+        )
+        self._deadline = self._next_request_at = float("-inf")
         if position is not None:
             self._first, self._expected = position.seq, position.seq + 1
             self._checksums[position.seq % WINDOW] = position.checksum
@@ -117,15 +119,15 @@ class Sequence:
         # Those that wait in the socket rise, wherever an answer has overtaken them.
         rises, self._newest = seq >= self._newest, seq
         if seq == expected:
-            yield self._take(seq, payload)
+            yield self._accept(seq, payload)
         elif expected is None or seq > expected:
             if expected is not None:
                 self.gaps += 1
-            if seq and not self.doubtful and self._ask(now):
-                self._held = seq, payload
+            if seq and not self.connection_lost and self._request_replay(now):
+                self._waiting = seq, payload
             else:
                 yield from self._skip_to(seq)
-                yield self._take(seq, payload)
+                yield self._accept(seq, payload)
         elif self._is_duplicate(seq, expected, payload, late=rises):
             self.duplicates += 1
         else:
@@ -134,109 +136,109 @@ class Sequence:
 
     def replayed(self, seq: int, payload: bytes, now: float) -> Iterator[Step]:
         """A message of an answer."""
-        if self.asked is None:
+        if self.replay_from is None:
             self.duplicates += 1
             return
-        expected, first = self._expected, not self._answered
-        self._answered = True
+        expected, first = self._expected, not self._replay_started
+        self._replay_started = True
         if expected is not None and seq < expected:
             if not self._is_duplicate(seq, expected, payload, late=True):
                 yield self._restart()
-                self._ask(now)
+                self._request_replay(now)
             elif not first:
                 self.duplicates += 1
             else:
-                self._joined = True
+                self._replay_overlaps = True
             return
-        if expected is not None and seq > expected and self._is_torn():
-            self._ask(now)
+        if expected is not None and seq > expected and self._is_incomplete():
+            self._request_replay(now)
             return
         if seq != expected:
             yield from self._skip_to(seq)
-        self._helped = True
-        self._deadline = now + TIMEOUT
-        yield self._take(seq, payload, replayed=True)
+        self._replay_advanced = True
+        self._deadline = now + REPLAY_TIMEOUT
+        yield self._accept(seq, payload, replayed=True)
 
-    def ended(self, now: float) -> Iterator[Step]:
+    def replay_ended(self, now: float) -> Iterator[Step]:
         """The answer is complete."""
-        if self.asked is None:
+        if self.replay_from is None:
             return
-        if not self._answered and self._expected is not None and self._held is None:
+        if not self._replay_started and self._expected is not None and self._waiting is None:
             # It had what was taken last, or later ones: this is none that ever did.
             yield self._restart()
-            self._ask(now)
+            self._request_replay(now)
             return
-        yield from self._settle(now)
+        yield from self._finish_replay(now)
 
     def connected(self, now: float) -> None:
         """The connection is new, and all that came over an earlier one has been given."""
-        self._ask_at = float("-inf")
-        self.doubtful = False
-        if self.asked is None:
-            self._ask(now)
+        self._next_request_at = float("-inf")
+        self.connection_lost = False
+        if self.replay_from is None:
+            self._request_replay(now)
 
-    def pass_time(self, now: float) -> Iterator[Step]:
+    def expire(self, now: float) -> Iterator[Step]:
         """Wait no longer than one has to."""
-        if self.asked is not None and now >= self._deadline:
-            if not self._answered:
-                self._ask_at = now + BACKOFF
-            yield from self._settle(now)
+        if self.replay_from is not None and now >= self._deadline:
+            if not self._replay_started:
+                self._next_request_at = now + REPLAY_BACKOFF
+            yield from self._finish_replay(now)
 
-    def _settle(self, now: float) -> Iterator[Step]:
+    def _finish_replay(self, now: float) -> Iterator[Step]:
         """No more will be answered: go on with what waits."""
-        held, helped = self._held, self._helped
-        self.asked = self._held = None
-        if held is None:
+        waiting, advanced = self._waiting, self._replay_advanced
+        self.replay_from = self._waiting = None
+        if waiting is None:
             return
-        seq, payload = held
+        seq, payload = waiting
         expected = self._expected
         if expected is not None and seq < expected:
             self.duplicates += 1
-        elif seq != expected and helped and self._ask(now):
-            self._held = held
+        elif seq != expected and advanced and self._request_replay(now):
+            self._waiting = waiting
         else:
             if seq != expected:
                 yield from self._skip_to(seq)
-            yield self._take(seq, payload)
+            yield self._accept(seq, payload)
 
-    def _ask(self, now: float) -> bool:
+    def _request_replay(self, now: float) -> bool:
         """Ask for what comes after, or nothing is known yet; whether anybody can be asked."""
-        if not self._replays or now < self._ask_at:
+        if not self._replays or now < self._next_request_at:
             return False
-        self.asked = 0 if self._expected is None else max(self._expected - 1, 0)
-        self.requests += 1
-        self._answered = self._helped = self._joined = False
-        self._deadline = now + TIMEOUT
+        self.replay_from = 0 if self._expected is None else max(self._expected - 1, 0)
+        self.replay_requests += 1
+        self._replay_started = self._replay_advanced = self._replay_overlaps = False
+        self._deadline = now + REPLAY_TIMEOUT
         return True
 
-    def _is_torn(self) -> bool:
+    def _is_incomplete(self) -> bool:
         """Whether a part of the answer is missing: what was sent too fast is dropped on the way.
 
         One that joins what was taken, and has nothing of what comes next, is asked for
         once more: a publisher may say so for ever.
         """
-        torn = self._helped or (self._joined and not self._insisted)
-        self._insisted |= torn and not self._helped
-        return torn
+        incomplete = self._replay_advanced or (self._replay_overlaps and not self._is_retried)
+        self._is_retried |= incomplete and not self._replay_advanced
+        return incomplete
 
-    def _take(self, seq: int, payload: bytes, *, replayed: bool = False) -> Message:
+    def _accept(self, seq: int, payload: bytes, *, replayed: bool = False) -> Accepted:
         self._checksums[seq % WINDOW] = checksum(payload)
         self._expected = seq + 1
-        self._insisted = False
-        return Message(payload, replayed)
+        self._is_retried = False
+        return Accepted(payload, replayed)
 
-    def _skip_to(self, seq: int) -> Iterator[Break]:
+    def _skip_to(self, seq: int) -> Iterator[Discontinuity]:
         """Go on at ``seq``, whatever is before it."""
         expected = self._expected
         if expected is None:
             # What was said before this process came is nobody's loss.
-            lost = max(seq - FIRST, 0) if self._restarted else 0
+            lost = max(seq - FIRST_SEQ, 0) if self._restarted else 0
             self._first, self._restarted = seq, False
-            yield Break(min(lost, LOST_LIMIT), restarted=False, whole=seq <= FIRST)
+            yield Discontinuity(min(lost, LOST_LIMIT), restarted=False, from_start=seq <= FIRST_SEQ)
             return
         for missed in range(max(expected, seq - WINDOW), seq):
             self._checksums[missed % WINDOW] = 0
-        yield Break(min(seq - expected, LOST_LIMIT), restarted=False, whole=False)
+        yield Discontinuity(min(seq - expected, LOST_LIMIT), restarted=False, from_start=False)
 
     def _is_duplicate(self, seq: int, expected: int, payload: bytes, *, late: bool) -> bool:
         """Whether a message of a number that was passed is the same publisher's.
@@ -248,17 +250,17 @@ class Sequence:
             return late
         return known == checksum(payload)
 
-    def _restart(self) -> Break:
+    def _restart(self) -> Discontinuity:
         """Know nothing of the publisher, which is another."""
         self.restarts += 1
         self._restarted = True
         # What comes now is the new one's.
-        self.doubtful = False
+        self.connection_lost = False
         self._newest = -1
-        self._expected = self.asked = self._held = None
-        return Break(0, restarted=True, whole=False)
+        self._expected = self.replay_from = self._waiting = None
+        return Discontinuity(0, restarted=True, from_start=False)
 
 
 def checksum(payload: bytes) -> int:
     """Of a message's beginning; never 0."""
-    return zlib.crc32(payload[:PROBE], len(payload)) or 1
+    return zlib.crc32(payload[:CHECKSUM_BYTES], len(payload)) or 1

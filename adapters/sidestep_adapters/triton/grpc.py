@@ -15,9 +15,14 @@ from sidestep.config.scrape_targets import Header, Target
 from sidestep.engines.triton.wire import ModelStats
 from sidestep.errors import ConfigError, PollError
 from sidestep.http.config_files import MAX_PEM_BYTES, Files
-from sidestep_adapters.scrape.http_client import CONNECT_SECONDS, client_context, line, secret
+from sidestep_adapters.scrape.http_client import (
+    CONNECT_SECONDS,
+    client_context,
+    printable_line,
+    secret,
+)
 from sidestep_adapters.triton.model_config import ModelConfig
-from sidestep_adapters.triton.statistics import Head, translate
+from sidestep_adapters.triton.statistics import ModelVersion, translate
 
 # It would write to standard error of each connection that fails, which polls tell by name.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -68,7 +73,7 @@ class GrpcServer:
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        self._place = place(target.url)
+        self._address = address(target.url)
         self._keys = [_key(header) for header in target.headers]
         self._has_files = any(header.file for header in target.headers)
         self._channel: grpc.aio.Channel | None = None
@@ -89,24 +94,24 @@ class GrpcServer:
 
     async def extensions(self) -> Sequence[str]:
         """See ``Server``."""
-        return list((await self._ask("ServerMetadata")).extensions)
+        return list((await self._query("ServerMetadata")).extensions)
 
     async def statistics(self, model: str = "") -> Sequence[bytes]:
         """See ``Server``."""
-        return list((await self._ask("ModelStatistics", name=model)).model_stats)
+        return list((await self._query("ModelStatistics", name=model)).model_stats)
 
     async def ready(self) -> Sequence[str]:
         """See ``Server``."""
-        models = (await self._ask("RepositoryIndex", ready=True)).models
+        models = (await self._query("RepositoryIndex", ready=True)).models
         return sorted({each.name for each in models if each.state == "READY"})
 
     async def config(self, model: str) -> ModelConfig:
         """See ``Server``."""
-        return proto.config((await self._ask("ModelConfig", name=model)).config)
+        return proto.config((await self._query("ModelConfig", name=model)).config)
 
-    def head(self, piece: bytes) -> Head:
+    def version_of(self, piece: bytes) -> ModelVersion:
         """See ``Server``."""
-        return proto.head(piece)
+        return proto.version_of(piece)
 
     def stats(self, piece: bytes, has_cache: bool) -> ModelStats:
         """See ``Server``."""
@@ -121,13 +126,13 @@ class GrpcServer:
             task.cancel()
         await asyncio.gather(*self._closing, return_exceptions=True)
 
-    async def _ask(self, method: str, **fields: str | bool) -> Any:
+    async def _query(self, method: str, **fields: str | bool) -> Any:
         """The message that answers ``method``.
 
         Raises:
             PollError: There is none.
         """
-        question = proto.MESSAGES[f"{method}Request"](**fields).SerializeToString()
+        request = proto.MESSAGES[f"{method}Request"](**fields).SerializeToString()
         try:
             if self._has_files:
                 metadata = await asyncio.to_thread(self._metadata)
@@ -140,7 +145,7 @@ class GrpcServer:
             await _connect(channel)
             # As bytes: what cannot be read the library would log, and give None for.
             answer: bytes = await channel.unary_unary(f"{SERVICE}/{method}")(
-                question, timeout=self._target.timeout, metadata=metadata
+                request, timeout=self._target.timeout, metadata=metadata
             )
         except grpc.aio.AioRpcError as error:
             found = failure(error.code(), error.details() or "")
@@ -150,7 +155,7 @@ class GrpcServer:
             try:
                 return proto.MESSAGES[f"{method}Response"].FromString(answer)
             except DecodeError as error:
-                raise PollError("bad_answer", line(error)) from None
+                raise PollError("bad_answer", printable_line(error)) from None
         if found.cause in ("slow", "unreachable"):
             self._replace(channel)
         raise found
@@ -160,9 +165,9 @@ class GrpcServer:
             if self._channel is None:
                 if self._target.url.startswith("grpcs://"):
                     credentials = await asyncio.to_thread(self._credentials)
-                    made = grpc.aio.secure_channel(self._place, credentials, options=OPTIONS)
+                    made = grpc.aio.secure_channel(self._address, credentials, options=OPTIONS)
                 else:
-                    made = grpc.aio.insecure_channel(self._place, options=OPTIONS)
+                    made = grpc.aio.insecure_channel(self._address, options=OPTIONS)
                 self._channel = made
             return self._channel
 
@@ -201,7 +206,7 @@ async def _connect(channel: grpc.aio.Channel) -> None:
         PollError: There is neither.
     """
 
-    async def settle() -> None:
+    async def wait_settled() -> None:
         state = channel.get_state(try_to_connect=True)
         while state not in (_State.READY, _State.TRANSIENT_FAILURE):
             await channel.wait_for_state_change(state)
@@ -210,12 +215,12 @@ async def _connect(channel: grpc.aio.Channel) -> None:
     if channel.get_state() is _State.READY:
         return
     try:
-        await asyncio.wait_for(settle(), CONNECT_SECONDS)
+        await asyncio.wait_for(wait_settled(), CONNECT_SECONDS)
     except asyncio.TimeoutError:
         raise PollError("unreachable", f"no connection within {CONNECT_SECONDS:g} s") from None
 
 
-def place(url: str) -> str:
+def address(url: str) -> str:
     """Host and port of a URL."""
     parts = urlsplit(url)
     host = parts.hostname or ""
@@ -229,7 +234,7 @@ def failure(code: grpc.StatusCode, details: str) -> PollError:
         if code is status and text in details:
             cause = name
             break
-    return PollError(cause, f"gRPC {code.name}, {line(details)!r}")
+    return PollError(cause, f"gRPC {code.name}, {printable_line(details)!r}")
 
 
 def _key(header: Header) -> str:

@@ -13,7 +13,7 @@ from sidestep_adapters.triton import model_config as triton_config
 from sidestep_adapters.triton import statistics as triton_statistics
 from sidestep_adapters.triton.model_config import ModelConfig
 from sidestep_adapters.triton.server import detail
-from sidestep_adapters.triton.statistics import Head
+from sidestep_adapters.triton.statistics import ModelVersion
 
 JSON = "application/json"
 MAX_BODY_BYTES = 8 << 20
@@ -37,44 +37,44 @@ class HttpServer:
 
     async def extensions(self) -> Sequence[str]:
         """See ``Server``."""
-        return await self._ask("/v2", triton_config.extensions, most=MAX_SHORT_BYTES)
+        return await self._query("/v2", triton_config.extensions, max_bytes=MAX_SHORT_BYTES)
 
     async def statistics(self, model: str = "") -> Sequence[bytes]:
         """See ``Server``."""
         path = f"/v2/models/{_quoted(model)}/stats" if model else "/v2/models/stats"
-        return await self._ask(path, triton_statistics.split)
+        return await self._query(path, triton_statistics.split)
 
     async def ready(self) -> Sequence[str]:
         """See ``Server``."""
         path = "/v2/repository/index"
-        return await self._ask(path, triton_config.ready, "POST", most=MAX_SHORT_BYTES)
+        return await self._query(path, triton_config.ready, "POST", max_bytes=MAX_SHORT_BYTES)
 
     async def config(self, model: str) -> ModelConfig:
         """See ``Server``."""
         path = f"/v2/models/{_quoted(model)}/config"
-        return await self._ask(path, triton_config.config, most=MAX_SHORT_BYTES)
+        return await self._query(path, triton_config.config, max_bytes=MAX_SHORT_BYTES)
 
-    def head(self, piece: bytes) -> Head:
+    def version_of(self, piece: bytes) -> ModelVersion:
         """See ``Server``."""
-        return triton_statistics.head(piece)
+        return triton_statistics.version_of(piece)
 
     def stats(self, piece: bytes, has_cache: bool) -> ModelStats:
         """See ``Server``."""
         return triton_statistics.translate(triton_statistics.read(piece), has_cache=has_cache)
 
-    async def _ask(
+    async def _query(
         self,
         path: str,
         read: Callable[[bytes], T],
         method: str = "GET",
-        most: int = MAX_BODY_BYTES,
+        max_bytes: int = MAX_BODY_BYTES,
     ) -> T:
         try:
-            answer = await self._client.ask(self._url + path, JSON, (JSON,), method)
+            answer = await self._client.fetch(self._url + path, JSON, (JSON,), method)
         except PollError as error:
-            raise _translated(error) from None
-        if sum(map(len, answer.chunks)) > most:
-            raise PollError("bad_answer", f"more than {most >> 20} MiB")
+            raise _to_triton_error(error) from None
+        if sum(map(len, answer.chunks)) > max_bytes:
+            raise PollError("bad_answer", f"more than {max_bytes >> 20} MiB")
         try:
             return read(answer.body)
         except WireError as error:
@@ -85,7 +85,7 @@ def _quoted(model: str) -> str:
     return quote(model, safe="")
 
 
-def _translated(error: PollError) -> PollError:
+def _to_triton_error(error: PollError) -> PollError:
     """``error`` in Triton's terms."""
     cause, detail = error.cause, str(error)
     if cause == "http_400":

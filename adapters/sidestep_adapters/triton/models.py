@@ -14,15 +14,15 @@ from sidestep.engines.triton.wire import ModelStats, TritonStats
 from sidestep.protocol.limits import MAX_LABEL_CHARS
 from sidestep.protocol.messages import EngineInfo
 from sidestep_adapters.triton.model_config import ModelConfig
-from sidestep_adapters.triton.statistics import Head
+from sidestep_adapters.triton.statistics import ModelVersion
 
 DIALECT = "triton"
 
-Read = Callable[[bytes, bool], ModelStats]
+ReadPiece = Callable[[bytes, bool], ModelStats]
 """What a piece says, of a model with or without a response cache."""
 
 
-class Look(NamedTuple):
+class VersionUpdate(NamedTuple):
     """One version of a model at one moment.
 
     Attributes:
@@ -32,10 +32,10 @@ class Look(NamedTuple):
 
     info: EngineInfo
     item: TritonStats | None
-    leaves: bool = False
+    detach: bool = False
 
 
-class Moment(NamedTuple):
+class PollTime(NamedTuple):
     """When an answer was there: by this host's monotonic clock, and in Unix time."""
 
     stamp: float
@@ -60,113 +60,115 @@ class Models:
     """
 
     def __init__(
-        self, name: str, labels: Mapping[str, str], read: Read, *, has_failures: bool
+        self, name: str, labels: Mapping[str, str], read: ReadPiece, *, has_failures: bool
     ) -> None:
         self.server = server_engine(name, labels)
         self._name = name
         self._labels = labels
         self._read = read
         self._has_failures = has_failures
-        self._versions: dict[Head, _Version] = {}
-        self._by_piece: dict[bytes, Head] = {}
+        self._versions: dict[ModelVersion, _Version] = {}
+        self._by_piece: dict[bytes, ModelVersion] = {}
         self._configs: dict[str, ModelConfig] = {}
 
     def __len__(self) -> int:
         return len(self._versions)
 
-    def find(self, piece: bytes) -> Head | None:
+    def find_version(self, piece: bytes) -> ModelVersion | None:
         """Whose statistics ``piece`` is, where the last look found the same."""
         return self._by_piece.get(piece)
 
-    def look(self, head: Head, piece: bytes, moment: Moment) -> Look | None:
+    def update(self, key: ModelVersion, piece: bytes, poll_time: PollTime) -> VersionUpdate | None:
         """What ``piece`` says; None where the model's configuration has to be had first.
 
         Raises:
             WireError: It contradicts itself.
         """
-        known = self._versions.get(head)
-        if known is None:
+        previous = self._versions.get(key)
+        if previous is None:
             return None
-        if known.piece != piece:
-            stats = self._read(piece, self._configs[head.name].has_cache)
-            if _is_loaded_anew(stats, known.stats):
+        if previous.piece != piece:
+            stats = self._read(piece, self._configs[key.name].has_cache)
+            if _is_reloaded(stats, previous.stats):
                 return None
-            self._keep(head, known, piece, stats)
-        return Look(known.info, _item(moment, known.stats, known.instances))
+            self._store(key, previous, piece, stats)
+        return VersionUpdate(previous.info, _item(poll_time, previous.stats, previous.instances))
 
-    def look_anew(
-        self, head: Head, piece: bytes, moment: Moment, config: ModelConfig
-    ) -> Iterator[Look]:
+    def update_new(
+        self, key: ModelVersion, piece: bytes, poll_time: PollTime, config: ModelConfig
+    ) -> Iterator[VersionUpdate]:
         """Likewise, of a version that is new or has begun anew.
 
         Raises:
             WireError: It contradicts itself.
         """
         stats = self._read(piece, config.has_cache)
-        known = self._versions.get(head)
-        info = self._info(head, config)
-        if known is not None and known.info != info:
+        previous = self._versions.get(key)
+        info = self._info(key, config)
+        if previous is not None and previous.info != info:
             # Other labels are other series.
-            yield Look(known.info, None, leaves=True)
-        self._configs[head.name] = config
-        version = self._versions[head] = _Version(b"", stats, info, config.instances)
-        self._keep(head, version, piece, stats)
-        yield Look(info, _item(moment, stats, config.instances))
+            yield VersionUpdate(previous.info, None, detach=True)
+        self._configs[key.name] = config
+        version = self._versions[key] = _Version(b"", stats, info, config.instances)
+        self._store(key, version, piece, stats)
+        yield VersionUpdate(info, _item(poll_time, stats, config.instances))
 
     def absent(
-        self, found: Iterable[Head], moment: Moment, covers: Callable[[str], bool]
-    ) -> Iterator[Look]:
+        self, found: Iterable[ModelVersion], poll_time: PollTime, covers: Callable[[str], bool]
+    ) -> Iterator[VersionUpdate]:
         """Versions that an answer about all models of ``covers`` does not have among ``found``."""
-        for head in self._versions.keys() - set(found):
-            if covers(head.name):
-                yield from self._drop(head, moment)
-        names = {head.name for head in self._versions}
+        for key in self._versions.keys() - set(found):
+            if covers(key.name):
+                yield from self._drop(key, poll_time)
+        names = {key.name for key in self._versions}
         for name in self._configs.keys() - names:
             del self._configs[name]
 
-    def wait(self, head: Head, piece: bytes, moment: Moment) -> Iterator[Look]:
+    def defer(
+        self, key: ModelVersion, piece: bytes, poll_time: PollTime
+    ) -> Iterator[VersionUpdate]:
         """Remember that a version has begun anew whose configuration is not there yet.
 
         By the time that it is there, the version may look as if it had gone on.
         """
-        known = self._versions.get(head)
-        if known is not None:
+        previous = self._versions.get(key)
+        if previous is not None:
             try:
-                difference(self._read(piece, False), known.stats)
+                difference(self._read(piece, False), previous.stats)
             except BegunAnewError:
-                yield from self._drop(head, moment)
+                yield from self._drop(key, poll_time)
 
-    def _drop(self, head: Head, moment: Moment) -> Iterator[Look]:
-        version = self._versions.pop(head)
+    def _drop(self, key: ModelVersion, poll_time: PollTime) -> Iterator[VersionUpdate]:
+        version = self._versions.pop(key)
         self._by_piece.pop(version.piece, None)
-        yield gone(version.info, moment)
+        yield detached_version(version.info, poll_time)
 
     @property
     def engines(self) -> set[str]:
         """Identities of the server and of the versions that it has."""
         return {self.server.id, *(version.info.id for version in self._versions.values())}
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Let go of all that the server has said."""
         self._versions.clear()
         self._by_piece.clear()
         self._configs.clear()
 
-    def _keep(self, head: Head, version: _Version, piece: bytes, stats: ModelStats) -> None:
+    def _store(self, key: ModelVersion, version: _Version, piece: bytes, stats: ModelStats) -> None:
         self._by_piece.pop(version.piece, None)
-        self._by_piece[piece] = head
+        self._by_piece[piece] = key
         version.piece, version.stats = piece, stats
 
-    def _info(self, head: Head, config: ModelConfig) -> EngineInfo:
+    def _info(self, key: ModelVersion, config: ModelConfig) -> EngineInfo:
         # What the operator says has the last word.
-        labels = {**config.tags, **self._labels, "model": head.name, "version": head.version}
+        labels = {**config.tags, **self._labels, "model": key.name, "version": key.version}
         features = {
             FAILURES: self._has_failures,
             CACHE: config.has_cache,
             EXECUTES: config.executes,
         }
         return EngineInfo(
-            identity(self._name, head.name, head.version),
+            identity(self._name, key.name, key.version),
             DIALECT,
             labels,
             features=sorted(name for name, is_on in features.items() if is_on),
@@ -186,12 +188,12 @@ def identity(*parts: str) -> str:
     return name
 
 
-def gone(info: EngineInfo, moment: Moment) -> Look:
+def detached_version(info: EngineInfo, poll_time: PollTime) -> VersionUpdate:
     """A version that the server does not have ready."""
-    return Look(info, _item(moment, None, 0), leaves=True)
+    return VersionUpdate(info, _item(poll_time, None, 0), detach=True)
 
 
-def _is_loaded_anew(new: ModelStats, old: ModelStats) -> bool:
+def _is_reloaded(new: ModelStats, old: ModelStats) -> bool:
     """Whether its configuration may be another; what is to be counted the exporter decides."""
     now, before = new.inference_stats.success, old.inference_stats.success
     return (
@@ -202,5 +204,5 @@ def _is_loaded_anew(new: ModelStats, old: ModelStats) -> bool:
     )
 
 
-def _item(moment: Moment, stats: ModelStats | None, instances: int) -> TritonStats:
-    return TritonStats(0, moment.stamp, moment.wall, stats, instances)
+def _item(poll_time: PollTime, stats: ModelStats | None, instances: int) -> TritonStats:
+    return TritonStats(0, poll_time.stamp, poll_time.wall, stats, instances)

@@ -18,13 +18,13 @@ from sidestep_adapters.triton.model_config import Group, ModelConfig, known
 from sidestep_adapters.triton.proto_table import Table, messages
 from sidestep_adapters.triton.statistics import (
     FIRST,
+    BatchStatistics,
     Duration,
-    Head,
     Inferences,
-    OfBatch,
-    OfMemory,
-    OfModel,
-    OfResponse,
+    MemoryUsage,
+    ModelStatistics,
+    ModelVersion,
+    ResponseStatistics,
 )
 
 PACKAGE = "inference"
@@ -49,7 +49,7 @@ TABLE: Table = {
         9: ("response_stats", "repeated ResponseEntry"),
     },
     # Likewise, read no further.
-    "ModelHead": {1: ("name", "string"), 2: ("version", "string")},
+    "ModelVersion": {1: ("name", "string"), 2: ("version", "string")},
     "StatisticDuration": {1: ("count", "uint64"), 2: ("ns", "uint64")},
     "InferStatistics": {
         1: ("success", "StatisticDuration"),
@@ -110,25 +110,28 @@ TABLE: Table = {
 }
 MESSAGES = messages(PACKAGE, TABLE, syntax="proto3")
 
-_head, _model = MESSAGES["ModelHead"].FromString, MESSAGES["ModelStatistics"].FromString
+_decode_version, _model = (
+    MESSAGES["ModelVersion"].FromString,
+    MESSAGES["ModelStatistics"].FromString,
+)
 _duration = MESSAGES["StatisticDuration"].FromString
 _NONE = Duration()
 
 
-def head(raw: bytes) -> Head:
+def version_of(raw: bytes) -> ModelVersion:
     """Whose statistics ``raw`` is.
 
     Raises:
         WireError: It does not say.
     """
     try:
-        found = _head(raw)
+        found = _decode_version(raw)
     except DecodeError as error:
         raise WireError("bad_answer", str(error)) from None
-    return Head(found.name, found.version)
+    return ModelVersion(found.name, found.version)
 
 
-def read(raw: bytes) -> OfModel:
+def read(raw: bytes) -> ModelStatistics:
     """The statistics of one version; of its responses the first, and all others as one.
 
     Raises:
@@ -149,7 +152,7 @@ def read(raw: bytes) -> OfModel:
         raise WireError("bad_item", f"{found.name}: too many batch sizes or memories")
     if len({batch.batch_size for batch in batches}) < len(batches):
         raise WireError("bad_item", f"{found.name}: a batch size is there twice")
-    return OfModel(
+    return ModelStatistics(
         found.name,
         found.version,
         found.last_inference,
@@ -195,8 +198,8 @@ def _inferences(found: Any) -> Inferences:
     )
 
 
-def _batch(found: Any) -> OfBatch:
-    return OfBatch(
+def _batch(found: Any) -> BatchStatistics:
+    return BatchStatistics(
         found.batch_size,
         _timed(found.compute_input),
         _timed(found.compute_infer),
@@ -204,13 +207,13 @@ def _batch(found: Any) -> OfBatch:
     )
 
 
-def _memory(found: Any) -> OfMemory:
+def _memory(found: Any) -> MemoryUsage:
     if len(found.type) > MAX_LABEL_CHARS or not -(1 << 62) <= found.id <= 1 << 62:
         raise WireError("bad_item", "memory of a type or with a number that cannot be a label")
-    return OfMemory(found.type, found.id, found.byte_size)
+    return MemoryUsage(found.type, found.id, found.byte_size)
 
 
-def _responses(entries: Any) -> dict[str, OfResponse]:
+def _responses(entries: Any) -> dict[str, ResponseStatistics]:
     """There may be thousands: what is read of each is little."""
     if not entries:
         return {}
@@ -230,9 +233,9 @@ def _responses(entries: Any) -> dict[str, OfResponse]:
     fail = _sum(value.fail for value in values if value.fail)
     empty = _sum(value.empty_response for value in values if value.empty_response)
     cancel = _sum(value.cancel for value in values if value.cancel)
-    found = {FIRST: OfResponse(first, fail, empty, cancel)}
+    found = {FIRST: ResponseStatistics(first, fail, empty, cancel)}
     if others:
-        found["others"] = OfResponse(Duration(count, ns))
+        found["others"] = ResponseStatistics(Duration(count, ns))
     return found
 
 

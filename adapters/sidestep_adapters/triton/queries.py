@@ -12,7 +12,7 @@ from typing import NamedTuple
 from sidestep.errors import PollError
 from sidestep.telemetry.logs import Limited
 from sidestep_adapters.triton.model_config import STATISTICS, ModelConfig
-from sidestep_adapters.triton.server import NAMESPACED, Server
+from sidestep_adapters.triton.server import UNKNOWN_MODEL_PREFIX, Server
 
 IN_FLIGHT = 8
 """Questions at once, where it takes one for each model."""
@@ -20,17 +20,17 @@ NAMESPACED_FOR = 60.0
 """Seconds after which a server that had to be asked model by model is asked for all again."""
 CONFIG_SECONDS = 5.0
 """That configurations of new models may take in a poll; the rest is for the next."""
-MAX_ASKED = 4096
+MAX_MODEL_QUERIES = 4096
 """Models that are asked for one by one."""
 MAX_BYTES = 16 << 20
 """Of statistics that are asked for one by one, together."""
 ATTEMPTS = 3
 """Polls in which the configuration of a model may not be had before it is done without."""
-_UNSURE = ("slow", "unreachable", "not_ready")
+_INCONCLUSIVE = ("slow", "unreachable", "not_ready")
 """Outcomes that say nothing of what was asked for."""
 
 
-class Answer(NamedTuple):
+class StatisticsAnswer(NamedTuple):
     """Statistics.
 
     Attributes:
@@ -44,7 +44,7 @@ class Answer(NamedTuple):
     failure: PollError | None = None
 
 
-class Questions:
+class Queries:
     """Those to one server.
 
     Args:
@@ -66,10 +66,10 @@ class Questions:
         self._clock = clock
         self._exact = [] if any(map(_is_pattern, models)) else list(models)
         self._patterns = [re.compile(fnmatch.translate(model)) for model in models]
-        self._is_known = False
+        self._is_checked = False
         """Whether the server has been asked what it can do."""
         self._one_by_one = False
-        self._all_again = 0.0
+        self._query_all_at = 0.0
         """When all are to be asked for at once again."""
         self._attempts: dict[str, int] = {}
         """Polls in which a model's configuration could not be had."""
@@ -78,31 +78,31 @@ class Questions:
         """Whether a model of this name is asked for."""
         return not self._patterns or any(each.match(model) for each in self._patterns)
 
-    def connect_anew(self) -> None:
+    def reset(self) -> None:
         """Another process may answer from now on."""
-        self._is_known = False
-        self._all_again = 0.0
+        self._is_checked = False
+        self._query_all_at = 0.0
         self._attempts.clear()
 
-    async def statistics(self) -> Answer:
+    async def statistics(self) -> StatisticsAnswer:
         """Of all models that are asked for.
 
         Raises:
             PollError: There are none.
         """
         if self._exact:
-            return await self._of_each(self._exact)
-        if self._one_by_one and self._clock() < self._all_again:
-            return await self._of_each(await self._ready())
+            return await self._query_each(self._exact)
+        if self._one_by_one and self._clock() < self._query_all_at:
+            return await self._query_each(await self._ready())
         try:
             pieces = await self._server.statistics()
         except PollError as error:
-            if error.cause != "unknown_model" or NAMESPACED not in str(error):
+            if error.cause != "unknown_model" or UNKNOWN_MODEL_PREFIX not in str(error):
                 raise
-            self._note_namespaces(one_by_one=True)
-            return await self._of_each(await self._ready())
-        self._note_namespaces(one_by_one=False)
-        return Answer(pieces, lambda _: True)
+            self._set_one_by_one(one_by_one=True)
+            return await self._query_each(await self._ready())
+        self._set_one_by_one(one_by_one=False)
+        return StatisticsAnswer(pieces, lambda _: True)
 
     async def check(self) -> None:
         """Whether the server has the statistics extension at all; asked once a connection.
@@ -110,12 +110,12 @@ class Questions:
         Raises:
             PollError: It has not, or did not answer.
         """
-        if self._is_known:
+        if self._is_checked:
             return
         try:
             found = await self._server.extensions()
         except PollError as error:
-            if error.cause in (*_UNSURE, "bad_answer"):
+            if error.cause in (*_INCONCLUSIVE, "bad_answer"):
                 raise
             # It may be allowed to ask for statistics and not for this.
         else:
@@ -123,7 +123,7 @@ class Questions:
                 raise PollError(
                     "unsupported", f"the server does not name the extension {STATISTICS!r}"
                 )
-        self._is_known = True
+        self._is_checked = True
 
     async def configs(self, names: Iterable[str]) -> dict[str, ModelConfig]:
         """Configurations of models; one that is not there yet may be in the next poll."""
@@ -135,7 +135,7 @@ class Questions:
             try:
                 found[name] = await self._server.config(name)
             except PollError as error:
-                if error.cause in _UNSURE and attempts < ATTEMPTS:
+                if error.cause in _INCONCLUSIVE and attempts < ATTEMPTS:
                     return
                 found[name] = ModelConfig()
                 self._lines.warning(
@@ -151,7 +151,7 @@ class Questions:
         self._attempts = {name: self._attempts[name] for name in wanted if name in self._attempts}
         # Whose turn never came before comes first.
         wanted.sort(key=lambda name: self._attempts.get(name, 0))
-        await _each(wanted, get, CONFIG_SECONDS)
+        await _run_each(wanted, get, CONFIG_SECONDS)
         for name in wanted:
             if self._attempts.get(name, 0) >= ATTEMPTS:
                 found.setdefault(name, ModelConfig())
@@ -161,18 +161,20 @@ class Questions:
 
     async def _ready(self) -> list[str]:
         found = [name for name in await self._server.ready() if self.wants(name)]
-        if len(found) > MAX_ASKED:
-            raise PollError("bad_answer", f"more than {MAX_ASKED} models, asked for one by one")
+        if len(found) > MAX_MODEL_QUERIES:
+            raise PollError(
+                "bad_answer", f"more than {MAX_MODEL_QUERIES} models, asked for one by one"
+            )
         return found
 
-    async def _of_each(self, names: Sequence[str]) -> Answer:
+    async def _query_each(self, names: Sequence[str]) -> StatisticsAnswer:
         pieces: list[bytes] = []
         failed: dict[str, PollError] = {}
-        room = MAX_BYTES
+        remaining_bytes = MAX_BYTES
 
         async def get(name: str) -> None:
-            nonlocal room
-            if any(error.cause in _UNSURE for error in failed.values()):
+            nonlocal remaining_bytes
+            if any(error.cause in _INCONCLUSIVE for error in failed.values()):
                 failed[name] = next(iter(failed.values()))
                 return
             try:
@@ -182,19 +184,19 @@ class Questions:
                 if error.cause != "unknown_model":
                     failed[name] = error
                 return
-            room -= sum(map(len, found))
-            if room < 0:
+            remaining_bytes -= sum(map(len, found))
+            if remaining_bytes < 0:
                 failed[name] = PollError("bad_answer", f"more than {MAX_BYTES >> 20} MiB in all")
             else:
                 pieces.extend(found)
 
-        await _each(names, get)
+        await _run_each(names, get)
         failure = next(iter(failed.values()), None)
         if failure is not None and len(failed) == len(names):
             raise failure
-        return Answer(pieces, lambda name: name not in failed, failure)
+        return StatisticsAnswer(pieces, lambda name: name not in failed, failure)
 
-    def _note_namespaces(self, *, one_by_one: bool) -> None:
+    def _set_one_by_one(self, *, one_by_one: bool) -> None:
         if one_by_one != self._one_by_one:
             self._lines.info(
                 f"one by one {one_by_one}",
@@ -205,14 +207,14 @@ class Questions:
                 self._name,
             )
         self._one_by_one = one_by_one
-        self._all_again = self._clock() + NAMESPACED_FOR
+        self._query_all_at = self._clock() + NAMESPACED_FOR
 
 
 def _is_pattern(model: str) -> bool:
     return any(character in model for character in "*?[")
 
 
-async def _each(
+async def _run_each(
     names: Sequence[str], get: Callable[[str], Awaitable[None]], seconds: float | None = None
 ) -> None:
     """``get`` each, some at once; whatever happens, none goes on after ``seconds``."""

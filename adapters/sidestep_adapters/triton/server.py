@@ -8,9 +8,9 @@ from typing import Protocol
 from sidestep.engines.triton.wire import ModelStats
 from sidestep.errors import WireError
 from sidestep_adapters.triton.model_config import ModelConfig
-from sidestep_adapters.triton.statistics import Head
+from sidestep_adapters.triton.statistics import ModelVersion
 
-NAMESPACED = "Request for unknown model: "
+UNKNOWN_MODEL_PREFIX = "Request for unknown model: "
 """With ``--model-namespacing`` the statistics of all models answer so, whatever the models."""
 _PORT = "see whether the URL is that of Triton's own HTTP port, by default 8000, or gRPC port, 8001"
 _ADVICE: Mapping[str, str] = {
@@ -51,7 +51,7 @@ class Server(Protocol):
     async def config(self, model: str) -> ModelConfig:
         """Of one model."""
 
-    def head(self, piece: bytes) -> Head:
+    def version_of(self, piece: bytes) -> ModelVersion:
         """Whose statistics ``piece`` is.
 
         Raises:

@@ -17,15 +17,15 @@ from sidestep_adapters.triton.server import advice
 UNREACHABLE = "unreachable"
 OUTCOMES = ("ok", "slow", UNREACHABLE)
 """Those that are shown from the begin."""
-CONNECTING = 6.0
+CONNECT_LIMIT = 6.0
 """Seconds after which a poll that has not ended has at least reached the server."""
-PATIENCE = 1.0
+MIN_TIMEOUT = 1.0
 """Seconds that an answer may take at least before the server is stale."""
-DOUBT = 30.0
+STALE_AFTER = 30.0
 """Seconds without statistics after which gauges may be wrong."""
 
 
-class State:
+class ServerState:
     """Of one server.
 
     A slow server is not a dead one: a model that is loaded over HTTP blocks Triton's HTTP port
@@ -41,39 +41,39 @@ class State:
         feed: ServerFeed,
         name: str,
         interval: float,
-        tell: Callable[[Item], None],
+        export: Callable[[Item], None],
         log: logging.Logger,
     ) -> None:
-        self._patience = max(interval, PATIENCE)
-        self._state = PollState(self._patience, math.inf)
+        self._timeout = max(interval, MIN_TIMEOUT)
+        self._state = PollState(self._timeout, math.inf)
         self._feed = feed
         self._name = name
-        self._tell = tell
+        self._export = export
         self._lines = Limited(log)
         self._cause = ""
         """Why the last poll failed."""
-        self._is_heard = self._is_lost = False
+        self._is_up = self._is_down = False
         """What the feed was told last; nothing yet."""
-        self._is_doubted = False
-        self._good = -math.inf
+        self._is_stale = False
+        self._statistics_at = -math.inf
         """When statistics were last there."""
-        self._asking = math.inf
+        self._poll_started_at = math.inf
         """When the poll under way began."""
 
-    def asking(self, now: float) -> None:
+    def poll_started(self, now: float) -> None:
         """A poll begins."""
-        self._asking = now
+        self._poll_started_at = now
         self._state.started(now)
 
-    def heard(self, now: float) -> None:
+    def statistics_received(self, now: float) -> None:
         """Statistics are there."""
-        self._good = now
-        self._is_heard, self._is_lost, self._is_doubted = True, False, False
+        self._statistics_at = now
+        self._is_up, self._is_down, self._is_stale = True, False, False
         self._feed.heard(now)
 
     def succeeded(self, now: float, seconds: float, versions: int) -> None:
         """All statistics are there, of so many versions, after so many seconds."""
-        self._asking = math.inf
+        self._poll_started_at = math.inf
         self._state.answered()
         if self._cause:
             self._lines.info("again", "%s: polled again", self._name)
@@ -86,60 +86,60 @@ class State:
         number = Family(
             "sidestep_triton_model_versions", "gauge", samples=[Sample(value=float(versions))]
         )
-        self._say(now, "ok", duration, number)
+        self._export_state(now, "ok", duration, number)
 
     def failed(self, now: float, error: PollError) -> None:
         """The poll came to nothing, or not to all."""
-        self._asking = math.inf
+        self._poll_started_at = math.inf
         is_gone = error.cause == UNREACHABLE
         self._state.failed(UNREACHABLE if is_gone else "slow", now)
-        self._note(error.cause, str(error))
-        self._say(now, error.cause)
-        if (is_gone or not self._is_heard) and not self._is_lost:
-            self._lose(now)
-        self._stay(now)
+        self._log_failure(error.cause, str(error))
+        self._export_state(now, error.cause)
+        if (is_gone or not self._is_up) and not self._is_down:
+            self._report_down(now)
+        self._report_up(now)
 
-    def pass_time(self, now: float) -> None:
+    def expire(self, now: float) -> None:
         """Notice a poll that takes long."""
-        waited = now - self._asking
-        if waited >= CONNECTING:
-            self._stay(now)
+        waited = now - self._poll_started_at
+        if waited >= CONNECT_LIMIT:
+            self._report_up(now)
         before = self._state.state
         if self._state.tick(now) != before:
-            self._say(now, "")
-        if not self._is_heard and not self._is_lost:
-            self._say(now, "")
-            self._lose(now)
-        is_slow = waited >= (self._patience if self._is_heard else CONNECTING)
+            self._export_state(now, "")
+        if not self._is_up and not self._is_down:
+            self._export_state(now, "")
+            self._report_down(now)
+        is_slow = waited >= (self._timeout if self._is_up else CONNECT_LIMIT)
         if is_slow and self._cause != "slow":
-            self._note("slow", f"slow: no answer for {waited:.1f} s so far")
+            self._log_failure("slow", f"slow: no answer for {waited:.1f} s so far")
 
-    def _lose(self, now: float) -> None:
-        self._is_heard, self._is_lost = False, True
+    def _report_down(self, now: float) -> None:
+        self._is_up, self._is_down = False, True
         self._feed.lost(now)
 
-    def _stay(self, now: float) -> None:
+    def _report_up(self, now: float) -> None:
         """The server is there, but what it had may not be true any more."""
-        if self._is_heard:
+        if self._is_up:
             self._feed.heard(now)
-            if now - self._good >= DOUBT and not self._is_doubted:
-                self._is_doubted = True
+            if now - self._statistics_at >= STALE_AFTER and not self._is_stale:
+                self._is_stale = True
                 self._feed.doubt()
                 # Which does not mean what is known of the server itself.
-                self._say(now, "")
+                self._export_state(now, "")
 
-    def _note(self, cause: str, detail: str) -> None:
+    def _log_failure(self, cause: str, detail: str) -> None:
         self._cause = cause
         self._lines.warning(cause, "%s: %s; %s", self._name, detail, advice(cause))
 
-    def _say(self, now: float, outcome: str, *families: Family) -> None:
+    def _export_state(self, now: float, outcome: str, *families: Family) -> None:
         """The state, and what came of a poll, if one has ended."""
         states = [Sample([state], float(state == self._state.state)) for state in STATES]
         counted = dict.fromkeys(OUTCOMES, 0.0)
         if outcome:
             counted[outcome] = 1.0
         polls = [Sample([name], count) for name, count in counted.items()]
-        self._tell(
+        self._export(
             Samples(
                 0,
                 now,

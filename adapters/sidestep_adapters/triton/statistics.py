@@ -53,7 +53,7 @@ class Inferences(msgspec.Struct, gc=False, frozen=True):
     cache_miss: Duration = Duration()
 
 
-class OfBatch(msgspec.Struct, gc=False, frozen=True):
+class BatchStatistics(msgspec.Struct, gc=False, frozen=True):
     """One of ``batch_stats``."""
 
     batch_size: Whole = 0
@@ -62,7 +62,7 @@ class OfBatch(msgspec.Struct, gc=False, frozen=True):
     compute_output: Duration = Duration()
 
 
-class OfResponse(msgspec.Struct, gc=False, frozen=True):
+class ResponseStatistics(msgspec.Struct, gc=False, frozen=True):
     """One of ``response_stats``."""
 
     success: Duration = Duration()
@@ -71,7 +71,7 @@ class OfResponse(msgspec.Struct, gc=False, frozen=True):
     cancel: Duration = Duration()
 
 
-class OfMemory(msgspec.Struct, gc=False, frozen=True):
+class MemoryUsage(msgspec.Struct, gc=False, frozen=True):
     """One of ``memory_usage``."""
 
     type: Text = ""
@@ -79,14 +79,14 @@ class OfMemory(msgspec.Struct, gc=False, frozen=True):
     byte_size: Whole = 0
 
 
-class Head(msgspec.Struct, gc=False, frozen=True):
+class ModelVersion(msgspec.Struct, gc=False, frozen=True):
     """Which version of which model; servers without versions leave the latter away."""
 
     name: str
     version: str = ""
 
 
-class OfModel(Head, gc=False, frozen=True):
+class ModelStatistics(ModelVersion, gc=False, frozen=True):
     """One of ``model_stats``, whose name and version can be labels."""
 
     name: Identifier
@@ -95,9 +95,9 @@ class OfModel(Head, gc=False, frozen=True):
     inference_count: Whole = 0
     execution_count: Whole = 0
     inference_stats: Inferences = Inferences()
-    response_stats: Mapping[str, OfResponse] = {}
-    batch_stats: Annotated[tuple[OfBatch, ...], Meta(max_length=MAX_SIZES)] = ()
-    memory_usage: Annotated[tuple[OfMemory, ...], Meta(max_length=MAX_MEMORIES)] = ()
+    response_stats: Mapping[str, ResponseStatistics] = {}
+    batch_stats: Annotated[tuple[BatchStatistics, ...], Meta(max_length=MAX_SIZES)] = ()
+    memory_usage: Annotated[tuple[MemoryUsage, ...], Meta(max_length=MAX_MEMORIES)] = ()
 
 
 class _Answer(msgspec.Struct):
@@ -105,8 +105,8 @@ class _Answer(msgspec.Struct):
 
 
 _answer = msgspec.json.Decoder(_Answer)
-_head = msgspec.json.Decoder(Head)
-_model = msgspec.json.Decoder(OfModel)
+_decode_version = msgspec.json.Decoder(ModelVersion)
+_model = msgspec.json.Decoder(ModelStatistics)
 
 
 def split(body: bytes) -> list[bytes]:
@@ -121,19 +121,19 @@ def split(body: bytes) -> list[bytes]:
         raise WireError("bad_answer", str(error)) from None
 
 
-def head(raw: bytes) -> Head:
+def version_of(raw: bytes) -> ModelVersion:
     """Whose statistics ``raw`` is.
 
     Raises:
         WireError: It does not say.
     """
     try:
-        return _head.decode(raw)
+        return _decode_version.decode(raw)
     except DECODE_ERRORS as error:
         raise WireError("bad_answer", str(error)) from None
 
 
-def read(raw: bytes) -> OfModel:
+def read(raw: bytes) -> ModelStatistics:
     """The statistics of one version.
 
     Raises:
@@ -151,7 +151,7 @@ def read(raw: bytes) -> OfModel:
     return found
 
 
-def translate(found: OfModel, *, has_cache: bool) -> ModelStats:
+def translate(found: ModelStatistics, *, has_cache: bool) -> ModelStats:
     """What ``found`` says; where nothing was ever cached, ``has_cache`` tells whether it could be.
 
     Raises:
@@ -202,7 +202,7 @@ def _inferences(found: Inferences, *, has_cache: bool) -> InferenceStats:
     )
 
 
-def _batch(found: OfBatch) -> Batch:
+def _batch(found: BatchStatistics) -> Batch:
     # Triton writes the same count into all three.
     infer = _timed(found.compute_infer)
     return Batch(
@@ -214,9 +214,9 @@ def _batch(found: OfBatch) -> Batch:
     )
 
 
-def _responses(found: Mapping[str, OfResponse]) -> Responses:
+def _responses(found: Mapping[str, ResponseStatistics]) -> Responses:
     """A request has one index for each of its responses, without end: they cannot be told apart."""
-    first = found.get(FIRST, OfResponse())
+    first = found.get(FIRST, ResponseStatistics())
     return Responses(
         _timed(first.success),
         _sum(each.success for index, each in found.items() if index != FIRST),

@@ -20,8 +20,8 @@ from sidestep.protocol.limits import (
 )
 from sidestep.protocol.self_described import Sample, Samples
 from sidestep_adapters.sglang import deferred_metrics as module
-from sidestep_adapters.sglang.deferred_metrics import SLICE, Notes, Source
-from sidestep_adapters.sglang.metric_stubs import Both, Meter
+from sidestep_adapters.sglang.deferred_metrics import SLICE, DeferredMetrics, MetricSource
+from sidestep_adapters.sglang.metric_stubs import ForwardingChildStub, MetricStub
 
 NAMES = ("model", "rank", "mode")
 
@@ -40,20 +40,20 @@ class Bench:
     """Notes, meters of them, and what their items say."""
 
     def __init__(self) -> None:
-        self.notes = Notes()
+        self.deferred = DeferredMetrics()
         self.failures: list[str] = []
-        self.notes.fail = self.failures.append
+        self.deferred.fail = self.failures.append
 
-    def meter(self, kind: Any, own: tuple[str, ...] = ("mode",), **options: Any) -> Meter:
+    def stub(self, kind: Any, own: tuple[str, ...] = ("mode",), **options: Any) -> MetricStub:
         """One family; counters end in ``_total``."""
         name = "sglang:x_total" if kind == "counter" else "sglang:x"
-        return Meter(self.notes, name, kind, engine=0, labelnames=NAMES, own=own, **options)
+        return MetricStub(self.deferred, name, kind, engine=0, labelnames=NAMES, own=own, **options)
 
     def items(self) -> list[Item]:
         """All that wait, as the exporter decodes them."""
         found: list[Item] = []
-        while self.notes:
-            found += [decode_item(encode_item(item)) for item in self.notes.items()]
+        while self.deferred:
+            found += [decode_item(encode_item(item)) for item in self.deferred.items()]
         return found
 
     def samples(self) -> list[Sample]:
@@ -70,20 +70,20 @@ def bench() -> Bench:
 
 def test_children_are_told_apart_by_their_own_labels(bench: Bench) -> None:
     """By position or by name, in any order; the engine's labels are left out."""
-    meter = bench.meter("counter")
-    meter.labels("m", 0, "a").inc(2)
-    meter.labels(mode="a", rank=0, model="m").inc()
-    meter.labels(rank=0, model="m", mode="b").inc(0.5)
+    stub = bench.stub("counter")
+    stub.labels("m", 0, "a").inc(2)
+    stub.labels(mode="a", rank=0, model="m").inc()
+    stub.labels(rank=0, model="m", mode="b").inc(0.5)
 
     assert bench.samples() == [Sample(["a"], 3), Sample(["b"], 0.5)]
 
 
 def test_labels_that_are_no_text_look_as_the_engine_shows_them(bench: Bench) -> None:
     """Equal values of different types are different children; long and odd ones are cut."""
-    meter = bench.meter("counter")
+    stub = bench.stub("counter")
     for value in (1, True, 1.0, None, "1"):
-        meter.labels(mode=value).inc()
-    meter.labels(mode="a\nb" + "x" * 999).inc()
+        stub.labels(mode=value).inc()
+    stub.labels(mode="a\nb" + "x" * 999).inc()
     found = {sample.labels[0]: sample.value for sample in bench.samples()}
 
     odd = ("a?b" + "x" * 999)[:MAX_LABEL_CHARS]
@@ -92,32 +92,32 @@ def test_labels_that_are_no_text_look_as_the_engine_shows_them(bench: Bench) -> 
 
 def test_several_own_labels_are_one_child(bench: Bench) -> None:
     """In the order of the family's own names."""
-    meter = bench.meter("counter", ("mode", "rank"))
-    meter.labels("m", 3, "a").inc()
-    meter.labels(mode="a", rank="3", model="m").inc()
+    stub = bench.stub("counter", ("mode", "rank"))
+    stub.labels("m", 3, "a").inc()
+    stub.labels(mode="a", rank="3", model="m").inc()
 
     assert bench.samples() == [Sample(["a", "3"], 2)]
 
 
 def test_a_family_without_own_labels_has_one_child(bench: Bench) -> None:
     """Whether the engine asks for it by labels or, where the family has none, not."""
-    meter = bench.meter("counter", ())
-    meter.labels(model="m", rank=0, mode="a").inc()
-    meter.labels("m", 0, "a").inc()
-    meter.inc()
+    stub = bench.stub("counter", ())
+    stub.labels(model="m", rank=0, mode="a").inc()
+    stub.labels("m", 0, "a").inc()
+    stub.inc()
 
     assert bench.samples() == [Sample([], 3)]
 
 
 def test_a_gauge_is_set_and_moved(bench: Bench) -> None:
     """Only what it came to is sent; what is added later is added to that."""
-    meter = bench.meter("gauge", ())
-    meter.inc(2)
-    meter.set(10)
-    meter.inc()
-    meter.dec(0.5)
+    stub = bench.stub("gauge", ())
+    stub.inc(2)
+    stub.set(10)
+    stub.inc()
+    stub.dec(0.5)
     first = bench.samples()
-    meter.labels("m", 0, "a").dec()
+    stub.labels("m", 0, "a").dec()
 
     assert first == [Sample([], 10.5)]
     assert bench.samples() == [Sample([], 9.5)]
@@ -125,33 +125,33 @@ def test_a_gauge_is_set_and_moved(bench: Bench) -> None:
 
 def test_gauges_can_be_told_again(bench: Bench) -> None:
     """All children as they were last; counters and histograms have nothing to repeat."""
-    gauge, counter = bench.meter("gauge"), bench.meter("counter")
+    gauge, counter = bench.stub("gauge"), bench.stub("counter")
     gauge.labels(mode="a").set(1)
     gauge.labels(mode="b").set(2)
     counter.labels(mode="a").inc()
     bench.items()
-    (again,) = gauge.again(1.0)
+    (again,) = gauge.current_state(1.0)
 
     assert isinstance(again, Samples)
     assert again.families[0].samples == [Sample(["a"], 1), Sample(["b"], 2)]
-    assert counter.again(1.0) == []
+    assert counter.current_state(1.0) == []
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 2e15])
 def test_a_gauge_that_no_page_can_show_has_no_sample(bench: Bench, value: float) -> None:
     """Neither now nor when gauges are told again; it counts as no failure."""
-    meter = bench.meter("gauge", ())
-    meter.set(value)
+    stub = bench.stub("gauge", ())
+    stub.set(value)
 
     assert bench.items() == []
-    assert meter.again(1.0) == []
+    assert stub.current_state(1.0) == []
     assert bench.failures == []
 
 
 def test_scalars_of_other_libraries_are_numbers(bench: Bench) -> None:
     """Whatever can be made a float."""
-    counter, gauge = bench.meter("counter", ()), bench.meter("gauge", ())
-    histogram = bench.meter("histogram", ())
+    counter, gauge = bench.stub("counter", ()), bench.stub("gauge", ())
+    histogram = bench.stub("histogram", ())
     counter.inc(Numpy(2.5))  # type: ignore[arg-type]
     counter.inc(True)
     gauge.set(Decimal("0.25"))  # type: ignore[arg-type]
@@ -167,10 +167,10 @@ def test_scalars_of_other_libraries_are_numbers(bench: Bench) -> None:
 @pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), "many", None, 1 << 63, 10**400])
 def test_what_cannot_be_counted_costs_itself(bench: Bench, value: Any) -> None:
     """It is counted as a failure; the notes around it are sent."""
-    meter = bench.meter("counter", ())
-    meter.inc(1)
-    meter.inc(value)
-    meter.inc(2)
+    stub = bench.stub("counter", ())
+    stub.inc(1)
+    stub.inc(value)
+    stub.inc(2)
 
     assert bench.samples() == [Sample([], 3)]
     assert len(bench.failures) == 1
@@ -178,9 +178,9 @@ def test_what_cannot_be_counted_costs_itself(bench: Bench, value: Any) -> None:
 
 def test_a_label_that_is_missing_costs_itself(bench: Bench) -> None:
     """Prometheus would raise; here nothing may."""
-    meter = bench.meter("counter")
-    meter.labels(rank=0).inc()
-    meter.labels(mode="a").inc()
+    stub = bench.stub("counter")
+    stub.labels(rank=0).inc()
+    stub.labels(mode="a").inc()
 
     assert bench.samples() == [Sample(["a"], 1)]
     assert len(bench.failures) == 1
@@ -189,8 +189,8 @@ def test_a_label_that_is_missing_costs_itself(bench: Bench) -> None:
 @pytest.mark.parametrize("amount", [1 << 62, 4e18, 1e15 + 1, 3_000_000_000_000_001])
 def test_more_than_a_sample_holds_is_told_in_several(bench: Bench, amount: float) -> None:
     """Floating point operations of a step; not one of them is lost."""
-    meter = bench.meter("counter", ())
-    meter.inc(amount)
+    stub = bench.stub("counter", ())
+    stub.inc(amount)
     samples = bench.samples()
 
     assert len(samples) > 1
@@ -200,11 +200,11 @@ def test_more_than_a_sample_holds_is_told_in_several(bench: Bench, amount: float
 
 def test_weights_count_a_value_so_often(bench: Bench) -> None:
     """They are told only where one is not 1."""
-    meter = bench.meter("histogram", ())
+    stub = bench.stub("histogram", ())
     for value, weight in ((0.5, 3), (0.25, 1)):
-        meter.note((), value, weight)
+        stub.record((), value, weight)
     first = bench.samples()
-    meter.observe(0.125)
+    stub.observe(0.125)
 
     assert first == [Sample([], observations=[0.5, 0.25], weights=[3, 1])]
     assert bench.samples() == [Sample([], observations=[0.125])]
@@ -212,47 +212,47 @@ def test_weights_count_a_value_so_often(bench: Bench) -> None:
 
 def test_a_child_can_be_shown_before_it_counts(bench: Bench) -> None:
     """A weight of 0 says that it exists."""
-    counter, histogram = bench.meter("counter"), bench.meter("histogram")
-    counter.note({"mode": "a"}, 0, 0)
-    histogram.note({"mode": "a"}, 0, 0)
+    counter, histogram = bench.stub("counter"), bench.stub("histogram")
+    counter.record({"mode": "a"}, 0, 0)
+    histogram.record({"mode": "a"}, 0, 0)
 
     assert bench.samples() == [Sample(["a"], 0), Sample(["a"])]
 
 
 def test_counts_by_bucket_travel_as_they_are(bench: Bench) -> None:
     """Where single values are not known any more."""
-    meter = bench.meter("histogram")
-    meter.note({"mode": "a"}, ([1, 0, 2], 7.5), 1)
+    stub = bench.stub("histogram")
+    stub.record({"mode": "a"}, ([1, 0, 2], 7.5), 1)
 
     assert bench.samples() == [Sample(["a"], counts=[1, 0, 2], total=7.5)]
 
 
 def test_notes_that_find_no_place_are_counted(bench: Bench) -> None:
     """Exactly; what is there stays, in its order, and there is place again after a flush."""
-    bench.notes.limit = 10
-    meter = bench.meter("histogram", ())
+    bench.deferred.limit = 10
+    stub = bench.stub("histogram", ())
     for value in range(17):
-        meter.observe(value)
+        stub.observe(value)
 
-    assert bench.notes.lost == 7
+    assert bench.deferred.dropped == 7
     assert bench.samples() == [Sample([], observations=[float(n) for n in range(10)])]
-    meter.observe(99)
-    assert bench.notes.lost == 7
+    stub.observe(99)
+    assert bench.deferred.dropped == 7
     assert bench.samples() == [Sample([], observations=[99.0])]
 
 
 def test_a_slice_is_taken_at_a_time(bench: Bench) -> None:
     """The interpreter belongs to the engine; no note is taken twice or left behind."""
-    meter = bench.meter("histogram", ())
+    stub = bench.stub("histogram", ())
     count = 2 * SLICE + 3
     for value in range(count):
-        meter.observe(value)
+        stub.observe(value)
     left, seen = [], list[float]()
-    while bench.notes:
-        (item,) = bench.notes.items()
+    while bench.deferred:
+        (item,) = bench.deferred.items()
         assert isinstance(item, Samples)
         seen += item.families[0].samples[0].observations
-        left.append(len(bench.notes))
+        left.append(len(bench.deferred))
 
     assert left == [count - SLICE, count - 2 * SLICE, 0]
     assert seen == [float(n) for n in range(count)]
@@ -261,11 +261,11 @@ def test_a_slice_is_taken_at_a_time(bench: Bench) -> None:
 def test_items_stay_within_the_limits(bench: Bench, monkeypatch: Any) -> None:
     """However much was noted of however many children: each can be sent, and holds its share."""
     monkeypatch.setattr(module, "SLICE", 1 << 20)
-    meter = bench.meter("histogram")
+    stub = bench.stub("histogram")
     count = 3 * MAX_OBSERVATIONS + 5
     for value in range(count):
-        meter.note({"mode": "a" if value % 3 else "b"}, value / 7, 2)
-    counter = bench.meter("counter", ())
+        stub.record({"mode": "a" if value % 3 else "b"}, value / 7, 2)
+    counter = bench.stub("counter", ())
     counter.inc(1 << 62)
     counter.inc(1 << 62)
     items = bench.items()
@@ -285,19 +285,19 @@ def test_items_stay_within_the_limits(bench: Bench, monkeypatch: Any) -> None:
 def test_a_source_that_fails_costs_no_other(bench: Bench) -> None:
     """Neither when it takes a note nor when it tells of it."""
 
-    class Broken(Source):
-        def take(self, key: Any, value: Any, weight: int) -> None:  # noqa: ARG002
+    class Broken(MetricSource):
+        def add(self, key: Any, value: Any, weight: int) -> None:  # noqa: ARG002
             if value:
                 raise RuntimeError("bug")
 
         def items(self, now: float) -> list[Item]:  # noqa: ARG002
             raise RuntimeError("bug")
 
-    note = bench.notes.of(Broken())
-    meter = bench.meter("counter", ())
-    note((), 0, 0)
-    meter.inc()
-    note((), 1, 0)
+    record = bench.deferred.recorder(Broken())
+    stub = bench.stub("counter", ())
+    record((), 0, 0)
+    stub.inc()
+    record((), 1, 0)
 
     assert bench.samples() == [Sample([], 1)]
     assert len(bench.failures) == 2
@@ -305,34 +305,34 @@ def test_a_source_that_fails_costs_no_other(bench: Bench) -> None:
 
 def test_clearing_forgets_all(bench: Bench) -> None:
     """And whoever noted may go on."""
-    meter = bench.meter("counter", ())
-    meter.inc(5)
-    bench.notes.clear()
-    meter.inc(1)
+    stub = bench.stub("counter", ())
+    stub.inc(5)
+    bench.deferred.clear()
+    stub.inc(1)
 
     assert bench.samples() == [Sample([], 1)]
 
 
 def test_nothing_is_kept_for_nobody(bench: Bench) -> None:
     """Once no publisher will come for notes, they are counted and let go."""
-    meter = bench.meter("counter", ())
-    meter.inc(5)
-    bench.notes.close()
-    meter.inc(1)
+    stub = bench.stub("counter", ())
+    stub.inc(5)
+    bench.deferred.close()
+    stub.inc(1)
 
-    assert (len(bench.notes), bench.notes.lost) == (0, 1)
+    assert (len(bench.deferred), bench.deferred.dropped) == (0, 1)
 
 
 def test_noting_is_one_append(bench: Bench) -> None:
     """No lock, no system call and no number looked at on the engine's thread."""
-    child = bench.meter("counter").labels(mode="a")
+    child = bench.stub("counter").labels(mode="a")
     called: list[str] = []
 
-    def note(_: object, event: str, what: object) -> None:
+    def record(_: object, event: str, what: object) -> None:
         if event == "c_call":
             called.append(getattr(what, "__qualname__", repr(what)))
 
-    sys.setprofile(note)
+    sys.setprofile(record)
     child.inc(3)
     sys.setprofile(None)
 
@@ -341,16 +341,16 @@ def test_noting_is_one_append(bench: Bench) -> None:
 
 def test_a_family_keeps_no_more_children_than_a_page_shows(bench: Bench) -> None:
     """Those beyond are made each time, and count as well."""
-    meter = bench.meter("counter")
+    stub = bench.stub("counter")
     for _ in range(2):
         for number in range(2 * MAX_OPEN_VALUES):
-            meter.labels(mode=str(number)).inc()
+            stub.labels(mode=str(number)).inc()
     samples = bench.samples()
 
     assert {sample.value for sample in samples} <= {1, 2}
     assert sum(sample.value for sample in samples) == 4 * MAX_OPEN_VALUES
-    assert meter.labels(mode="0") is meter.labels(mode="0")
-    assert meter.labels(mode="999") is not meter.labels(mode="999")
+    assert stub.labels(mode="0") is stub.labels(mode="0")
+    assert stub.labels(mode="999") is not stub.labels(mode="999")
 
 
 def natives() -> dict[str, Any]:
@@ -368,7 +368,7 @@ def test_beside_the_engines_object_hears_everything(bench: Bench) -> None:
     found = natives()
     labels = {"model": "m", "rank": 0, "mode": "a"}
     counter, gauge, histogram = (
-        bench.meter(kind, native=found[kind], beside=True) for kind in found
+        bench.stub(kind, native=found[kind], beside=True) for kind in found
     )
     counter.labels(**labels).inc(2)
     with pytest.raises(ValueError, match="non-negative"):
@@ -395,10 +395,10 @@ def test_beside_labelless_families_count_in_both(bench: Bench) -> None:
     """As SGLang's, which are told without asking for a child."""
     registry = CollectorRegistry()
     native = Gauge("y", "Theirs.", registry=registry)
-    meter = bench.meter("gauge", (), native=native, beside=True)
-    meter.inc(3)
-    meter.dec()
-    meter.inc(0.5)
+    stub = bench.stub("gauge", (), native=native, beside=True)
+    stub.inc(3)
+    stub.dec()
+    stub.inc(0.5)
 
     assert native._value.get() == 2.5
     assert bench.samples() == [Sample([], 2.5)]
@@ -408,11 +408,11 @@ def test_what_else_is_asked_the_engines_object_answers(bench: Bench) -> None:
     """Of a family in either mode, of a child where both count."""
     native = natives()["histogram"]
     for beside in (True, False):
-        meter = bench.meter("histogram", native=native, beside=beside)
-        assert meter._upper_bounds[-1] == math.inf
-    both = bench.meter("histogram", native=native, beside=True).labels("m", 0, "a")
+        stub = bench.stub("histogram", native=native, beside=beside)
+        assert stub._upper_bounds[-1] == math.inf
+    both = bench.stub("histogram", native=native, beside=True).labels("m", 0, "a")
 
-    assert isinstance(both, Both)
+    assert isinstance(both, ForwardingChildStub)
     assert both._upper_bounds == native.labels("m", 0, "a")._upper_bounds
     with pytest.raises(AttributeError):
         _ = both.no_such_thing
