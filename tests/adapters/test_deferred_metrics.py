@@ -1,4 +1,4 @@
-"""Notes of an engine's metric objects: cheap to take down, and nothing of them is guessed."""
+"""Recorded calls of an engine's metric objects: cheap to record, and converted exactly."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NAMES = ("model", "rank", "mode")
 
 
 class Numpy:
-    """A scalar that is a number only when it is asked to be one."""
+    """A scalar that is converted to a number only by ``float``."""
 
     def __init__(self, value: float) -> None:
         self.value = value
@@ -37,7 +37,7 @@ class Numpy:
 
 
 class Bench:
-    """Notes, meters of them, and what their items say."""
+    """Recorded calls, stubs that record them, and the resulting items."""
 
     def __init__(self) -> None:
         self.deferred = DeferredMetrics()
@@ -45,31 +45,31 @@ class Bench:
         self.deferred.fail = self.failures.append
 
     def stub(self, kind: Any, own: tuple[str, ...] = ("mode",), **options: Any) -> MetricStub:
-        """One family; counters end in ``_total``."""
+        """Return the stub of one family; counters end in ``_total``."""
         name = "sglang:x_total" if kind == "counter" else "sglang:x"
         return MetricStub(self.deferred, name, kind, engine=0, labelnames=NAMES, own=own, **options)
 
     def items(self) -> list[Item]:
-        """All that wait, as the exporter decodes them."""
+        """Return the items of all recorded calls, as the exporter decodes them."""
         found: list[Item] = []
         while self.deferred:
             found += [decode_item(encode_item(item)) for item in self.deferred.items()]
         return found
 
     def samples(self) -> list[Sample]:
-        """Of all families."""
+        """Return the samples of all families."""
         families = [f for item in self.items() if isinstance(item, Samples) for f in item.families]
         return [sample for family in families for sample in family.samples]
 
 
 @pytest.fixture
 def bench() -> Bench:
-    """Nothing noted."""
+    """Return a bench without recorded calls."""
     return Bench()
 
 
-def test_children_are_told_apart_by_their_own_labels(bench: Bench) -> None:
-    """By position or by name, in any order; the engine's labels are left out."""
+def test_children_are_distinguished_by_their_own_labels(bench: Bench) -> None:
+    """Labels are passed by position or by name, in any order; the engine's labels are left out."""
     stub = bench.stub("counter")
     stub.labels("m", 0, "a").inc(2)
     stub.labels(mode="a", rank=0, model="m").inc()
@@ -78,8 +78,8 @@ def test_children_are_told_apart_by_their_own_labels(bench: Bench) -> None:
     assert bench.samples() == [Sample(["a"], 3), Sample(["b"], 0.5)]
 
 
-def test_labels_that_are_no_text_look_as_the_engine_shows_them(bench: Bench) -> None:
-    """Equal values of different types are different children; long and odd ones are cut."""
+def test_label_values_of_other_types_become_text(bench: Bench) -> None:
+    """Equal values of different types are different children; long and unprintable ones are cut."""
     stub = bench.stub("counter")
     for value in (1, True, 1.0, None, "1"):
         stub.labels(mode=value).inc()
@@ -91,7 +91,7 @@ def test_labels_that_are_no_text_look_as_the_engine_shows_them(bench: Bench) -> 
 
 
 def test_several_own_labels_are_one_child(bench: Bench) -> None:
-    """In the order of the family's own names."""
+    """Values are in the order of the family's own names."""
     stub = bench.stub("counter", ("mode", "rank"))
     stub.labels("m", 3, "a").inc()
     stub.labels(mode="a", rank="3", model="m").inc()
@@ -100,7 +100,7 @@ def test_several_own_labels_are_one_child(bench: Bench) -> None:
 
 
 def test_a_family_without_own_labels_has_one_child(bench: Bench) -> None:
-    """Whether the engine asks for it by labels or, where the family has none, not."""
+    """The child is found with or without labels."""
     stub = bench.stub("counter", ())
     stub.labels(model="m", rank=0, mode="a").inc()
     stub.labels("m", 0, "a").inc()
@@ -110,7 +110,7 @@ def test_a_family_without_own_labels_has_one_child(bench: Bench) -> None:
 
 
 def test_a_gauge_is_set_and_moved(bench: Bench) -> None:
-    """Only what it came to is sent; what is added later is added to that."""
+    """Only the resulting value is sent; later increments add to it."""
     stub = bench.stub("gauge", ())
     stub.inc(2)
     stub.set(10)
@@ -123,8 +123,8 @@ def test_a_gauge_is_set_and_moved(bench: Bench) -> None:
     assert bench.samples() == [Sample([], 9.5)]
 
 
-def test_gauges_can_be_told_again(bench: Bench) -> None:
-    """All children as they were last; counters and histograms have nothing to repeat."""
+def test_gauges_are_part_of_the_current_state(bench: Bench) -> None:
+    """All children have their last value; counters and histograms have no current state."""
     gauge, counter = bench.stub("gauge"), bench.stub("counter")
     gauge.labels(mode="a").set(1)
     gauge.labels(mode="b").set(2)
@@ -138,8 +138,8 @@ def test_gauges_can_be_told_again(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 2e15])
-def test_a_gauge_that_no_page_can_show_has_no_sample(bench: Bench, value: float) -> None:
-    """Neither now nor when gauges are told again; it counts as no failure."""
+def test_an_invalid_gauge_value_has_no_sample(bench: Bench, value: float) -> None:
+    """It is left out of items and of the current state, and is no failure."""
     stub = bench.stub("gauge", ())
     stub.set(value)
 
@@ -149,7 +149,7 @@ def test_a_gauge_that_no_page_can_show_has_no_sample(bench: Bench, value: float)
 
 
 def test_scalars_of_other_libraries_are_numbers(bench: Bench) -> None:
-    """Whatever can be made a float."""
+    """Every value that ``float`` accepts is a number."""
     counter, gauge = bench.stub("counter", ()), bench.stub("gauge", ())
     histogram = bench.stub("histogram", ())
     counter.inc(Numpy(2.5))  # type: ignore[arg-type]
@@ -165,8 +165,8 @@ def test_scalars_of_other_libraries_are_numbers(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), "many", None, 1 << 63, 10**400])
-def test_what_cannot_be_counted_costs_itself(bench: Bench, value: Any) -> None:
-    """It is counted as a failure; the notes around it are sent."""
+def test_an_invalid_increment_drops_only_itself(bench: Bench, value: Any) -> None:
+    """It is counted as a failure; the other calls are sent."""
     stub = bench.stub("counter", ())
     stub.inc(1)
     stub.inc(value)
@@ -176,8 +176,8 @@ def test_what_cannot_be_counted_costs_itself(bench: Bench, value: Any) -> None:
     assert len(bench.failures) == 1
 
 
-def test_a_label_that_is_missing_costs_itself(bench: Bench) -> None:
-    """Prometheus would raise; here nothing may."""
+def test_a_missing_label_drops_only_its_call(bench: Bench) -> None:
+    """Prometheus would raise; a stub must not."""
     stub = bench.stub("counter")
     stub.labels(rank=0).inc()
     stub.labels(mode="a").inc()
@@ -187,8 +187,8 @@ def test_a_label_that_is_missing_costs_itself(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("amount", [1 << 62, 4e18, 1e15 + 1, 3_000_000_000_000_001])
-def test_more_than_a_sample_holds_is_told_in_several(bench: Bench, amount: float) -> None:
-    """Floating point operations of a step; not one of them is lost."""
+def test_a_large_increment_becomes_several_samples(bench: Bench, amount: float) -> None:
+    """Floating point operations of a step exceed a sample's limit; none are lost."""
     stub = bench.stub("counter", ())
     stub.inc(amount)
     samples = bench.samples()
@@ -198,8 +198,8 @@ def test_more_than_a_sample_holds_is_told_in_several(bench: Bench, amount: float
     assert sum(int(sample.value) for sample in samples) == int(amount)
 
 
-def test_weights_count_a_value_so_often(bench: Bench) -> None:
-    """They are told only where one is not 1."""
+def test_weights_repeat_a_value(bench: Bench) -> None:
+    """Weights are sent only if one of them is not 1."""
     stub = bench.stub("histogram", ())
     for value, weight in ((0.5, 3), (0.25, 1)):
         stub.record((), value, weight)
@@ -210,8 +210,8 @@ def test_weights_count_a_value_so_often(bench: Bench) -> None:
     assert bench.samples() == [Sample([], observations=[0.125])]
 
 
-def test_a_child_can_be_shown_before_it_counts(bench: Bench) -> None:
-    """A weight of 0 says that it exists."""
+def test_a_child_can_exist_before_its_first_value(bench: Bench) -> None:
+    """A weight of 0 records that the child exists."""
     counter, histogram = bench.stub("counter"), bench.stub("histogram")
     counter.record({"mode": "a"}, 0, 0)
     histogram.record({"mode": "a"}, 0, 0)
@@ -219,16 +219,16 @@ def test_a_child_can_be_shown_before_it_counts(bench: Bench) -> None:
     assert bench.samples() == [Sample(["a"], 0), Sample(["a"])]
 
 
-def test_counts_by_bucket_travel_as_they_are(bench: Bench) -> None:
-    """Where single values are not known any more."""
+def test_bucket_counts_are_sent_unchanged(bench: Bench) -> None:
+    """Bucket counts are used where single values are unknown."""
     stub = bench.stub("histogram")
     stub.record({"mode": "a"}, ([1, 0, 2], 7.5), 1)
 
     assert bench.samples() == [Sample(["a"], counts=[1, 0, 2], total=7.5)]
 
 
-def test_notes_that_find_no_place_are_counted(bench: Bench) -> None:
-    """Exactly; what is there stays, in its order, and there is place again after a flush."""
+def test_calls_beyond_the_limit_are_counted_as_dropped(bench: Bench) -> None:
+    """Earlier calls stay in order, and new ones are recorded after a flush."""
     bench.deferred.limit = 10
     stub = bench.stub("histogram", ())
     for value in range(17):
@@ -241,8 +241,8 @@ def test_notes_that_find_no_place_are_counted(bench: Bench) -> None:
     assert bench.samples() == [Sample([], observations=[99.0])]
 
 
-def test_a_slice_is_taken_at_a_time(bench: Bench) -> None:
-    """The interpreter belongs to the engine; no note is taken twice or left behind."""
+def test_calls_are_converted_in_slices(bench: Bench) -> None:
+    """No call is converted twice or left behind."""
     stub = bench.stub("histogram", ())
     count = 2 * SLICE + 3
     for value in range(count):
@@ -259,7 +259,7 @@ def test_a_slice_is_taken_at_a_time(bench: Bench) -> None:
 
 
 def test_items_stay_within_the_limits(bench: Bench, monkeypatch: Any) -> None:
-    """However much was noted of however many children: each can be sent, and holds its share."""
+    """Each item stays below the limits, for any number of calls and children."""
     monkeypatch.setattr(module, "SLICE", 1 << 20)
     stub = bench.stub("histogram")
     count = 3 * MAX_OBSERVATIONS + 5
@@ -282,8 +282,8 @@ def test_items_stay_within_the_limits(bench: Bench, monkeypatch: Any) -> None:
     assert sum(int(s.value) for s in samples) == 2 << 62
 
 
-def test_a_source_that_fails_costs_no_other(bench: Bench) -> None:
-    """Neither when it takes a note nor when it tells of it."""
+def test_a_failing_source_affects_no_other(bench: Bench) -> None:
+    """It may fail when a call is added or when items are made."""
 
     class Broken(MetricSource):
         def add(self, key: Any, value: Any, weight: int) -> None:  # noqa: ARG002
@@ -303,8 +303,8 @@ def test_a_source_that_fails_costs_no_other(bench: Bench) -> None:
     assert len(bench.failures) == 2
 
 
-def test_clearing_forgets_all(bench: Bench) -> None:
-    """And whoever noted may go on."""
+def test_clear_discards_all_calls(bench: Bench) -> None:
+    """Later calls are recorded again."""
     stub = bench.stub("counter", ())
     stub.inc(5)
     bench.deferred.clear()
@@ -313,8 +313,8 @@ def test_clearing_forgets_all(bench: Bench) -> None:
     assert bench.samples() == [Sample([], 1)]
 
 
-def test_nothing_is_kept_for_nobody(bench: Bench) -> None:
-    """Once no publisher will come for notes, they are counted and let go."""
+def test_close_discards_calls_and_accepts_no_more(bench: Bench) -> None:
+    """Later calls are counted as dropped."""
     stub = bench.stub("counter", ())
     stub.inc(5)
     bench.deferred.close()
@@ -323,8 +323,8 @@ def test_nothing_is_kept_for_nobody(bench: Bench) -> None:
     assert (len(bench.deferred), bench.deferred.dropped) == (0, 1)
 
 
-def test_noting_is_one_append(bench: Bench) -> None:
-    """No lock, no system call and no number looked at on the engine's thread."""
+def test_recording_is_one_append(bench: Bench) -> None:
+    """The engine's thread takes no lock, makes no system call and reads no number."""
     child = bench.stub("counter").labels(mode="a")
     called: list[str] = []
 
@@ -339,8 +339,8 @@ def test_noting_is_one_append(bench: Bench) -> None:
     assert called == ["len", "deque.append", "setprofile"]
 
 
-def test_a_family_keeps_no_more_children_than_a_page_shows(bench: Bench) -> None:
-    """Those beyond are made each time, and count as well."""
+def test_a_stub_caches_a_limited_number_of_children(bench: Bench) -> None:
+    """Children beyond the limit are made for each call, and count as well."""
     stub = bench.stub("counter")
     for _ in range(2):
         for number in range(2 * MAX_OPEN_VALUES):
@@ -354,7 +354,7 @@ def test_a_family_keeps_no_more_children_than_a_page_shows(bench: Bench) -> None
 
 
 def natives() -> dict[str, Any]:
-    """One of each kind, of prometheus_client's."""
+    """Return one metric of each kind of prometheus_client."""
     registry = CollectorRegistry()
     return {
         "counter": Counter("x_total", "Theirs.", NAMES, registry=registry),
@@ -363,8 +363,8 @@ def natives() -> dict[str, Any]:
     }
 
 
-def test_beside_the_engines_object_hears_everything(bench: Bench) -> None:
-    """First; what it refuses it refuses aloud, and that is not noted either."""
+def test_beside_forwards_every_call_to_the_engines_object(bench: Bench) -> None:
+    """The engine's object comes first; a call that it rejects is not recorded."""
     found = natives()
     labels = {"model": "m", "rank": 0, "mode": "a"}
     counter, gauge, histogram = (
@@ -392,7 +392,7 @@ def test_beside_the_engines_object_hears_everything(bench: Bench) -> None:
 
 
 def test_beside_labelless_families_count_in_both(bench: Bench) -> None:
-    """As SGLang's, which are told without asking for a child."""
+    """SGLang updates such families without looking up a child."""
     registry = CollectorRegistry()
     native = Gauge("y", "Theirs.", registry=registry)
     stub = bench.stub("gauge", (), native=native, beside=True)
@@ -404,8 +404,8 @@ def test_beside_labelless_families_count_in_both(bench: Bench) -> None:
     assert bench.samples() == [Sample([], 2.5)]
 
 
-def test_what_else_is_asked_the_engines_object_answers(bench: Bench) -> None:
-    """Of a family in either mode, of a child where both count."""
+def test_other_attributes_come_from_the_engines_object(bench: Bench) -> None:
+    """This holds for families in both modes, and for children in mode beside."""
     native = natives()["histogram"]
     for beside in (True, False):
         stub = bench.stub("histogram", native=native, beside=beside)

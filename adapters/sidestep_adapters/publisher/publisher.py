@@ -104,34 +104,34 @@ class Publisher:
 
     @property
     def queued(self) -> int:
-        """Number of items that are not encoded yet."""
+        """Return the number of items that are not encoded yet."""
         return len(self._queue.entries)
 
     @property
     def held_bytes(self) -> int:
-        """Encoded bytes that are kept for retransmission, until the exporter has saved them."""
+        """Return the encoded bytes kept for retransmission, until the exporter has saved them."""
         return self._sender.held_bytes
 
     @property
     def drained(self) -> bool:
-        """Whether the exporter has received and saved everything pushed before the last flush."""
+        """Return whether the exporter has received and saved everything pushed before the last flush."""
         # The order matters: an item leaves the queue, is being encoded, then belongs to the sender.
         queue = self._queue
         return not queue and not queue.encoding and self._sender.drained
 
     @property
     def connected(self) -> bool:
-        """Whether the exporter has answered on this connection."""
+        """Return whether the exporter has answered on this connection."""
         return self._sender.state is State.STREAMING
 
     @property
     def problem(self) -> str:
-        """Why there is no connection to the exporter; empty if no problem is known."""
+        """Return why there is no connection to the exporter; empty if no problem is known."""
         return self._link.problem
 
     @property
     def kv_sample_rate(self) -> float | None:
-        """Share of KV blocks to sample, as last received; ``None`` if the exporter sent no rate.
+        """Return the share of KV blocks to sample, as last received; ``None`` without one.
 
         Cheap enough for every step: two attribute reads, no lock.
         """
@@ -139,17 +139,17 @@ class Publisher:
 
     @property
     def refused(self) -> bool:
-        """Whether another process has taken over the stream's name."""
+        """Return whether another process has taken over the stream's name."""
         return self._sender.state is State.STOPPED
 
     @property
     def dropped(self) -> int:
-        """Number of items dropped so far."""
+        """Return the number of items dropped so far."""
         return self._sender.dropped + self._queue.overflowed
 
     @property
     def folded(self) -> int:
-        """Number of items merged into totals so far, because the ring was full."""
+        """Return the number of items merged into totals so far, because the ring was full."""
         return self._sender.folded
 
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
@@ -211,7 +211,7 @@ class Publisher:
             self._finish(link)
         except (ConfigError, RunError) as error:
             self._warn("nothing is sent: %s", error)
-        except Exception:  # noqa: BLE001 - likewise
+        except Exception:  # noqa: BLE001 - as above
             self.fail("closing failed")
         link.close()
 
@@ -296,7 +296,9 @@ class Publisher:
                 link.wait(deadline - now)
         self._resend_state()
         if self._sender.complaint and not self.refused:
-            self._warn("the exporter at %s refuses the stream: %s", self._endpoint, self._sender.complaint)
+            self._warn(
+                "the exporter at %s refuses the stream: %s", self._endpoint, self._sender.complaint
+            )
 
     def _resend_state(self) -> None:
         """Send the current state again after the exporter has changed or has folded items.

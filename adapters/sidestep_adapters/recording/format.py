@@ -1,10 +1,10 @@
-"""Recordings: sidestep's own, made by ``sidestep record``, and stat-logger calls as JSON lines.
+"""Recording formats: sidestep's own, made by ``sidestep record``, and stat-logger calls as JSON lines.
 
-Sidestep's own form is a line of text, then records, each four bytes of length
-(big-endian) and as much msgpack: what a stream fed (``Greeting``) and what it
-sent (``Items``). The JSON-lines form has one object a call of vLLM's stat
-logger: ``call``, ``t_mono``, its arguments, and ``instance`` where several
-front-end processes share the file. Either may be compressed with gzip.
+Sidestep's own format is a line of text, then records, each four bytes of length (big-endian) and
+that many bytes of msgpack: which engines a stream feeds (``StreamStart``) and what it sent
+(``Items``). The JSON-lines format has one object for each call of vLLM's stat logger: ``call``,
+``t_mono``, its arguments, and ``instance`` if several front-end processes share the file. Both
+may be compressed with gzip.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _GZIP = b"\x1f\x8b"
 
 
 class StreamStart(msgspec.Struct, array_like=True, gc=False, tag="G"):
-    """From ``at`` seconds after the start, ``stream`` feeds ``engines``."""
+    """Record: from ``at`` seconds after the start, ``stream`` feeds ``engines``."""
 
     at: float
     stream: str
@@ -42,7 +42,7 @@ class StreamStart(msgspec.Struct, array_like=True, gc=False, tag="G"):
 
 
 class Items(msgspec.Struct, array_like=True, gc=False, tag="I"):
-    """``stream`` sent ``items`` at ``at`` seconds after the start."""
+    """Record: ``stream`` sent ``items`` at ``at`` seconds after the start."""
 
     at: float
     stream: str
@@ -50,7 +50,7 @@ class Items(msgspec.Struct, array_like=True, gc=False, tag="I"):
 
 
 class Call(msgspec.Struct):
-    """One call of a stat logger: of process ``instance``, ``at`` seconds after the start."""
+    """A call of a stat logger: in process ``instance``, ``at`` seconds after the start."""
 
     at: float
     instance: str
@@ -63,7 +63,7 @@ _decoder = msgspec.msgpack.Decoder(StreamStart | Items)
 
 
 class Writer:
-    """Writes a recording; records reach the file as they come, so that a kill costs none."""
+    """Writes a recording without buffering, so that a killed process loses no record."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -76,21 +76,21 @@ class Writer:
         """Append ``record``.
 
         Raises:
-            OSError: The disk is full; what was written before stays readable.
+            OSError: The disk is full; earlier records stay readable.
         """
         data = _encoder.encode(record)
         self._file.write(_LENGTH.pack(len(data)) + data)
 
     def close(self) -> None:
-        """End the file."""
+        """Close the file."""
         self._file.close()
 
 
 def read(path: Path) -> Iterator[StreamStart | Items] | Iterator[Call]:
-    """The records of a recording in either form.
+    """Yield the records of a recording in either format.
 
     Raises:
-        ConfigError: Unreadable, or no recording; names the line or the place.
+        ConfigError: The file is unreadable or no recording; names the line or the offset.
     """
     try:
         data = path.read_bytes()
@@ -145,13 +145,13 @@ def _calls(path: Path, lines: Iterable[bytes]) -> Iterator[Call]:
 
 
 def description_of(fields: dict[str, Any], api_server: int, namespace: str) -> Description:
-    """The front end that a recorded ``__init__`` call made.
+    """Return the description of the front end that a recorded ``__init__`` call made.
 
-    The call holds no environment, so that whether logits were checked for NaNs
-    is unknown: its counter is shown, as it would be with the check on.
+    The call does not have the environment, so it is unknown whether logits were checked for NaNs:
+    their counter is exposed, as with the check on.
 
     Raises:
-        ConfigError: The call lacks what every one has.
+        ConfigError: The call lacks a required field.
     """
     try:
         observability = fields.get("observability") or {}
@@ -176,7 +176,7 @@ def description_of(fields: dict[str, Any], api_server: int, namespace: str) -> D
 
 
 def to_objects(value: Any) -> Any:
-    """Recorded JSON as the objects that vLLM passes: attributes instead of members."""
+    """Convert recorded JSON to the objects that vLLM passes: attributes instead of members."""
     if isinstance(value, list):
         return [to_objects(element) for element in value]
     if not isinstance(value, dict):
@@ -186,7 +186,7 @@ def to_objects(value: Any) -> Any:
     members = {key: to_objects(member) for key, member in value.items() if key != "__type__"}
     reason = members.get("finish_reason")
     if isinstance(reason, str):
-        # An IntEnum in the engine, recorded by its name; an unknown one stays the last.
+        # An IntEnum in the engine, recorded by its name; an unknown one gets the last index.
         known = reason.lower() in FINISH_REASONS
         index = FINISH_REASONS.index(reason.lower()) if known else len(FINISH_REASONS)
         members["finish_reason"] = index
@@ -194,5 +194,5 @@ def to_objects(value: Any) -> Any:
 
 
 def engines_of(records: Sequence[StreamStart | Items]) -> dict[str, list[EngineInfo]]:
-    """What each stream of a recording feeds at its end."""
+    """Return the engines that each stream of a recording feeds at its end."""
     return {record.stream: record.engines for record in records if isinstance(record, StreamStart)}

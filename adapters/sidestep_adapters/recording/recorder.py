@@ -1,8 +1,7 @@
-"""``sidestep record``: stands where an exporter would, and writes down what engines send.
+"""``sidestep record``: takes the place of an exporter and records what engines send.
 
-With an exporter behind it, frames pass through in both directions untouched, so
-that delivery stays between the engine and the exporter. Without one, the tee
-answers for itself.
+With an exporter behind it, frames pass through unchanged in both directions, so that delivery
+stays between the engine and the exporter. Without one, the recorder acknowledges them itself.
 """
 
 from __future__ import annotations
@@ -30,15 +29,16 @@ Socket = zmq.Socket[bytes]
 
 
 class Tee:
-    """One listening socket, a recording, and a connection to the exporter per engine connection.
+    """A listening socket, a recording, and a connection to the exporter for each engine.
 
     Args:
-        upstream: The exporter's endpoint; empty where there is none.
-        path: The recording; written anew.
-        access: Who may connect, as to an exporter.
+        endpoint: Where engines connect.
+        upstream: The exporter's endpoint; empty without one.
+        path: The recording; an existing file is replaced.
+        access: Which clients may connect, as for an exporter.
 
     Raises:
-        ConfigError: The endpoint, the recording or a key cannot be had.
+        ConfigError: The endpoint, the recording or a key cannot be used.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Tee:
         if self._listener.zap is not None:
             self._poller.register(self._listener.zap.socket, zmq.POLLIN)
         try:
-            # Not before: an endpoint that cannot be had must not empty an old recording.
+            # Opened last: an unusable endpoint must not truncate an existing recording.
             self._writer = Writer(path)
         except Exception:
             self._listener.close(0)
@@ -73,7 +73,7 @@ class Tee:
             raise
 
     def run(self, stop: threading.Event, report: Callable[[int], None] = lambda _: None) -> None:
-        """Record until ``stop``.
+        """Record until ``stop`` is set.
 
         Raises:
             RunError: The recording cannot be written.
@@ -89,7 +89,7 @@ class Tee:
                     self._reply(self._receiver.acks(time.monotonic()))
                 report(self.items)
         except (OSError, zmq.ZMQError) as error:
-            raise RunError(f"cannot go on recording: {error.strerror}") from None
+            raise RunError(f"recording failed: {error.strerror}") from None
         finally:
             for back in self._upstream_sockets.values():
                 back.close(linger=200)
@@ -135,7 +135,7 @@ class Tee:
             before = self._peers.get(stream.id, stream.peer)
             self._peers[stream.id] = stream.peer
             if before != stream.peer and before in self._upstream_sockets:
-                # The engine has connected anew; nothing comes over the old connection any more.
+                # The engine has reconnected; its old connection is unused.
                 gone = self._upstream_sockets.pop(before)
                 self._poller.unregister(gone)
                 gone.close(linger=0)
@@ -145,7 +145,7 @@ class Tee:
             self._writer.write(Items(at, stream.id, list(received.items)))
 
     def _upstream_socket(self, peer: bytes) -> Socket:
-        """The connection to the exporter that stands for ``peer``."""
+        """Return the connection to the exporter for the engine ``peer``."""
         back = self._upstream_sockets.get(peer)
         if back is None:
             back = self._upstream_sockets[peer] = connect(self._context, self._upstream)
@@ -160,5 +160,5 @@ class Tee:
         try:
             socket.send_multipart(frames, zmq.NOBLOCK)
         except zmq.ZMQError:
-            # As on any lossy link: whoever misses it asks again.
+            # The frame is lost, as on any lossy link; the protocol retransmits it.
             return

@@ -1,4 +1,4 @@
-"""Plays a recording through the real plugin translation and the real socket."""
+"""Replay of a recording through the plugin's translation and a real socket."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from sidestep_adapters.vllm.description import Description
 from sidestep_adapters.vllm.stats import VllmTap
 
 BACKLOG_BYTES = 2 << 20
-"""A replay as fast as possible waits while more than this is on its way."""
+"""Bytes in flight at which a replay without ``realtime`` pauses."""
 CONNECT_TIMEOUT = 10.0
-"""Seconds to wait for the exporter to answer, unless told otherwise."""
+"""Default seconds to wait for the exporter to answer."""
 
 
 @dataclasses.dataclass(slots=True)
 class Progress:
-    """What has been played so far; ``total`` is the recording's number of records."""
+    """Progress of a replay; ``total`` is the recording's number of records."""
 
     records: int = 0
     total: int = 0
@@ -45,18 +45,17 @@ class Progress:
 
 
 class Replay:
-    """One recording, played to one exporter, as often as asked.
+    """A recording that is replayed to one exporter, once or repeatedly.
 
     Args:
-        path: In either form that ``recording`` reads.
-        endpoint: The exporter's.
-        realtime: As the records were taken, or as fast as the exporter takes them.
-        namespace: Put before the identities of streams and engines, so that a live
-            engine's are left alone.
-        patience: Seconds to wait for the exporter to answer.
+        path: A recording in either format that ``recording.format`` reads.
+        endpoint: The exporter's ingest endpoint.
+        realtime: Whether to keep the recorded times; otherwise as fast as the exporter accepts.
+        namespace: Prefix of all identities, which keeps live engines untouched.
+        connect_timeout: Seconds to wait for the exporter to answer.
 
     Raises:
-        ConfigError: The file is no recording.
+        ConfigError: The file is not a recording.
     """
 
     def __init__(
@@ -81,10 +80,10 @@ class Replay:
         self.progress.total = self._player.total
 
     def run(self, *, once: bool = True, stop: threading.Event | None = None) -> None:
-        """Play; where not ``once``, over and over until ``halted``.
+        """Replay once, or repeatedly until ``stop`` is set.
 
         Raises:
-            RunError: No exporter answers, or it does not take what is sent.
+            RunError: No exporter answers, or it does not accept the items.
         """
         self._stop = stop or threading.Event()
         publishers = self._player.open(self.endpoint)
@@ -121,7 +120,7 @@ class Replay:
                 )
             )
             if any(p.refused for p in publishers):
-                raise RunError("another process plays or feeds this stream at the same time")
+                raise RunError("another process feeds this stream at the same time")
             play()
             self.progress.records += 1
 
@@ -139,7 +138,7 @@ Step = tuple[float, Callable[[], None]]
 
 
 class _CallPlayer:
-    """Stat-logger calls: each recorded process is a front end of its own."""
+    """Player of stat-logger calls: each recorded process becomes a front end."""
 
     def __init__(self, path: Path, calls: list[Call], namespace: str) -> None:
         self.calls = calls
@@ -161,7 +160,7 @@ class _CallPlayer:
                 raise ConfigError(f"{path}: line {number}: {error}") from None
 
     def open(self, endpoint: str) -> list[Publisher]:
-        """A publisher and a tap per recorded process."""
+        """Return one publisher for each recorded process, and make its tap."""
         publishers: list[Publisher] = []
         for instance, description in self._descriptions.items():
             publisher = Publisher(endpoint, description.stream, description.engine_infos)
@@ -172,7 +171,7 @@ class _CallPlayer:
         return publishers
 
     def steps(self) -> Iterator[Step]:
-        """Every record in the order of the file."""
+        """Yield every record in the order of the file."""
         for call in self.calls:
             play = self._play(self._taps[call.instance], call)
             if play is not None:
@@ -198,7 +197,7 @@ class _CallPlayer:
 
 
 class _FramePlayer:
-    """Sidestep's own recording: items as they were sent, with the time of now."""
+    """Player of sidestep's own recordings: items as they were sent, with the current time."""
 
     def __init__(self, path: Path, records: list[StreamStart | Items], namespace: str) -> None:
         self.records = [record for record in records if isinstance(record, Items)]
@@ -217,7 +216,7 @@ class _FramePlayer:
             raise ConfigError(f"{path}: an item cannot be read: {error}") from None
 
     def open(self, endpoint: str) -> list[Publisher]:
-        """A publisher per recorded stream."""
+        """Return one publisher for each recorded stream."""
         for stream, engines in self.engines.items():
             for engine in engines:
                 engine.id = printable(f"{self.namespace}/{engine.id}")
@@ -226,7 +225,7 @@ class _FramePlayer:
         return list(self._publishers.values())
 
     def steps(self) -> Iterator[Step]:
-        """Every item in the order of the file."""
+        """Yield every item in the order of the file."""
         self._round += 1
         for record in self.records:
             publisher = self._publishers.get(record.stream)
@@ -235,7 +234,7 @@ class _FramePlayer:
             for raw in record.items:
                 item = decode_item(raw)
                 if isinstance(item, RequestEvents | BlockEvents | CacheEvents):
-                    # A run played again is another process's: its numbers mean others.
+                    # Each round is a new source: its request and block numbers restart.
                     item.source = (item.source + self._round) % COUNT_LIMIT
                 yield record.at, _Push(publisher, item)
 
@@ -247,7 +246,7 @@ class _Push:
 
     def __call__(self) -> None:
         if not isinstance(self.item, RequestEvents):
-            # Request events are on one clock throughout, that of their recording.
+            # Request events keep the clock of their recording throughout.
             self.item.stamp = time.monotonic()
         if isinstance(self.item, VllmStep | SglangStats):
             self.item.wall = time.time()

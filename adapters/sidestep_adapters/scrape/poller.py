@@ -1,4 +1,4 @@
-"""One target, asked again and again: one question in flight, and what becomes of its answer."""
+"""Polling of one target at an interval, one request at a time, and the handling of responses."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ from sidestep.config.scrape_targets import Target
 from sidestep.errors import PollError
 from sidestep.telemetry.logs import Limited
 from sidestep.telemetry.self_metrics import Reading, SelfMetrics
+from sidestep_adapters.scrape.poll_task import PollTask
 
 log = logging.getLogger(__name__)
 
 Response = TypeVar("Response")
 PollConnection = AbstractAsyncContextManager[Callable[[], Awaitable[Response]]]
-"""As long as it is entered, questions can be asked; each raises PollError where it has no answer."""
+"""A context manager that yields a function to send requests; the function raises PollError."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PollQuery(Generic[Response]):
-    """What is asked, and what for.
+    """Functions that query a target and handle its responses.
 
     Attributes:
-        connect: Makes what asks.
-        take: Works an answer off, a slice at each step; raises PollError where it is none.
-        hide: Called when nothing of what was answered shall be shown any more.
+        connect: Opens a connection.
+        apply: Applies a response, a slice at each step; raises PollError if it is invalid.
+        hide: Called when the last response must not be exposed any more.
     """
 
     connect: Callable[[], PollConnection[Response]]
@@ -39,15 +40,19 @@ class PollQuery(Generic[Response]):
 
 
 class Poller(Generic[Response]):
-    """Asks one question at an interval, in the place of a ``sources.Source``.
+    """Polls one target at an interval; implements ``sidestep.ingest.source.Source``.
 
-    The next question waits until the last answer has been worked off.
+    The next request waits until the last response is applied.
 
     Args:
-        prefix: How the metrics about it begin.
+        target: The target.
+        query: Queries the target and applies responses.
+        metrics: The exporter's own metrics.
+        prefix: Prefix of the metrics about polls.
+        clock: Monotonic clock.
 
     Attributes:
-        state: Whether the target is there.
+        state: Whether the target is up.
     """
 
     def __init__(
@@ -64,7 +69,7 @@ class Poller(Generic[Response]):
         self._prefix = prefix
         self._query = query
         self._clock = clock
-        self._task: asyncio.Task[None] | None = None
+        self._task = PollTask()
         self._applying: Iterator[None] | None = None
         self._is_applied = asyncio.Event()
         self._wake: Callable[[], None] = lambda: None
@@ -72,22 +77,20 @@ class Poller(Generic[Response]):
         self._count("ok", 0)
 
     def open(self, wake: Callable[[], None]) -> None:
-        """Ask from now on."""
+        """Start polling."""
         self._wake = wake
         self._is_applied = asyncio.Event()
-        self._task = asyncio.create_task(self._run())
-        # What fails here is a bug, and the process's.
-        self._task.add_done_callback(lambda task: None if task.cancelled() else task.result())
+        self._task.start(self._run())
 
     def receive(self, now: float) -> bool:
-        """Work a slice of an answer off; whether there may be more."""
+        """Apply a slice of a response; return whether there may be more."""
         if self._applying is None:
             return False
         try:
             next(self._applying)
         except StopIteration:
             if not self.state.is_shown:
-                self._lines.info("answers", "%s answers", self.target.name)
+                self._lines.info("answers", "%s: polls succeed", self.target.name)
             self.state.answered()
             self._count("ok", 1)
         except PollError as error:
@@ -99,30 +102,28 @@ class Poller(Generic[Response]):
         return False
 
     def pass_time(self, now: float) -> None:
-        """What was not answered for too long is shown no more."""
+        """Hide the last response of a target that has not answered for too long."""
         was_shown = self.state.is_shown
         self.state.tick(now)
         if was_shown and not self.state.is_shown:
-            self._lines.warning("silent", "%s: no answer for long", self.target.name)
+            self._lines.warning("silent", "%s: no response for too long", self.target.name)
             self._query.hide()
 
     def cut(self) -> None:
-        """Let go of all that was answered, and begin anew."""
+        """Discard the last response, and start again."""
         self.close()
         self.state = PollState(self.target.interval)
         self._query.hide()
         self.open(self._wake)
 
     def close(self) -> None:
-        """Ask no more."""
+        """Stop polling."""
         self._applying = None
-        if self._task is not None:
-            self._task.cancel()
+        self._task.cancel()
 
     async def wait_closed(self) -> None:
-        """Once no connection is left."""
-        if self._task is not None:
-            await asyncio.wait((self._task,))
+        """Wait until the connection is closed."""
+        await self._task.wait()
 
     async def _run(self) -> None:
         async with self._query.connect() as fetch:
@@ -159,7 +160,7 @@ class Poller(Generic[Response]):
 
 
 def states(pollers: list[Poller[Response]]) -> Reading:
-    """For ``SelfMetrics.read``: of each target each state, 1 where it is the present one."""
+    """Return a reading for ``SelfMetrics.read``: 1 for each target's current state, 0 for others."""
     return lambda: [
         ((each.target.name, state), float(each.state.state == state))
         for each in pollers

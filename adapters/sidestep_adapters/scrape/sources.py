@@ -1,4 +1,4 @@
-"""The pages that ``--scrape`` asks for, and ``metrics=`` of ``--triton``."""
+"""The sources of ``--scrape`` and of ``metrics=`` in ``--triton``: one poller for each page."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ KINDS = ("text/plain",)
 
 
 def sources(config: Config, intake: Intake) -> Sequence[Poller[Response]]:
-    """One for each target.
+    """Return one poller for each target.
 
     Raises:
-        ConfigError: A file that one needs cannot be read.
+        ConfigError: A file that a target needs cannot be read.
     """
     passthrough, metrics = intake.registry.passed, intake.metrics
     pollers: list[Poller[Response]] = []
@@ -58,7 +58,7 @@ def sources(config: Config, intake: Intake) -> Sequence[Poller[Response]]:
 
 
 def _targets(config: Config) -> Iterator[tuple[str, Target, Collection[str]]]:
-    """Yield the flag, the target, and the families to leave out of its page."""
+    """Yield each flag and target, and the families to leave out of its page."""
     for target in config.scrape:
         yield "--scrape", target, ()
     for server in config.triton:
@@ -68,7 +68,7 @@ def _targets(config: Config) -> Iterator[tuple[str, Target, Collection[str]]]:
 
 
 def page_poller(target: Target, page: Page, metrics: SelfMetrics) -> Poller[Response]:
-    """Poll ``target`` for ``page``."""
+    """Return a poller that updates ``page`` from ``target``."""
 
     @asynccontextmanager
     async def connect() -> AsyncIterator[Callable[[], Awaitable[Response]]]:

@@ -82,7 +82,7 @@ class DeferredMetrics:
         for source in touched:
             try:
                 made += source.items(now)
-            except Exception:  # noqa: BLE001 - likewise
+            except Exception:  # noqa: BLE001 - as above
                 self.fail("recorded values could not be converted to items")
         return made
 

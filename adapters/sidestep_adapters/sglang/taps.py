@@ -105,7 +105,11 @@ class SchedulerTap:
 
     def log_stats_function(self, collector: Any) -> Callable[[Any], None]:
         """Return the replacement of ``log_stats``, which runs with each report on the scheduler's loop."""
-        record, deferred, clock = self.stats.record_report, self._process.deferred, time.perf_counter
+        record, deferred, clock = (
+            self.stats.record_report,
+            self._process.deferred,
+            time.perf_counter,
+        )
         others: list[tuple[str, ChildStub]] | None = None
 
         def log_stats(stats: Any) -> None:

@@ -1,4 +1,4 @@
-"""What becomes of each kind of stream's messages: decoded, and put to the engine they are of."""
+"""Readers of each kind of stream: decode its messages and apply them to their engine."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ LOST = Discontinuity(1, restarted=False, from_start=False)
 
 
 class Reader(Protocol):
-    """One stream's.
+    """Reader of one stream.
 
     Attributes:
-        feature: What its engines have from it.
-        mark: What a next process has to go on with.
+        feature: The feature that the stream gives its engines.
+        resume_values: Values that a restarted exporter needs to continue.
     """
 
     feature: ClassVar[str]
@@ -37,15 +37,15 @@ class Reader(Protocol):
         """Apply a message.
 
         Raises:
-            WireError: It cannot be.
+            WireError: The message is invalid.
         """
 
     def on_discontinuity(self, found: Discontinuity) -> None:
-        """What comes next does not continue what came before."""
+        """Handle a break: the next message does not continue the previous one."""
 
 
 class KvEvents:
-    """Changes of prefix caches, a piece of a message at a time."""
+    """Applies changes of prefix caches, a piece of a message at a time."""
 
     feature: ClassVar[str] = KV_EVENTS
     resume_values: Sequence[int] = ()
@@ -54,15 +54,15 @@ class KvEvents:
         self._feed = feed
         self._source = 0
         self._first_change: CacheChange | None = None
-        """What to say first to an engine, of this source."""
+        """The first change to apply to each engine, for the current source."""
         self._announced: dict[str, int] = {}
-        """By engine: the source it has heard of."""
+        """The source whose first change was applied, by engine."""
 
     def accept(self, payload: bytes, now: float) -> None:
         """Apply a message.
 
         Raises:
-            WireError: It cannot be; what it would have told is missing.
+            WireError: The message is invalid; its changes are lost.
         """
         try:
             batch = kv_events.decode(payload)
@@ -78,7 +78,7 @@ class KvEvents:
             self._feed.intake.insert([partial(self._apply_pieces, engine, parts, batch.stamp, now)])
 
     def on_discontinuity(self, found: Discontinuity) -> None:
-        """Begin anew: with nothing, or with what nobody knows."""
+        """Start a new source, with an empty cache or with unknown content."""
         self._source += 1
         self._first_change = CacheChange("begun" if found.from_start else "lost", 0.0)
         for engine in self._feed.engines:
@@ -87,7 +87,7 @@ class KvEvents:
     def _apply_pieces(
         self, engine: Engine, parts: Iterator[Sequence[Raw]], stamp: float, now: float
     ) -> None:
-        """The next one, and after it the others."""
+        """Apply the next piece, and then the others."""
         events = next(parts, None)
         if events is not None:
             rest = partial(self._apply_pieces, engine, parts, stamp, now)
@@ -114,7 +114,7 @@ class KvEvents:
 
 
 class ForwardPasses:
-    """Forward-pass metrics."""
+    """Applies forward-pass metrics."""
 
     feature: ClassVar[str] = FORWARD_PASS
     resume_values: Sequence[int] = ()
@@ -126,17 +126,17 @@ class ForwardPasses:
         """Apply a record.
 
         Raises:
-            WireError: It cannot be.
+            WireError: The record is invalid.
         """
         record = forward_pass.decode(payload, now)
         self._feed.put(self._feed.engine(_label(self._feed, record.rank)), record.item)
 
     def on_discontinuity(self, found: Discontinuity) -> None:
-        """Nothing: each record stands for itself."""
+        """Do nothing: each record is independent."""
 
 
 class Loads:
-    """Load, and what its totals grow by."""
+    """Applies load records, and the increases of their totals."""
 
     feature: ClassVar[str] = LOAD
 
@@ -148,7 +148,7 @@ class Loads:
         """Apply a record.
 
         Raises:
-            WireError: It cannot be.
+            WireError: The record is invalid.
         """
         record = load.decode(payload, now)
         engine = self._feed.engine(_label(self._feed, record.rank))
@@ -160,7 +160,7 @@ class Loads:
         self._feed.put(engine, record.item)
 
     def on_discontinuity(self, found: Discontinuity) -> None:
-        """Another process counts from nothing."""
+        """Reset the totals: a restarted publisher counts from 0."""
         if found.restarted:
             self.resume_values = load.Totals()
 
@@ -177,7 +177,7 @@ def _label(feed: RankFeed, rank: int | None) -> str:
 
 
 def _parts(changes: Sequence[CacheChange]) -> Iterator[list[CacheChange]]:
-    """``changes`` in parts that take a fraction of a millisecond each."""
+    """Yield ``changes`` in parts that take a fraction of a millisecond each."""
     part: list[CacheChange] = []
     size = 0
     for change in changes:

@@ -1,4 +1,4 @@
-"""One publisher's sockets on the event loop: what is published, and what was missed."""
+"""One subscription's sockets on the event loop: published messages and replays."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ from sidestep_adapters.streams.sequence import (
 log = logging.getLogger(__name__)
 
 RECONNECT_AFTER = 10.0
-"""Seconds without a connection after which the socket is made anew: libzmq tries no more to connect to
-a peer that has said what cannot be."""
+"""Seconds without a connection after which a new socket is made: libzmq stops reconnecting after
+some protocol errors of a peer.
+"""
 END_MARKER = b"\xff" * 8
 LIVE_FRAMES = 3
 MONITORED_EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
@@ -38,11 +39,13 @@ _PREFIX = "sidestep_subscription_"
 
 
 class Subscriber:
-    """Reads one stream, in the place of a ``sources.Source``.
+    """Reads one stream; implements ``sidestep.ingest.source.Source``.
 
     Args:
-        context: Whose sockets it opens.
-        released: Called when it has closed them.
+        feed: The ingest side of the stream.
+        reader: Decodes and applies the messages.
+        context: Context of the sockets.
+        on_closed: Called after the sockets are closed.
 
     Attributes:
         connected: Whether there is a connection to the publisher.
@@ -67,7 +70,7 @@ class Subscriber:
         self._requests_sent = 0
         self._is_reconnected = False
         self._connected_at = float("inf")
-        """When there was a connection, or it was last waited for anew."""
+        """When the connection was last up, or the socket was last made again."""
         self._live: Frames | None = None
         self._monitor: Socket | None = None
         self._replay: Frames | None = None
@@ -78,15 +81,15 @@ class Subscriber:
         self._update_counters()
 
     def open(self, wake: Callable[[], None]) -> None:
-        """Connect; the publisher may come later.
+        """Connect; the publisher may start later.
 
         Raises:
-            ConfigError: The endpoint is none.
+            ConfigError: The endpoint is invalid.
         """
         self._wake = wake
         one = self.subscription
         socket = make_socket(self._context, zmq.SUB)
-        # Before there can be anything to watch.
+        # Must precede ``connect``, to see all events.
         self._monitor = socket.get_monitor_socket(MONITORED_EVENTS)
         self._live = Frames(socket)
         socket.setsockopt(zmq.SUBSCRIBE, one.topic.encode())
@@ -99,7 +102,7 @@ class Subscriber:
             loop.add_reader(each.fileno(), wake)
 
     def receive(self, now: float) -> bool:
-        """Hand over one message at most; whether there may be more."""
+        """Process at most one message; return whether there may be more."""
         self._read_monitor()
         if self._sequencer.replay_from is not None:
             return self._receive_replay(now)
@@ -113,14 +116,14 @@ class Subscriber:
             self._send_replay_request()
             return self._sequencer.replay_from is not None
         if len(frames) != LIVE_FRAMES or len(frames[1]) != len(END_MARKER):
-            # Of a message with too many frames each thousand is read by itself.
+            # A message with too many frames is read a thousand frames at a time, and counted once.
             self._feed.intake.reject("bad_frame", int(not skipping))
             return True
         self._process(frames[1], frames[2], now, self._sequencer.live)
         return True
 
     def pass_time(self, now: float) -> None:
-        """Say that the publisher is there; wait no longer for an answer than one has to."""
+        """Report the publisher as present, reconnect if necessary, and end a replay that takes too long."""
         self._read_monitor()
         self._connected_at = min(self._connected_at, now)
         if self.connected:
@@ -132,7 +135,7 @@ class Subscriber:
         self._apply(self._sequencer.expire(now), now)
 
     def cut(self) -> None:
-        """Let go of all that waits in the sockets."""
+        """Discard everything that waits in the sockets, and reconnect."""
         self._disconnect()
         self.open(self._wake)
 
@@ -142,7 +145,7 @@ class Subscriber:
         self._on_closed()
 
     async def wait_closed(self) -> None:
-        """Its sockets end at once."""
+        """Return at once: ``close`` closes the sockets."""
 
     def _disconnect(self) -> None:
         self._close_replay()
@@ -158,7 +161,7 @@ class Subscriber:
         self._live = self._monitor = None
 
     def _read_monitor(self) -> None:
-        """What has become of the connection."""
+        """Update the connection state from the socket's monitor."""
         while self._monitor is not None:
             try:
                 event = recv_monitor_message(self._monitor, zmq.NOBLOCK)["event"]
@@ -196,7 +199,7 @@ class Subscriber:
             self._apply(decide(seq, payload, now), now)
 
     def _apply(self, steps: Iterable[Step], now: float) -> None:
-        """Let what was decided have its turn, then ask for what is missing."""
+        """Queue the sequencer's decisions for ingest, then send a replay request if one is due."""
         for step in steps:
             position = self._sequencer.position
             if isinstance(step, Accepted) and position is not None:
@@ -220,7 +223,7 @@ class Subscriber:
     def _handle_discontinuity(self, found: Discontinuity) -> None:
         self._count("lost_messages", found.lost)
         if found.restarted:
-            log.info("%s: the publisher has begun anew", self.subscription.name)
+            log.info("%s: the publisher has restarted", self.subscription.name)
             for engine in self._feed.engines:
                 engine.restarts += 1
         if found.lost:
@@ -230,12 +233,12 @@ class Subscriber:
         self._reader.on_discontinuity(found)
 
     def _send_replay_request(self) -> None:
-        """Ask, where something is to be asked for that was not yet."""
+        """Send the sequencer's replay request, unless it was sent."""
         sequencer = self._sequencer
         if sequencer.replay_requests == self._requests_sent or sequencer.replay_from is None:
             return
         self._requests_sent = sequencer.replay_requests
-        # Answers to an earlier question must not be taken for this one's.
+        # A new socket: responses to an earlier request must not be taken for this one's.
         self._close_replay()
         socket = make_socket(self._context, zmq.DEALER)
         socket.connect(self.subscription.replay)
@@ -250,7 +253,7 @@ class Subscriber:
             self._replay = None
 
     def _update_counters(self) -> None:
-        """Count what the sequence has counted."""
+        """Add what the sequencer has counted to the metrics."""
         sequencer = self._sequencer
         counted = sequencer.gaps, sequencer.duplicates, sequencer.restarts
         names = ("gaps", "duplicate_messages", "restarts")

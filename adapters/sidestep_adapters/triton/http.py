@@ -1,4 +1,4 @@
-"""Triton's answers over HTTP."""
+"""Triton's API over HTTP."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from sidestep_adapters.triton.statistics import ModelVersion
 
 JSON = "application/json"
 MAX_BODY_BYTES = 8 << 20
-"""The event loop stands still while an answer is taken apart, a millisecond for each of them."""
+"""Maximum bytes of statistics: decoding blocks the event loop, a millisecond for each MiB."""
 MAX_SHORT_BYTES = 1 << 20
-"""Of answers about one model, or of names alone."""
+"""Maximum bytes of answers about one model, or of names only."""
 
 T = TypeVar("T")
 
 
 class HttpServer:
-    """A ``triton_server.Server``.
+    """Implements ``server.Server`` over HTTP.
 
     Args:
-        url: Of the server, without any path of Triton's.
+        client: HTTP client of the server.
+        url: The server's base URL, without Triton's paths.
     """
 
     def __init__(self, client: Client, url: str) -> None:
@@ -86,7 +87,7 @@ def _quoted(model: str) -> str:
 
 
 def _to_triton_error(error: PollError) -> PollError:
-    """``error`` in Triton's terms."""
+    """Return ``error`` with the cause that Triton means."""
     cause, detail = error.cause, str(error)
     if cause == "http_400":
         cause = "unknown_model"

@@ -1,4 +1,4 @@
-"""Versions of one server's models: what each was last found with, and under which labels. No I/O."""
+"""State of one server's models: last statistics, configuration and labels by version. No I/O."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from sidestep_adapters.triton.statistics import ModelVersion
 DIALECT = "triton"
 
 ReadPiece = Callable[[bytes, bool], ModelStats]
-"""What a piece says, of a model with or without a response cache."""
+"""Decodes a piece, of a model with or without a response cache."""
 
 
 class VersionUpdate(NamedTuple):
-    """One version of a model at one moment.
+    """State of one version of a model at one time.
 
     Attributes:
-        item: None: nothing is known of it.
-        leaves: Whether nothing more will be told of it under these labels.
+        info: The version as an engine.
+        item: Its statistics; None if they are unknown.
+        detach: Whether the version exports nothing more under these labels.
     """
 
     info: EngineInfo
@@ -36,7 +37,7 @@ class VersionUpdate(NamedTuple):
 
 
 class PollTime(NamedTuple):
-    """When an answer was there: by this host's monotonic clock, and in Unix time."""
+    """When an answer was received: by this host's monotonic clock, and in Unix time."""
 
     stamp: float
     wall: float
@@ -50,13 +51,13 @@ class _Version(msgspec.Struct):
 
 
 class Models:
-    """Those of one server.
+    """Models of one server.
 
     Args:
-        name: The server's, in the identities of its engines.
-        labels: Of all its series.
-        has_failures: Whether failed requests are shown from here.
-        read: Reads a piece of an answer.
+        name: The server's name, in the identities of its engines.
+        labels: Labels of all its series.
+        read: Decodes a piece of an answer.
+        has_failures: Whether failed requests are exposed from statistics.
     """
 
     def __init__(
@@ -75,14 +76,14 @@ class Models:
         return len(self._versions)
 
     def find_version(self, piece: bytes) -> ModelVersion | None:
-        """Whose statistics ``piece`` is, where the last look found the same."""
+        """Return the version of ``piece``, if the last poll had the same piece."""
         return self._by_piece.get(piece)
 
     def update(self, key: ModelVersion, piece: bytes, poll_time: PollTime) -> VersionUpdate | None:
-        """What ``piece`` says; None where the model's configuration has to be had first.
+        """Return the update of a known version; None if its configuration has to be queried first.
 
         Raises:
-            WireError: It contradicts itself.
+            WireError: ``piece`` is invalid.
         """
         previous = self._versions.get(key)
         if previous is None:
@@ -97,16 +98,16 @@ class Models:
     def update_new(
         self, key: ModelVersion, piece: bytes, poll_time: PollTime, config: ModelConfig
     ) -> Iterator[VersionUpdate]:
-        """Likewise, of a version that is new or has begun anew.
+        """Yield the updates of a version that is new or was reloaded.
 
         Raises:
-            WireError: It contradicts itself.
+            WireError: ``piece`` is invalid.
         """
         stats = self._read(piece, config.has_cache)
         previous = self._versions.get(key)
         info = self._info(key, config)
         if previous is not None and previous.info != info:
-            # Other labels are other series.
+            # Changed labels are new series.
             yield VersionUpdate(previous.info, None, detach=True)
         self._configs[key.name] = config
         version = self._versions[key] = _Version(b"", stats, info, config.instances)
@@ -116,7 +117,7 @@ class Models:
     def absent(
         self, found: Iterable[ModelVersion], poll_time: PollTime, covers: Callable[[str], bool]
     ) -> Iterator[VersionUpdate]:
-        """Versions that an answer about all models of ``covers`` does not have among ``found``."""
+        """Yield updates of versions that are missing in an answer that ``covers`` their models."""
         for key in self._versions.keys() - set(found):
             if covers(key.name):
                 yield from self._drop(key, poll_time)
@@ -127,9 +128,9 @@ class Models:
     def defer(
         self, key: ModelVersion, piece: bytes, poll_time: PollTime
     ) -> Iterator[VersionUpdate]:
-        """Remember that a version has begun anew whose configuration is not there yet.
+        """Drop a reloaded version whose configuration is not known yet.
 
-        By the time that it is there, the version may look as if it had gone on.
+        By the time its configuration is known, its statistics may look continuous.
         """
         previous = self._versions.get(key)
         if previous is not None:
@@ -145,11 +146,11 @@ class Models:
 
     @property
     def engines(self) -> set[str]:
-        """Identities of the server and of the versions that it has."""
+        """Return the identities of the server and its versions."""
         return {self.server.id, *(version.info.id for version in self._versions.values())}
 
     def clear(self) -> None:
-        """Let go of all that the server has said."""
+        """Forget the state of all models."""
         self._versions.clear()
         self._by_piece.clear()
         self._configs.clear()
@@ -160,7 +161,7 @@ class Models:
         version.piece, version.stats = piece, stats
 
     def _info(self, key: ModelVersion, config: ModelConfig) -> EngineInfo:
-        # What the operator says has the last word.
+        # Configured labels override tags.
         labels = {**config.tags, **self._labels, "model": key.name, "version": key.version}
         features = {
             FAILURES: self._has_failures,
@@ -176,12 +177,12 @@ class Models:
 
 
 def server_engine(name: str, labels: Mapping[str, str]) -> EngineInfo:
-    """Return the engine that the server itself is."""
+    """Return the engine that represents the server itself."""
     return EngineInfo(identity(name), DIALECT, dict(labels))
 
 
 def identity(*parts: str) -> str:
-    """Of a server, or of a version of one of its models."""
+    """Return the identity of a server, or of a version of one of its models."""
     name = "/".join((DIALECT, *parts))
     if len(name) > MAX_LABEL_CHARS:
         name = f"{DIALECT}/{blake2b(name.encode(), digest_size=16).hexdigest()}"
@@ -189,12 +190,12 @@ def identity(*parts: str) -> str:
 
 
 def detached_version(info: EngineInfo, poll_time: PollTime) -> VersionUpdate:
-    """A version that the server does not have ready."""
+    """Return the update that detaches a version that is not ready."""
     return VersionUpdate(info, _item(poll_time, None, 0), detach=True)
 
 
 def _is_reloaded(new: ModelStats, old: ModelStats) -> bool:
-    """Whether its configuration may be another; what is to be counted the exporter decides."""
+    """Return whether the configuration may have changed; the exporter detects counter resets itself."""
     now, before = new.inference_stats.success, old.inference_stats.success
     return (
         new.execution_count < old.execution_count

@@ -1,4 +1,4 @@
-"""One poll of a Triton server: questions, answers, and what they say of each version."""
+"""One poll of a Triton server: query it, and derive an update for each version of its models."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ from sidestep_adapters.triton.server import Server, detail
 from sidestep_adapters.triton.statistics import ModelVersion
 
 SLICE = 0.001
-"""Seconds of reading after which the event loop gets its turn."""
+"""Seconds of decoding after which the event loop may run other tasks."""
 MAX_VERSIONS = 4096
-"""Of one server: each takes memory here, whether it is shown or not."""
+"""Maximum versions of one server: each takes memory here, whether it is exposed or not."""
 
 
 class PollResult(NamedTuple):
-    """What a poll came to.
+    """Result of a poll.
 
     Attributes:
-        seconds: From asking for statistics until they were there.
+        poll_time: When the statistics were received.
+        seconds: Duration of the query for statistics.
+        failure: Why some statistics are missing.
     """
 
     poll_time: PollTime
@@ -34,13 +36,18 @@ class PollResult(NamedTuple):
 
 
 class StatisticsPoll:
-    """Polls one server.
+    """Polls the statistics of one server.
 
     Args:
-        heard: Called when statistics are there.
-        hand: Takes each look, in their order.
-        reject: Counts what could not be taken, by its reason.
-        known: Engines that are fed, those among them from before an exporter's restart.
+        server: The server's API.
+        models: State of the server's models.
+        queries: Queries to the server.
+        on_statistics: Called when statistics were received.
+        on_update: Called with each update, in order.
+        reject: Counts rejected statistics by reason.
+        attached: Returns the attached engines, with those from before a restart of the exporter.
+        lines: Rate-limited log.
+        name: The server's name in the log.
     """
 
     def __init__(
@@ -66,13 +73,13 @@ class StatisticsPoll:
         self._lines = lines
         self._name = name
         self._slice_end = 0.0
-        """When the slice of reading that is under way is over."""
+        """End of the current slice of decoding."""
 
     async def poll(self) -> PollResult:
-        """Ask, and hand on what is there.
+        """Query the server and pass on the updates.
 
         Raises:
-            PollError: Nothing is.
+            PollError: There are no statistics.
         """
         await self.queries.check()
         started = time.monotonic()
@@ -103,7 +110,7 @@ class StatisticsPoll:
                     self._on_update(update)
         server = attached.get(self.models.server.id)
         if server is not None and server != self.models.server:
-            # An exporter before this one showed it with other labels.
+            # Before its restart the exporter exposed the server with other labels.
             self._on_update(VersionUpdate(server, None, detach=True))
         others = attached.keys() - self.models.engines
         for update in self.models.absent(found, poll_time, answer.covers):
@@ -112,10 +119,10 @@ class StatisticsPoll:
         return PollResult(poll_time, poll_time.stamp - started, answer.failure)
 
     async def _pieces_by_version(self, pieces: Iterable[bytes]) -> dict[ModelVersion, bytes]:
-        """The pieces of models that are wanted, by whose they are.
+        """Return the pieces of selected models by version.
 
         Raises:
-            PollError: One does not say, or two are the same version's.
+            PollError: A piece does not name its version, or two pieces name the same.
         """
         found: dict[ModelVersion, bytes] = {}
         for piece in pieces:
@@ -134,11 +141,11 @@ class StatisticsPoll:
         return found
 
     def _update_known(self, version: ModelVersion, piece: bytes, poll_time: PollTime) -> bool:
-        """Hand on what ``piece`` says; whether that is all that can be done with it."""
+        """Pass on the update of a known version; return whether the piece needs no more work."""
         try:
             update = self.models.update(version, piece, poll_time)
             if update is None:
-                # Nothing more is asked about what cannot be shown anyway.
+                # No configuration is queried for invalid statistics.
                 self._server.stats(piece, False)
         except WireError as error:
             self._reject_version(version, error)
@@ -148,7 +155,7 @@ class StatisticsPoll:
         return update is not None
 
     def _emit_new(self, update: VersionUpdate, attached: Mapping[str, EngineInfo]) -> None:
-        """Hand on a look at a new version, which may have been known with other labels."""
+        """Pass on the update of a new version, and detach it under its previous labels."""
         previous = attached.get(update.info.id)
         if previous is not None and previous != update.info and not update.detach:
             self._on_update(VersionUpdate(previous, None, detach=True))
@@ -161,7 +168,7 @@ class StatisticsPoll:
         answer: StatisticsAnswer,
         poll_time: PollTime,
     ) -> None:
-        """Part with versions of which only an exporter knew that was started anew."""
+        """Detach versions that only the exporter before a restart knew."""
         for info in others:
             version = ModelVersion(info.labels["model"], info.labels["version"])
             if version in found:
@@ -172,7 +179,7 @@ class StatisticsPoll:
                 self._on_update(detached_version(info, poll_time))
 
     def _reject_version(self, version: ModelVersion, error: WireError) -> None:
-        """One version's statistics are no good: it stays as it was."""
+        """Count and log invalid statistics of one version, which keeps its last values."""
         self._reject(error.reason)
         self._lines.warning(
             "refused",

@@ -1,4 +1,4 @@
-"""Polls one Triton server for as long as the exporter runs; see ``--triton``."""
+"""The source that polls one Triton server while the exporter runs; see ``--triton``."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from sidestep.engines.items import Item
 from sidestep.errors import PollError, WireError
 from sidestep.ingest.local_stream import ServerFeed
 from sidestep.telemetry.logs import Limited
+from sidestep_adapters.scrape.poll_task import PollTask
 from sidestep_adapters.triton.models import Models, VersionUpdate
 from sidestep_adapters.triton.poll import StatisticsPoll
 from sidestep_adapters.triton.queries import Queries
@@ -24,35 +25,37 @@ from sidestep_adapters.triton.state import ServerState
 log = logging.getLogger("sidestep.triton")
 
 UPDATES_PER_WAKE = 32
-"""Looks that are handed over at once: each turn costs as much as one of them."""
+"""Number of updates applied in one turn: waking the source costs as much as an update."""
 SLICE = 0.0005
-"""Seconds that one turn may take: to look at all other sources after each version costs more
-than the version."""
+"""Maximum seconds of one turn: running all other sources after each update costs more than it."""
 REJECTED_FOR = 60.0
-"""Seconds after which a version that could not be shown is tried again."""
+"""Seconds after which a rejected version is tried again."""
 
 
 class Connection(Protocol):
-    """What the answers come over."""
+    """The connection to a server."""
 
     def open(self) -> None:
-        """Begin, in the running event loop."""
+        """Start, in the running event loop."""
 
     async def close(self) -> None:
-        """End."""
+        """Close the connection."""
 
 
 class TritonSource:
-    """Polls one server, in the place of a ``sources.Source``.
+    """Polls one server; implements ``sidestep.ingest.source.Source``.
 
-    What a poll finds waits for its turn, some versions of models at a time; the next poll waits
-    until all have had theirs.
+    The updates of a poll wait for their turn and are applied in parts; the next poll waits until
+    all are applied.
 
     Args:
-        feed: Where it goes.
-        reject: Counts what could not be taken, by its reason.
-        has_failures: Whether failed requests are shown under Triton's own name: its page can
-            tell them by reason.
+        server: The configured server.
+        api: The server's API.
+        connection: The connection that ``api`` uses.
+        feed: The ingest side of the server.
+        reject: Counts rejected statistics by reason.
+        has_failures: Whether failed requests are exposed under Triton's own name: its page can
+            have them by reason.
     """
 
     def __init__(
@@ -92,21 +95,20 @@ class TritonSource:
         self.state = ServerState(feed, self._name, self._interval, self._apply_server_item, log)
         self._pending: deque[Callable[[], None]] = deque()
         self._is_applied = asyncio.Event()
-        """Whether all that was found has had its turn."""
+        """Set when all updates of the last poll are applied."""
         self._rejected_until: dict[str, float] = {}
-        """Engines that cannot be shown, and until when that is not tried."""
-        self._task: asyncio.Task[None] | None = None
+        """Rejected engines, and when each is tried again."""
+        self._task = PollTask()
         self._poll_task: asyncio.Task[None] | None = None
         self._wake: Callable[[], None] = lambda: None
 
     def open(self, wake: Callable[[], None]) -> None:
-        """Begin to poll; the server may come later."""
+        """Start polling; the server may start later."""
         self._wake = wake
-        self._task = asyncio.ensure_future(self._run())
-        self._task.add_done_callback(lambda task: None if task.cancelled() else task.result())
+        self._task.start(self._run())
 
-    def receive(self, now: float) -> bool:  # noqa: ARG002 - what happened has its time with it
-        """Hand over some versions; whether there may be more."""
+    def receive(self, now: float) -> bool:  # noqa: ARG002 - updates carry their own time
+        """Apply some updates; return whether there may be more."""
         if not self._pending:
             self._is_applied.set()
             return False
@@ -120,11 +122,11 @@ class TritonSource:
         return True
 
     def pass_time(self, now: float) -> None:
-        """Notice a server that takes long."""
+        """Detect a slow server."""
         self.state.expire(now)
 
     def cut(self) -> None:
-        """Let go of all that the server has said."""
+        """Discard the state of the server's models and the waiting updates."""
         if self._poll_task is not None:
             self._poll_task.cancel()
         self._pending.clear()
@@ -133,14 +135,12 @@ class TritonSource:
         self._is_applied.set()
 
     def close(self) -> None:
-        """End."""
-        if self._task is not None:
-            self._task.cancel()
+        """Stop polling."""
+        self._task.cancel()
 
     async def wait_closed(self) -> None:
-        """Once no connection is left."""
-        if self._task is not None:
-            await asyncio.wait((self._task,))
+        """Wait until the connection is closed."""
+        await self._task.wait()
 
     async def _run(self) -> None:
         self._connection.open()
@@ -165,7 +165,7 @@ class TritonSource:
                 self._is_applied.clear()
                 self._wake()
                 await self._is_applied.wait()
-            # What took longer than an interval has missed its turns, which do not come back.
+            # Polls that are missed because one took longer than an interval are skipped.
             due = max(due + self._interval, loop.time())
             await asyncio.sleep(due - loop.time())
 
@@ -204,7 +204,9 @@ class TritonSource:
             except WireError as error:
                 self._rejected_until[identity] = time.monotonic() + REJECTED_FOR
                 self._reject(error.reason)
-                self._lines.warning("tell", "%s: %s is not shown: %s", self._name, identity, error)
+                self._lines.warning(
+                    "export", "%s: %s is not exposed: %s", self._name, identity, error
+                )
         if update.detach:
             self._rejected_until.pop(identity, None)
             self._feed.leave(identity)
@@ -214,4 +216,6 @@ class TritonSource:
             self._feed.tell(self._models.server, item)
         except WireError as error:
             self._reject(error.reason)
-            self._lines.warning("tell", "%s: its state is not shown: %s", self._name, error)
+            self._lines.warning(
+                "export", "%s: the server's state is not exposed: %s", self._name, error
+            )

@@ -1,4 +1,4 @@
-"""Which questions it takes to have all statistics of a server at one moment."""
+"""Queries that retrieve all statistics of a server at one time."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from sidestep_adapters.triton.model_config import STATISTICS, ModelConfig
 from sidestep_adapters.triton.server import UNKNOWN_MODEL_PREFIX, Server
 
 IN_FLIGHT = 8
-"""Questions at once, where it takes one for each model."""
+"""Concurrent queries, where each model needs one."""
 NAMESPACED_FOR = 60.0
-"""Seconds after which a server that had to be asked model by model is asked for all again."""
+"""Seconds after which a server that is queried model by model is queried for all models again."""
 CONFIG_SECONDS = 5.0
-"""That configurations of new models may take in a poll; the rest is for the next."""
+"""Maximum seconds for configurations of new models in one poll; the next poll continues."""
 MAX_MODEL_QUERIES = 4096
-"""Models that are asked for one by one."""
+"""Maximum models that are queried one by one."""
 MAX_BYTES = 16 << 20
-"""Of statistics that are asked for one by one, together."""
+"""Maximum bytes of all statistics that are queried one by one."""
 ATTEMPTS = 3
-"""Polls in which the configuration of a model may not be had before it is done without."""
+"""Polls without the configuration of a model after which it is exposed without one."""
 _INCONCLUSIVE = ("slow", "unreachable", "not_ready")
-"""Outcomes that say nothing of what was asked for."""
+"""Outcomes that reveal nothing about the queried model."""
 
 
 class StatisticsAnswer(NamedTuple):
-    """Statistics.
+    """Statistics of a server.
 
     Attributes:
-        pieces: One for each version that is ready.
-        covers: Whether a model of a name that has none among them is not ready.
-        failure: Why some are not.
+        pieces: One for each ready version.
+        covers: Returns whether a model without a piece is not ready.
+        failure: Why some statistics are missing.
     """
 
     pieces: Sequence[bytes]
@@ -45,11 +45,14 @@ class StatisticsAnswer(NamedTuple):
 
 
 class Queries:
-    """Those to one server.
+    """Queries to one server.
 
     Args:
-        models: Names or patterns of names that are asked for; empty: all.
-        name: The server's, in the log.
+        server: The server's API.
+        models: Names or patterns of models to query; empty for all.
+        name: The server's name in the log.
+        lines: Rate-limited log.
+        clock: Monotonic clock.
     """
 
     def __init__(
@@ -67,25 +70,25 @@ class Queries:
         self._exact = [] if any(map(_is_pattern, models)) else list(models)
         self._patterns = [re.compile(fnmatch.translate(model)) for model in models]
         self._is_checked = False
-        """Whether the server has been asked what it can do."""
+        """True after the server's extensions were checked on this connection."""
         self._one_by_one = False
         self._query_all_at = 0.0
-        """When all are to be asked for at once again."""
+        """When to query for all models at once again."""
         self._attempts: dict[str, int] = {}
-        """Polls in which a model's configuration could not be had."""
+        """Polls in which a model's configuration could not be read."""
 
     def wants(self, model: str) -> bool:
-        """Whether a model of this name is asked for."""
+        """Return whether the model is selected."""
         return not self._patterns or any(each.match(model) for each in self._patterns)
 
     def reset(self) -> None:
-        """Another process may answer from now on."""
+        """Forget the state of a connection: another process may answer from now on."""
         self._is_checked = False
         self._query_all_at = 0.0
         self._attempts.clear()
 
     async def statistics(self) -> StatisticsAnswer:
-        """Of all models that are asked for.
+        """Return the statistics of all selected models.
 
         Raises:
             PollError: There are none.
@@ -105,10 +108,10 @@ class Queries:
         return StatisticsAnswer(pieces, lambda _: True)
 
     async def check(self) -> None:
-        """Whether the server has the statistics extension at all; asked once a connection.
+        """Check once per connection that the server has the statistics extension.
 
         Raises:
-            PollError: It has not, or did not answer.
+            PollError: The server lacks it, or did not answer.
         """
         if self._is_checked:
             return
@@ -117,7 +120,7 @@ class Queries:
         except PollError as error:
             if error.cause in (*_INCONCLUSIVE, "bad_answer"):
                 raise
-            # It may be allowed to ask for statistics and not for this.
+            # Access to statistics may be allowed without access to this.
         else:
             if STATISTICS not in found:
                 raise PollError(
@@ -126,11 +129,11 @@ class Queries:
         self._is_checked = True
 
     async def configs(self, names: Iterable[str]) -> dict[str, ModelConfig]:
-        """Configurations of models; one that is not there yet may be in the next poll."""
+        """Return configurations of models; a missing one may be available in the next poll."""
         found: dict[str, ModelConfig] = {}
 
         async def get(name: str) -> None:
-            # Also where this is cut off.
+            # Counted even if the query is cancelled.
             attempts = self._attempts[name] = self._attempts.get(name, 0) + 1
             try:
                 found[name] = await self._server.config(name)
@@ -140,7 +143,7 @@ class Queries:
                 found[name] = ModelConfig()
                 self._lines.warning(
                     "config",
-                    "%s: no configuration of model %.200r: %s; it is shown without metric tags"
+                    "%s: no configuration of model %.200r: %s; it is exposed without metric tags"
                     " and instances",
                     self._name,
                     name,
@@ -149,7 +152,7 @@ class Queries:
 
         wanted = list(dict.fromkeys(names))
         self._attempts = {name: self._attempts[name] for name in wanted if name in self._attempts}
-        # Whose turn never came before comes first.
+        # Models with fewer attempts come first.
         wanted.sort(key=lambda name: self._attempts.get(name, 0))
         await _run_each(wanted, get, CONFIG_SECONDS)
         for name in wanted:
@@ -163,7 +166,7 @@ class Queries:
         found = [name for name in await self._server.ready() if self.wants(name)]
         if len(found) > MAX_MODEL_QUERIES:
             raise PollError(
-                "bad_answer", f"more than {MAX_MODEL_QUERIES} models, asked for one by one"
+                "bad_answer", f"more than {MAX_MODEL_QUERIES} models to query one by one"
             )
         return found
 
@@ -180,7 +183,7 @@ class Queries:
             try:
                 found = await self._server.statistics(name)
             except PollError as error:
-                # One that is not known is not there.
+                # An unknown model is not ready.
                 if error.cause != "unknown_model":
                     failed[name] = error
                 return
@@ -200,10 +203,10 @@ class Queries:
         if one_by_one != self._one_by_one:
             self._lines.info(
                 f"one by one {one_by_one}",
-                "%s: the server has --model-namespacing and cannot tell of all models at once:"
-                " each is asked for by itself, of two with the same name none can be had"
+                "%s: the server has --model-namespacing and cannot return all models at once:"
+                " models are queried one by one, and models that share a name are not available"
                 if one_by_one
-                else "%s: the server tells of all models at once again",
+                else "%s: the server returns all models at once again",
                 self._name,
             )
         self._one_by_one = one_by_one
@@ -217,7 +220,7 @@ def _is_pattern(model: str) -> bool:
 async def _run_each(
     names: Sequence[str], get: Callable[[str], Awaitable[None]], seconds: float | None = None
 ) -> None:
-    """``get`` each, some at once; whatever happens, none goes on after ``seconds``."""
+    """Run ``get`` for each name, some concurrently; cancel the rest after ``seconds``."""
     if not names:
         return
     waiting = iter(names)

@@ -1,4 +1,4 @@
-"""The pollers that ``--triton`` asks for."""
+"""The sources of ``--triton``: one poller for each server."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from sidestep_adapters.triton.queries import IN_FLIGHT
 
 
 def sources(config: Config, intake: Intake) -> Sequence[TritonSource]:
-    """One for each server.
+    """Return one poller for each ``--triton``.
 
     Raises:
-        ConfigError: One's labels cannot be shown, or a file that it needs cannot be read.
+        ConfigError: The labels of a server are invalid, or a file it needs cannot be read.
     """
-    # One family cannot come from a page and from statistics, with other labels.
+    # A family cannot come from both a page and statistics, which have other labels.
     has_failures = not any(server.metrics for server in config.triton)
     return [_checked_source(server, intake, has_failures=has_failures) for server in config.triton]
 
@@ -39,13 +39,13 @@ def _checked_source(server: Server, intake: Intake, *, has_failures: bool) -> Tr
 def make_source(
     server: Server, feed: ServerFeed, reject: Callable[[str], None], *, has_failures: bool
 ) -> TritonSource:
-    """The one of ``server``; see ``Triton``.
+    """Return the poller of ``server``; see ``TritonSource`` for the arguments.
 
     Raises:
-        ConfigError: A file that it needs cannot be read, or gRPC's libraries are not there.
+        ConfigError: A file cannot be read, or the libraries for gRPC are not installed.
     """
     if server.is_grpc:
-        # Of an extra that most do without.
+        # Imported here: it needs the extra ``grpc``.
         from sidestep_adapters.triton.grpc import GrpcServer  # noqa: PLC0415
 
         server_api = GrpcServer(server.target)

@@ -1,4 +1,4 @@
-"""What polls say of a server: there, slow, or gone; to its feed, its metrics and the log."""
+"""State of a polled server (up, slow or down), reported to its feed, its metrics and the log."""
 
 from __future__ import annotations
 
@@ -16,24 +16,27 @@ from sidestep_adapters.triton.server import advice
 
 UNREACHABLE = "unreachable"
 OUTCOMES = ("ok", "slow", UNREACHABLE)
-"""Those that are shown from the begin."""
+"""Poll outcomes that are exposed from the start."""
 CONNECT_LIMIT = 6.0
-"""Seconds after which a poll that has not ended has at least reached the server."""
+"""Seconds after which a running poll has at least connected to the server."""
 MIN_TIMEOUT = 1.0
-"""Seconds that an answer may take at least before the server is stale."""
+"""Minimum seconds without an answer after which the server is stale."""
 STALE_AFTER = 30.0
-"""Seconds without statistics after which gauges may be wrong."""
+"""Seconds without statistics after which gauges are stale."""
 
 
 class ServerState:
-    """Of one server.
+    """State of one server.
 
-    A slow server is not a dead one: a model that is loaded over HTTP blocks Triton's HTTP port
-    for as long as that takes. So all but what cannot be reached stays up, and is only doubted.
+    A slow server is not down: a model that is loaded over HTTP blocks Triton's HTTP port meanwhile.
+    So every server that can be reached stays up, and only its gauges become stale.
 
     Args:
+        feed: The ingest side of the server.
+        name: The server's name in the log.
         interval: Seconds between polls.
-        tell: Takes items of the server itself.
+        export: Applies items of the server itself.
+        log: Log of polls.
     """
 
     def __init__(
@@ -51,32 +54,32 @@ class ServerState:
         self._export = export
         self._lines = Limited(log)
         self._cause = ""
-        """Why the last poll failed."""
+        """Why the last poll failed; empty after a success."""
         self._is_up = self._is_down = False
-        """What the feed was told last; nothing yet."""
+        """State last reported to the feed; initially none."""
         self._is_stale = False
         self._statistics_at = -math.inf
-        """When statistics were last there."""
+        """When statistics were last received."""
         self._poll_started_at = math.inf
-        """When the poll under way began."""
+        """When the running poll began."""
 
     def poll_started(self, now: float) -> None:
-        """A poll begins."""
+        """Note that a poll begins."""
         self._poll_started_at = now
         self._state.started(now)
 
     def statistics_received(self, now: float) -> None:
-        """Statistics are there."""
+        """Note that statistics were received."""
         self._statistics_at = now
         self._is_up, self._is_down, self._is_stale = True, False, False
         self._feed.heard(now)
 
     def succeeded(self, now: float, seconds: float, versions: int) -> None:
-        """All statistics are there, of so many versions, after so many seconds."""
+        """Note a complete poll, with its number of versions and its duration in seconds."""
         self._poll_started_at = math.inf
         self._state.answered()
         if self._cause:
-            self._lines.info("again", "%s: polled again", self._name)
+            self._lines.info("recovered", "%s: polls succeed again", self._name)
         self._cause = ""
         duration = Family(
             "sidestep_triton_poll_duration_seconds",
@@ -89,7 +92,7 @@ class ServerState:
         self._export_state(now, "ok", duration, number)
 
     def failed(self, now: float, error: PollError) -> None:
-        """The poll came to nothing, or not to all."""
+        """Note a poll without statistics, or with a part of them."""
         self._poll_started_at = math.inf
         is_gone = error.cause == UNREACHABLE
         self._state.failed(UNREACHABLE if is_gone else "slow", now)
@@ -100,7 +103,7 @@ class ServerState:
         self._report_up(now)
 
     def expire(self, now: float) -> None:
-        """Notice a poll that takes long."""
+        """Detect a poll that takes long."""
         waited = now - self._poll_started_at
         if waited >= CONNECT_LIMIT:
             self._report_up(now)
@@ -119,13 +122,13 @@ class ServerState:
         self._feed.lost(now)
 
     def _report_up(self, now: float) -> None:
-        """The server is there, but what it had may not be true any more."""
+        """Report the server as up, and its gauges as stale after ``STALE_AFTER``."""
         if self._is_up:
             self._feed.heard(now)
             if now - self._statistics_at >= STALE_AFTER and not self._is_stale:
                 self._is_stale = True
                 self._feed.doubt()
-                # Which does not mean what is known of the server itself.
+                # The server's own gauges stay valid.
                 self._export_state(now, "")
 
     def _log_failure(self, cause: str, detail: str) -> None:
@@ -133,7 +136,7 @@ class ServerState:
         self._lines.warning(cause, "%s: %s; %s", self._name, detail, advice(cause))
 
     def _export_state(self, now: float, outcome: str, *families: Family) -> None:
-        """The state, and what came of a poll, if one has ended."""
+        """Export the state, and the outcome of a poll that has ended."""
         states = [Sample([state], float(state == self._state.state)) for state in STATES]
         counted = dict.fromkeys(OUTCOMES, 0.0)
         if outcome:

@@ -2,7 +2,7 @@
 
 vLLM passes ``SchedulerStats.kv_connector_stats`` to a class of the connector, which alone
 knows the payload's format; the parsers below match those classes (0.32 and 0.33). No part of
-a payload is kept, because vLLM goes on filling its lists. Unreadable values are left out. EC
+a payload is kept, because vLLM keeps filling its lists. Unreadable values are left out. EC
 connectors need no parser: no class of vLLM exposes ``ec_connector_stats``.
 """
 

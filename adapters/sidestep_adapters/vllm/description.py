@@ -47,12 +47,12 @@ class Description:
 
     @property
     def stream(self) -> str:
-        """Stream name: stable over restarts, unique among the processes of this deployment."""
+        """Return the stream name: stable over restarts, unique among this deployment's processes."""
         return self.identity(f"engine{self.engines[0]}/api{self.api_server}")
 
     @property
     def core_stream(self) -> str:
-        """Stream name of the engine core."""
+        """Return the stream name of the engine core."""
         return self.identity(f"engine{self.engines[0]}/core")
 
     def identity(self, what: str) -> str:
@@ -61,7 +61,7 @@ class Description:
 
     @property
     def engine_infos(self) -> list[EngineInfo]:
-        """Engine descriptions for the Hello, in the order of ``engines``."""
+        """Return the engine descriptions for the Hello, in the order of ``engines``."""
         tokens = one_two_five(self.max_model_len)
         bounds = {"request_tokens": [*tokens], **{k: [*v] for k, v in self.custom_buckets.items()}}
         return [

@@ -54,5 +54,5 @@ class FrontEndPart:
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to count."""
+        """Return whether there is nothing to count."""
         return not any(vars(self).values())

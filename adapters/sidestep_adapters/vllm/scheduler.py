@@ -144,7 +144,9 @@ class _Tapped(Base):  # type: ignore[misc]
         try:
             self._core = _Core(self.vllm_config, self.kv_cache_manager)
         except Exception:
-            log.exception("sidestep: the scheduler tap could not start; the scheduler runs without it")
+            log.exception(
+                "sidestep: the scheduler tap could not start; the scheduler runs without it"
+            )
 
     def add_request(self, request: Any) -> None:
         """Add a request, or more input to a known one."""
@@ -235,7 +237,7 @@ def _chosen(config: Any) -> Any:
         name = "DiffusionAsyncScheduler" if asynchronous else "DiffusionScheduler"
         return getattr(diffusion_scheduler, name)
     if asynchronous:
-        from vllm.v1.core.sched.async_scheduler import AsyncScheduler  # noqa: PLC0415 - likewise
+        from vllm.v1.core.sched.async_scheduler import AsyncScheduler  # noqa: PLC0415 - as above
 
         return AsyncScheduler
     return Scheduler

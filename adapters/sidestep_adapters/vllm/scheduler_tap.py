@@ -80,7 +80,7 @@ class SchedulerTap:
             # Normally sent with the events of the step's end, except in a long step.
             if raw and started - self._flushed_at > LONG_STEP:
                 self._flush()
-        except Exception:  # noqa: BLE001 - likewise
+        except Exception:  # noqa: BLE001 - as above
             self._fail("a batch could not be recorded")
 
     def session_closed(self, request_id: str) -> None:
@@ -111,7 +111,7 @@ class SchedulerTap:
                 self._raw += self._ended_in_update
                 self._ended_in_update.clear()
             self._flush()
-        except Exception:  # noqa: BLE001 - likewise
+        except Exception:  # noqa: BLE001 - as above
             self._fail("a step could not be recorded")
 
     def _started_at(self, batch: Any) -> float | None:

@@ -90,7 +90,7 @@ class VllmTap:
             )
             payload = getattr(scheduler_stats, "kv_connector_stats", None)
             if payload:
-                # vLLM goes on extending these lists: this is the fastest copy there is
+                # vLLM keeps extending these lists: this is the fastest copy there is
                 # (0.2-4 us), and the publisher thread makes families of it (12-130 us).
                 copy = msgspec.msgpack.encode(payload)
                 self._push(partial(self._connector_items, index, stamp, copy))
@@ -103,14 +103,14 @@ class VllmTap:
             self._sleep = int(sleep), int(level)
             for index in self._index.values():
                 self._push(VllmSleep(index, time.monotonic(), *self._sleep))
-        except Exception:  # noqa: BLE001 - likewise
+        except Exception:  # noqa: BLE001 - as above
             self._fail("a sleep state could not be translated")
 
     def record_admission_rejection(self, reason: str) -> None:
         """Record a rejected request; vLLM does not report for which engine."""
         try:
             self._push(VllmRejection(0, time.monotonic(), printable(reason)))
-        except Exception:  # noqa: BLE001 - likewise
+        except Exception:  # noqa: BLE001 - as above
             self._fail("a rejection could not be translated")
 
     def _items(
