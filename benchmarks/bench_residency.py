@@ -1,4 +1,4 @@
-"""What following KV blocks costs the exporter: events a second of CPU time, bytes a block.
+"""Cost of tracking KV blocks in the exporter: events a second of CPU time, bytes a block.
 
 Events go into ``sidestep.tracking.kv_blocks`` as the structs that decoding makes of an item.
 Cached hashes are stored, and removed three items later, as many a change as one step's prefill
@@ -8,7 +8,7 @@ that come out must be those of the sample, or the benchmark ends with an error.
 Bytes are what tracemalloc counts, with the block's share of the table.
 
 The longest call is the CPU time of one item, for which the event loop waits, where as many blocks are
-tracked as may be: small items that make the sample halve, then one that empties the cache, and
+tracked as may be: small items whose blocks are refused, then one that empties the cache, and
 those that follow it.
 """
 
@@ -34,7 +34,10 @@ from sidestep.protocol.block_events import (
     CacheChange,
     CacheEvents,
 )
-from sidestep.tracking.kv_blocks.tracker import Lives, Residency
+from sidestep.tracking.kv_blocks.cached import CachedBlocks
+from sidestep.tracking.kv_blocks.physical import PhysicalBlocks
+from sidestep.tracking.kv_blocks.sampling import Sampling
+from sidestep.tracking.kv_blocks.tracker import BlockObservations, BlockTracker
 
 EVENTS = 4096
 """Of one item."""
@@ -42,7 +45,7 @@ CALL = 64
 """Events of an item whose call is timed: of one step."""
 BEHIND = 3
 """Items between a block's first event and its last."""
-ROOM = 1 << 40
+UNBOUNDED = 1 << 40
 
 
 def main() -> None:
@@ -65,7 +68,7 @@ def main() -> None:
             rows.append([what, f"{speed / 1e6:.2f}", "", "", "" if rows else "> 1"])
     events = list(islice(block_items(), args.items))
     speed = statistics.median(physical(events) for _ in range(args.rounds))
-    rows.append(["physical blocks, all followed", f"{speed / 1e6:.2f}", "", "", ""])
+    rows.append(["physical blocks, all tracked", f"{speed / 1e6:.2f}", "", "", ""])
     for what, fill in (("cached hash", fill_hashes), ("physical block", fill_blocks)):
         for hits in (0, 4):
             size = bytes_of(fill, args.tracked, hits)
@@ -83,18 +86,18 @@ def main() -> None:
         ("what", "Mevents/s a core", "bytes", "longest call ms", "target"),
         rows,
     )
-    print("\nEvery lifetime of a followed block was told.")
+    print("\nEvery lifetime of a tracked block was observed.")
 
 
 def cached(items: list[CacheEvents], rate: float) -> float:
     """Hashes stored or removed per second of CPU time."""
-    residency = Residency(rate=rate, scale=True, capacity=ROOM)
+    tracker = CachedBlocks(Sampling(rate, True, UNBOUNDED))
     told = 0
-    cpu, outs = 0.0, map(residency.cache, items)
+    cpu, outs = 0.0, map(tracker.apply, items)
     while (timed := spent(outs)) is not None:
         took, out = timed
         cpu += took
-        told += sum(count for lives in out.cached.values() for _, count in lives.lifetimes)
+        told += sum(count for found in out.cached.values() for _, count in found.lifetimes)
     removed = sum(
         len(change.hashes) for item in items for change in item.changes if change.kind == "removed"
     )
@@ -106,9 +109,9 @@ def cached(items: list[CacheEvents], rate: float) -> float:
 
 def physical(items: list[BlockEvents]) -> float:
     """Events per second of CPU time."""
-    residency = Residency(rate=1.0, scale=True, capacity=ROOM)
+    tracker = PhysicalBlocks(Sampling(1.0, True, UNBOUNDED))
     told = 0
-    cpu, outs = 0.0, map(residency.blocks, items)
+    cpu, outs = 0.0, map(tracker.apply, items)
     while (timed := spent(outs)) is not None:
         took, out = timed
         cpu += took
@@ -119,7 +122,7 @@ def physical(items: list[BlockEvents]) -> float:
     return sum(len(item.kinds) for item in items) / cpu
 
 
-def spent(outs: Iterator[Lives]) -> tuple[float, Lives] | None:
+def spent(outs: Iterator[BlockObservations]) -> tuple[float, BlockObservations] | None:
     """The next item's CPU time, and what it told."""
     started = time.process_time()
     out = next(outs, None)
@@ -171,45 +174,46 @@ def changes(
     return CacheEvents(0, stamp, 1, [CacheChange(kind, stamp, each, "GPU") for each in hashes])
 
 
-def fill_hashes(residency: Residency, count: int, hits: int) -> None:
-    """Follow ``count`` hashes that are stored again so often, each at a time of its own."""
+def fill_hashes(count: int, hits: int) -> BlockTracker:
+    """Track ``count`` hashes that are stored again so often, each at a time of its own."""
+    tracker = CachedBlocks(Sampling(1.0, True, count))
     for hit in range(hits + 1):
         random = Random(1)
         for number in range(count):
             stored = changes("stored", hit + number / count, [[random.getrandbits(64)]])
-            residency.cache(stored)
+            tracker.apply(stored)
+    return tracker
 
 
-def fill_blocks(residency: Residency, count: int, hits: int) -> None:
-    """Follow ``count`` blocks that are hit so often."""
+def fill_blocks(count: int, hits: int) -> BlockTracker:
+    """Track ``count`` blocks that are hit so often."""
+    tracker = PhysicalBlocks(Sampling(1.0, True, count))
     for hit in range(hits + 1):
         kind = TOUCHED if hit else ALLOCATED
         for start in range(0, count, EVENTS):
             blocks = list(range(start, min(start + EVENTS, count)))
             stamps = [hit + block / count for block in blocks]
-            residency.blocks(
-                BlockEvents(0, 0.0, 1, 1.0, bytes([kind]) * len(blocks), blocks, stamps)
-            )
+            tracker.apply(BlockEvents(0, 0.0, 1, 1.0, bytes([kind]) * len(blocks), blocks, stamps))
+    return tracker
 
 
-def bytes_of(fill: Callable[[Residency, int, int], None], count: int, hits: int) -> float:
+def bytes_of(fill: Callable[[int, int], BlockTracker], count: int, hits: int) -> float:
     """Memory of one tracked block."""
     gc.collect()
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
-    residency = Residency(rate=1.0, scale=True, capacity=count)
-    fill(residency, count, hits)
+    tracker = fill(count, hits)
     gc.collect()
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    if residency.tracked != count:
-        raise SystemExit(f"{residency.tracked} of {count} blocks are tracked")
+    if tracker.tracked != count:
+        raise SystemExit(f"{tracker.tracked} of {count} blocks are tracked")
     return (after - before) / count
 
 
 def timed_calls(capacity: int) -> Iterator[tuple[str, list[float]]]:
-    """Seconds of each call in a part of a full house's life."""
-    residency = Residency(rate=1.0, scale=True, capacity=capacity)
+    """Seconds of each call while a tracker is full, is emptied, and observes what it held."""
+    tracker = PhysicalBlocks(Sampling(1.0, True, capacity))
     numbers = count()
 
     def allocate() -> BlockEvents:
@@ -217,29 +221,25 @@ def timed_calls(capacity: int) -> Iterator[tuple[str, list[float]]]:
         stamps = [float(block) for block in blocks]
         return BlockEvents(0, stamps[0], 1, 1.0, bytes([ALLOCATED]) * CALL, blocks, stamps)
 
-    while residency.tracked + CALL <= capacity:
-        residency.blocks(allocate())
+    while tracker.tracked < capacity:
+        tracker.apply(allocate())
     items = [allocate() for _ in range(capacity // CALL)]
-    yield "the sample halves", [call(residency, item) for item in items]
-    if residency.halvings != 1:
-        raise SystemExit(f"the sample was halved {residency.halvings} times")
-    while residency.tracked + CALL <= capacity:
-        residency.blocks(allocate())
+    yield "blocks are refused", [call(tracker, item) for item in items]
     now = float(next(numbers))
     yield (
         "a cache is emptied",
-        [call(residency, BlockEvents(0, now, 1, 1.0, bytes([RESET]), [0], [now]))],
+        [call(tracker, BlockEvents(0, now, 1, 1.0, bytes([RESET]), [0], [now]))],
     )
     spent_after = []
-    while residency.tracked:
-        spent_after.append(call(residency, BlockEvents(0, now, 1, 1.0)))
+    while tracker.tracked:
+        spent_after.append(call(tracker, BlockEvents(0, now, 1, 1.0)))
     yield "what it held is told", spent_after
 
 
-def call(residency: Residency, item: BlockEvents) -> float:
-    """Seconds of CPU time that following one item takes."""
+def call(tracker: PhysicalBlocks, item: BlockEvents) -> float:
+    """Seconds of CPU time that applying one item takes."""
     started = time.process_time()
-    residency.blocks(item)
+    tracker.apply(item)
     return time.process_time() - started
 
 

@@ -35,8 +35,9 @@ from sidestep.config.subscriptions import parse
 from sidestep.engines.dialects import DIALECTS
 from sidestep.ingest.intake import Intake
 from sidestep.ingest.local_stream import RankFeed
-from sidestep.metrics.registry import Registry, Sampling
+from sidestep.metrics.registry import Registry
 from sidestep.telemetry.self_metrics import SelfMetrics
+from sidestep.tracking.kv_blocks.sampling import Sampling
 from sidestep_adapters.streams.readers import KvEvents
 from sidestep_adapters.streams.sequence import Break
 

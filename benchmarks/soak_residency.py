@@ -63,11 +63,11 @@ HITS = "sidestep_kv_block_reuses_sum"
 HASHES = "sidestep_kv_cached_block_lifetime_seconds_count"
 RATE = "sidestep_kv_sample_ratio"
 TRACKED = "sidestep_kv_tracked_blocks"
-HALVINGS = "sidestep_kv_sample_halvings_total"
+REFUSED = "sidestep_kv_refused_blocks_total"
 ABANDONED = "sidestep_kv_abandoned_blocks_total"
 CACHED = {
     TRACKED: "sidestep_kv_cached_tracked_blocks",
-    HALVINGS: "sidestep_kv_cached_sample_halvings_total",
+    REFUSED: "sidestep_kv_cached_refused_blocks_total",
     ABANDONED: "sidestep_kv_cached_abandoned_blocks_total",
 }
 """What blocks and hashes have each, and here together."""
@@ -387,7 +387,7 @@ def _row(name: str, before: Reading, of: list[Reading]) -> list[str]:
         f"{events / seconds:.0f}",
         f"{(last.cpu - before.cpu) / seconds:.0%}",
         f"{last.page[TRACKED]:.0f}",
-        f"{last.page[HALVINGS]:.0f}",
+        f"{last.page[REFUSED]:.0f}",
         f"{last.mebibytes:.1f}",
         f"{percentile(took, 0.5) * 1e3:.0f}",
         f"{max(took) * 1e3:.0f}",
@@ -441,7 +441,7 @@ def main() -> None:
         f"{args.engines} engines, {args.tracked} of {BLOCKS} blocks followed each,"
         f" {args.turnover:g} anew a second; {args.caches} caches of {args.hashes} hashes",
         (
-            *("minute", "items", "Mevents", "events/s", "CPU", "tracked", "halvings", "RSS MiB"),
+            *("minute", "items", "Mevents", "events/s", "CPU", "tracked", "refused", "RSS MiB"),
             *("scrape ms", "worst", "lag ms", "lost", "MiB/h, 2nd half", "bytes/tracked"),
         ),
         [[*row, *[""] * (14 - len(row))] for row in rows],

@@ -13,7 +13,7 @@ from sidestep.engines.dialects import DIALECTS
 from sidestep.exposition.text_page import render
 from sidestep.ingest.intake import Intake
 from sidestep.metrics.native_histogram import Native
-from sidestep.metrics.registry import Registry, Sampling
+from sidestep.metrics.registry import Registry
 from sidestep.metrics.slo import Objective, Objectives
 from sidestep.protocol.limits import VERSION
 from sidestep.protocol.messages import (
@@ -26,6 +26,7 @@ from sidestep.protocol.messages import (
 )
 from sidestep.snapshot.capture import Capture, restore
 from sidestep.telemetry.self_metrics import SelfMetrics
+from sidestep.tracking.kv_blocks.sampling import Sampling
 from sidestep.tracking.requests.rules import Rules
 from sidestep_adapters.recording.format import Greeting, Items, read
 

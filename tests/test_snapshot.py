@@ -33,7 +33,7 @@ from sidestep.snapshot.state_file import (
 from sidestep.tracking.requests.inflight_state import CHUNK
 
 SAMPLED = ("vllm:kv_block", "sidestep_kv", "sidestep_recent")
-"""Lives of blocks are followed anew; a hit rate is of the last requests, as one."""
+"""Blocks are tracked anew; a hit rate is of the last requests, as one."""
 
 
 @pytest.mark.parametrize("run", CORE_RUNS)

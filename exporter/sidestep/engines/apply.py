@@ -19,7 +19,7 @@ from sidestep.metrics.self_described import add_samples
 from sidestep.metrics.validate_record import check as check_folded
 from sidestep.metrics.validate_record import judge as judge_folded
 from sidestep.protocol.records import Record
-from sidestep.tracking.kv_blocks.tracker import Lives
+from sidestep.tracking.kv_blocks.tracker import BlockObservations
 
 
 class Items(Protocol):
@@ -37,14 +37,14 @@ class Items(Protocol):
             WireError: Another dialect's, or at odds with itself; nothing was changed.
         """
 
-    def lives(self, engine: Engine, lives: Lives) -> None:
-        """Lives of blocks that ended."""
+    def observe_blocks(self, engine: Engine, found: BlockObservations) -> None:
+        """Add what was observed of KV blocks."""
 
     def untracked(self, engine: Engine, found: Mapping[str, int]) -> None:
         """Requests whose intervals cannot all be known, by reason."""
 
     def abandon(self, engine: Engine) -> None:
-        """Let go of all lives of the engine's blocks."""
+        """Abandon the engine's tracked blocks."""
 
 
 DIALECTS: Mapping[str, type[Items]] = {
@@ -105,10 +105,10 @@ class Applier:
                     self.registry.touch(engine)
 
     def drain(self) -> None:
-        """Tell of a slice of the lives that wait for it: a cache that was emptied has many."""
+        """Observe a slice of the blocks that wait for it: a reset evicts many at once."""
         for engine in self.registry.engines.values():
             if engine.blocks is not None and engine.blocks.waiting:
-                self._of[engine.layout.dialect].lives(engine, engine.blocks.tell())
+                self._of[engine.layout.dialect].observe_blocks(engine, engine.blocks.take())
                 self.registry.touch(engine)
                 break
 
@@ -139,5 +139,5 @@ class Applier:
         return moved
 
     def abandon(self, engine: Engine) -> None:
-        """Let go of all lives of the engine's blocks: what comes does not continue them."""
+        """Abandon the engine's tracked blocks: what comes does not continue them."""
         self._of[engine.layout.dialect].abandon(engine)

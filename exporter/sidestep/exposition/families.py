@@ -60,7 +60,7 @@ def forms(registry: Registry) -> object:
     features: dict[str, set[str]] = {}
     for engine in registry.engines.values():
         features.setdefault(engine.layout.dialect, set()).update(engine.features)
-    return features, registry.room.families.copy()
+    return features, registry.quota.families.copy()
 
 
 def catalogued(registry: Registry, dialects: Collection[str]) -> Iterator[Family]:
@@ -79,7 +79,7 @@ def catalogued(registry: Registry, dialects: Collection[str]) -> Iterator[Family
 
 def described(registry: Registry) -> Iterator[Family]:
     """Those that engines described themselves."""
-    if not registry.room.families:
+    if not registry.quota.families:
         return
     sampled = {name for layout in registry.layouts.values() for name in layout.sampled}
     seen: set[str] = set()

@@ -22,7 +22,7 @@ from sidestep.metrics.slo import Objectives
 from sidestep.metrics.slo_histogram import Judge, judged
 from sidestep.protocol.limits import MAX_OPEN_VALUES
 from sidestep.protocol.messages import CORE_INFO, KV_SAMPLING, EngineInfo
-from sidestep.tracking.kv_blocks.tracker import Residency
+from sidestep.tracking.kv_blocks.tracker import BlockTracker
 from sidestep.tracking.requests.machine import Lifecycle
 
 Number = int | float
@@ -184,7 +184,7 @@ class Engine:
         self.throughput: tuple[float, float] | None = None
         self.saturation: Saturation | None = None
         self.requests: Lifecycle | None = None
-        self.blocks: Residency | None = None
+        self.blocks: BlockTracker | None = None
         self.looked: TritonStats | None = None
         self.looked_first: TritonStats | None = None
         self.absent = self.forwarded = False

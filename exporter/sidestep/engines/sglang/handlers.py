@@ -15,7 +15,7 @@ from sidestep.errors import WireError
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.field_readers import compile_reads
 from sidestep.metrics.registry import Registry
-from sidestep.tracking.kv_blocks.tracker import Lives
+from sidestep.tracking.kv_blocks.tracker import BlockObservations
 
 TOTAL = ("",)
 """Key of a queue's requests of all priorities."""
@@ -76,11 +76,11 @@ class SglangItems:
             if key != TOTAL:
                 children[key] = children.get(key, 0) + count
 
-    def lives(self, engine: Engine, lives: Lives) -> None:
-        """Nobody tells of blocks here: see the streams that SGLang publishes."""
+    def observe_blocks(self, engine: Engine, found: BlockObservations) -> None:
+        """Do nothing: no item tells of KV blocks."""
 
     def untracked(self, engine: Engine, found: Mapping[str, int]) -> None:
-        """Nor of single requests."""
+        """Do nothing: no item tells of single requests."""
 
     def abandon(self, engine: Engine) -> None:
         """Nor has it lives to let go of."""

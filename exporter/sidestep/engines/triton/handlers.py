@@ -20,7 +20,7 @@ from sidestep.errors import WireError
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.field_readers import compile_reads
 from sidestep.metrics.registry import Registry
-from sidestep.tracking.kv_blocks.tracker import Lives
+from sidestep.tracking.kv_blocks.tracker import BlockObservations
 
 _NEVER, _NO_RESPONSES = Timed(), Responses()
 MILLISECONDS = 1000.0
@@ -74,11 +74,11 @@ class TritonItems:
             else:
                 self._look(engine, item, item.stats, before)
 
-    def lives(self, engine: Engine, lives: Lives) -> None:
-        """Triton tells of no blocks."""
+    def observe_blocks(self, engine: Engine, found: BlockObservations) -> None:
+        """Do nothing: no item tells of KV blocks."""
 
     def untracked(self, engine: Engine, found: Mapping[str, int]) -> None:
-        """Nor of single requests."""
+        """Do nothing: no item tells of single requests."""
 
     def abandon(self, engine: Engine) -> None:
         """Nor has it lives to let go of."""
