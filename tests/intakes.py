@@ -14,11 +14,12 @@ from sidestep.engines.dialects import DIALECTS
 from sidestep.exposition.text_page import render
 from sidestep.ingest.intake import Intake
 from sidestep.metrics.native_histogram import Native
-from sidestep.metrics.registry import Registry, Sampling
+from sidestep.metrics.registry import Registry
 from sidestep.protocol.limits import VERSION
 from sidestep.protocol.messages import Aggregate, Batch, EngineInfo, FromSender, Hello, encode
 from sidestep.snapshot.capture import Capture, restore
 from sidestep.telemetry.self_metrics import SelfMetrics
+from sidestep.tracking.kv_blocks.sampling import Sampling
 from sidestep.tracking.requests.rules import Rules
 from sidestep_adapters.recording.format import Items, StreamStart, read
 
