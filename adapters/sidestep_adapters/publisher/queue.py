@@ -138,6 +138,6 @@ class ItemQueue:
         if time.perf_counter() - slice_started <= SLICE * (1 + behind // BACKLOG):
             return slice_started
         # Without an idle core, a yield lasts as long as other threads run.
-        rest = FOLDING_YIELD_SECONDS if sender.folding else YIELD_SECONDS
-        time.sleep(rest if behind < URGENT else 0)
+        pause = FOLDING_YIELD_SECONDS if sender.folding else YIELD_SECONDS
+        time.sleep(pause if behind < URGENT else 0)
         return time.perf_counter()

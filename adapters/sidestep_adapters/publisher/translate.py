@@ -74,10 +74,10 @@ def _convert(value: Any, hint: Any, *, cut: bool = True) -> tuple[Any, int]:
         return _field_by_field(value, inner)
     if get_origin(inner) is list and isinstance(value, list | tuple):
         pairs = [_convert(element, get_args(inner)[0]) for element in value]
-        kept = [found for found, _ in pairs if found is not msgspec.UNSET]
-        limit = _max_length(hint) if cut else len(kept)
-        dropped = sum(missed for _, missed in pairs) + max(len(kept) - limit, 0)
-        return kept[:limit], dropped
+        converted = [found for found, _ in pairs if found is not msgspec.UNSET]
+        limit = _max_length(hint) if cut else len(converted)
+        dropped = sum(missed for _, missed in pairs) + max(len(converted) - limit, 0)
+        return converted[:limit], dropped
     if get_origin(inner) is dict and isinstance(value, dict):
         return _convert_mapping(value, get_args(inner)[1])
     try:
@@ -90,12 +90,12 @@ def _convert(value: Any, hint: Any, *, cut: bool = True) -> tuple[Any, int]:
 
 def _convert_mapping(value: dict[Any, Any], hint: Any) -> tuple[dict[str, Any], int]:
     """Convert a mapping's values; keys may be enums of strings."""
-    kept: dict[str, Any] = {}
+    converted: dict[str, Any] = {}
     for key, item in value.items():
         found, _ = _convert(item, hint)
-        if found is not msgspec.UNSET and len(kept) < MAX_LABELS:
-            kept[printable(getattr(key, "value", key))] = found
-    return kept, len(value) - len(kept)
+        if found is not msgspec.UNSET and len(converted) < MAX_LABELS:
+            converted[printable(getattr(key, "value", key))] = found
+    return converted, len(value) - len(converted)
 
 
 def _max_length(hint: Any) -> int:

@@ -91,8 +91,8 @@ class Tee:
         except (OSError, zmq.ZMQError) as error:
             raise RunError(f"recording failed: {error.strerror}") from None
         finally:
-            for back in self._upstream_sockets.values():
-                back.close(linger=200)
+            for upstream in self._upstream_sockets.values():
+                upstream.close(linger=200)
             self._context.term()
             self._listener.close(linger=200)
             self._writer.close()
@@ -107,7 +107,7 @@ class Tee:
                 self._from_engine(frames)
             else:
                 peer = next(
-                    (p for p, back in self._upstream_sockets.items() if back is socket), b""
+                    (p for p, upstream in self._upstream_sockets.items() if upstream is socket), b""
                 )
                 self._send(self._engine_socket, [peer, *frames])
 
@@ -146,11 +146,11 @@ class Tee:
 
     def _upstream_socket(self, peer: bytes) -> Socket:
         """Return the connection to the exporter for the engine ``peer``."""
-        back = self._upstream_sockets.get(peer)
-        if back is None:
-            back = self._upstream_sockets[peer] = connect(self._context, self._upstream)
-            self._poller.register(back, zmq.POLLIN)
-        return back
+        upstream = self._upstream_sockets.get(peer)
+        if upstream is None:
+            upstream = self._upstream_sockets[peer] = connect(self._context, self._upstream)
+            self._poller.register(upstream, zmq.POLLIN)
+        return upstream
 
     def _reply(self, replies: list[tuple[bytes, FromExporter]]) -> None:
         for peer, message in replies:

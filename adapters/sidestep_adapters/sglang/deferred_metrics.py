@@ -87,7 +87,7 @@ class DeferredMetrics:
         return made
 
 
-def _ignore(what: str) -> None:
+def _ignore(problem: str) -> None:
     """Ignore a problem until a publisher exists."""
 
 

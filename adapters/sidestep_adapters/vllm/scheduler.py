@@ -124,8 +124,8 @@ class _Core:
     def _push(self, item: Any) -> None:
         self.publisher.push(item)
 
-    def _fail(self, what: str) -> None:
-        self.publisher.fail(what)
+    def _fail(self, problem: str) -> None:
+        self.publisher.fail(problem)
 
 
 class _Tapped(Base):  # type: ignore[misc]

@@ -67,8 +67,10 @@ class SchedulerEvents:
     def current_state(self) -> list[RequestEvents]:
         """Return the scheduler's requests, for an exporter that did not receive their events."""
         stamp = _monotonic()
-        raw = [(_alive, (number, request, stamp)) for number, request in self._requests.items()]
-        return self.items(raw)
+        deferred = [
+            (_alive, (number, request, stamp)) for number, request in self._requests.items()
+        ]
+        return self.items(deferred)
 
     def resync(self) -> list[RequestEvents]:
         """Restart the event stream after events were dropped, as requests may have ended among them.
@@ -85,10 +87,10 @@ class SchedulerEvents:
         self._source = secrets.randbits(40)
         return self.current_state() or [self.tick()]
 
-    def items(self, raw: Iterable[DeferredEvent]) -> list[RequestEvents]:
+    def items(self, deferred: Iterable[DeferredEvent]) -> list[RequestEvents]:
         """Return the items of the recorded events; unreadable events are counted and left out."""
         events: list[Event] = []
-        for make, args in raw:
+        for make, args in deferred:
             try:
                 event = make(*args)
             except Exception:  # noqa: BLE001 - an invalid value drops its own event only

@@ -41,7 +41,7 @@ class SchedulerTap:
     ) -> None:
         self._push = push
         self._fail = fail
-        self._raw: list[DeferredEvent] = []
+        self._deferred_events: list[DeferredEvent] = []
         self._ended_in_update: list[DeferredEvent] = []
         self._is_updating = False
         self._flushed_at = 0.0
@@ -57,28 +57,28 @@ class SchedulerTap:
         try:
             stamp = request.events[-1].timestamp
             known = (request, stamp, request.arrival_time, request.num_prompt_tokens)
-            target = self._ended_in_update if self._is_updating else self._raw
+            target = self._ended_in_update if self._is_updating else self._deferred_events
             target.append((self.events.queued, known))
         except Exception:  # noqa: BLE001 - an exception here kills the engine
             self._fail("a queued request could not be recorded")
 
     def preempted(self, request_id: str, stamp: float) -> None:
         """Record a preempted request."""
-        self._raw.append((self.events.preempted, (request_id, stamp)))
+        self._deferred_events.append((self.events.preempted, (request_id, stamp)))
 
     def scheduled(self, output: Any, requests: Mapping[str, Any], started: float) -> None:
         """Record a batch; requests that are new in it have a fresh event."""
         try:
             self._started.append((output, started))
-            raw = self._raw
+            deferred = self._deferred_events
             for new in output.scheduled_new_reqs:
                 stamp = requests[new.req_id].events[-1].timestamp
-                raw.append((self.events.scheduled, (new.req_id, stamp)))
+                deferred.append((self.events.scheduled, (new.req_id, stamp)))
             for request_id in _resumed(output.scheduled_cached_reqs):
                 stamp = requests[request_id].events[-1].timestamp
-                raw.append((self.events.scheduled, (request_id, stamp)))
+                deferred.append((self.events.scheduled, (request_id, stamp)))
             # Normally sent with the events of the step's end, except in a long step.
-            if raw and started - self._flushed_at > LONG_STEP:
+            if deferred and started - self._flushed_at > LONG_STEP:
                 self._flush()
         except Exception:  # noqa: BLE001 - as above
             self._fail("a batch could not be recorded")
@@ -89,7 +89,7 @@ class SchedulerTap:
 
     def freed(self, request: Any) -> None:
         """Record the end of a request, for any reason."""
-        target = self._ended_in_update if self._is_updating else self._raw
+        target = self._ended_in_update if self._is_updating else self._deferred_events
         stopped = bool(self._closed_session) and request.request_id == self._closed_session
         self._closed_session = ""
         target.append((self.events.finished, (request, _monotonic(), _wall(), stopped)))
@@ -104,11 +104,11 @@ class SchedulerTap:
         try:
             found = [(client.timestamp, client.outputs) for client in outputs.values()]
             started = self._started_at(batch)
-            self._raw.append(
+            self._deferred_events.append(
                 (self.events.iteration, (started, _monotonic(), _wall(), batch, found))
             )
             if self._ended_in_update:
-                self._raw += self._ended_in_update
+                self._deferred_events += self._ended_in_update
                 self._ended_in_update.clear()
             self._flush()
         except Exception:  # noqa: BLE001 - as above
@@ -123,13 +123,13 @@ class SchedulerTap:
         return None
 
     def _flush(self) -> None:
-        raw, self._raw = self._raw, []
+        deferred, self._deferred_events = self._deferred_events, []
         self._flushed_at = _monotonic()
-        self._push(partial(self.events.items, raw))
+        self._push(partial(self.events.items, deferred))
 
     def flush(self) -> None:
         """Push the events since the last step; no step follows."""
-        if self._raw:
+        if self._deferred_events:
             self._flush()
 
 
@@ -139,6 +139,6 @@ def _resumed(cached: Any) -> Iterable[str]:
     if known is None:
         # Releases before 0.11 have one flag per request.
         flags = getattr(cached, "resumed_from_preemption", ())
-        return [name for name, again in zip(cached.req_ids, flags, strict=False) if again]
+        return [name for name, is_resumed in zip(cached.req_ids, flags, strict=False) if is_resumed]
     names: Iterable[str] = known
     return names

@@ -241,11 +241,11 @@ def _find_numbers(source: Any) -> tuple[tuple[str, ...], Callable[[Any], Any]]:
     return names, attrgetter(*names) if names else lambda _: ()
 
 
-def _rebuild(owned: Captured | None) -> Any:
+def _rebuild(captured: Captured | None) -> Any:
     """Return a new object with the values that ``_capture`` copied."""
-    if owned is None:
+    if captured is None:
         return None
-    source, names, numbers = owned
+    source, names, numbers = captured
     if not hasattr(source, "__dict__"):
         return source
     kind = source.__class__
