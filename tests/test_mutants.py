@@ -53,8 +53,8 @@ MUTANTS: Mapping[str, tuple[str, str, str]] = {
     ),
     "any acknowledgement completes the handshake": (
         SENDER,
-        "if self._greeted and message.nonce == self._nonce:",
-        "if self._greeted:",
+        "if self._hello_sent and message.nonce == self._nonce:",
+        "if self._hello_sent:",
     ),
     "nothing is sent again after a handshake": (
         "protocol/ring.py",
@@ -108,8 +108,8 @@ MUTANTS: Mapping[str, tuple[str, str, str]] = {
     ),
     "senders are told of what came after the snapshot": (
         "snapshot/capture.py",
-        "self._intake.receiver.saved(self._marks)",
-        "self._intake.receiver.saved(self._intake.receiver.marks())",
+        "self._intake.receiver.mark_durable(self._marks)",
+        "self._intake.receiver.mark_durable(self._intake.receiver.cursors())",
     ),
     "a page is seen though the snapshot is older": (
         "snapshot/capture.py",

@@ -216,7 +216,7 @@ def test_a_description_that_comes_while_the_hello_is_out_is_said() -> None:
     one.describe([new])
     for _, reply in receiver.receive(b"p", decode_from_sender(hello), 0.0).replies:
         one.receive(encode(reply), 0.0)
-    assert one.state is State.GREETING
+    assert one.state is State.HANDSHAKE
 
     Link(one, receiver).run(0.1)
 
@@ -357,7 +357,7 @@ def test_what_is_no_answer_is_ignored() -> None:
     one = sender()
     one.receive(b"\xc1 nonsense", 0.0)
 
-    assert one.state is State.GREETING
+    assert one.state is State.HANDSHAKE
 
 
 def busy(seconds: float, size: int, every: float = 0.125) -> list[float]:
@@ -436,9 +436,9 @@ def test_no_sender_waits_for_its_acknowledgement_until_it_greets_again(seed: int
             taken += len(received.items)
             for _, reply in received.replies:
                 one.receive(encode(reply), now)
-        saved.append((now + late, receiver.marks()))
+        saved.append((now + late, receiver.cursors()))
         while saved and saved[0][0] <= now:
-            receiver.saved(saved.pop(0)[1])
+            receiver.mark_durable(saved.pop(0)[1])
         for _, ack in receiver.acks(now):
             one.receive(encode(ack), now)
 
@@ -501,7 +501,7 @@ def test_a_sample_rate_outlives_the_connection() -> None:
     link.run(0.0)
     link.sender.reopened()
 
-    assert link.sender.state is State.GREETING
+    assert link.sender.state is State.HANDSHAKE
     assert link.sender.kv_sample_rate == 0.5
 
 

@@ -157,13 +157,13 @@ def test_a_query_keeps_the_server_up_only_once_connected() -> None:
     """Until then it may not have arrived."""
     polls = Polls()
     polls.good()
-    heard = polls.feed._stream.heard
+    heard = polls.feed._stream.seen_at
     polls.state.poll_started(polls.fed.now)
     polls.wait(CONNECT_LIMIT - 0.5)
-    assert polls.feed._stream.heard == heard
+    assert polls.feed._stream.seen_at == heard
     polls.wait(1.0)
 
-    assert polls.feed._stream.heard > heard
+    assert polls.feed._stream.seen_at > heard
 
 
 def test_a_flapping_failure_is_logged_once_a_minute(

@@ -131,7 +131,7 @@ class Tee:
         if stream is None:
             return
         at = time.monotonic() - self._started
-        if received.greeted:
+        if received.opened:
             before = self._peers.get(stream.id, stream.peer)
             self._peers[stream.id] = stream.peer
             if before != stream.peer and before in self._upstream_sockets:

@@ -96,7 +96,7 @@ class Feeding:
         for engine in fed:
             if engine.id == identity:
                 engine.streams.discard(stream.incarnation)
-                engine.heard = max(engine.heard, stream.heard)
+                engine.heard = max(engine.heard, stream.seen_at)
                 self._registry.touch(engine)
         fed[:] = [engine for engine in fed if engine.id != identity]
 
@@ -114,11 +114,11 @@ class Feeding:
     def pass_time(self, now: float) -> None:
         """Notice which streams have fallen silent."""
         for stream in self._receiver.streams.values():
-            if stream.open and not stream.silent and now - stream.heard >= SILENT:
-                self.silence(stream, stream.heard)
-            if stream.incarnation in self.engines and now - stream.heard >= GONE:
+            if stream.open and not stream.silent and now - stream.seen_at >= SILENT:
+                self.silence(stream, stream.seen_at)
+            if stream.incarnation in self.engines and now - stream.seen_at >= GONE:
                 # Its engines are not shown any more: before it feeds any it has to greet.
-                self._leave(stream.incarnation, stream.heard)
+                self._leave(stream.incarnation, stream.seen_at)
                 stream.peer = b""
 
     def _bind(

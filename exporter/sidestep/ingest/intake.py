@@ -142,7 +142,7 @@ class Intake:
         stream = received.stream
         if stream is None:
             return received.replies
-        if received.greeted:
+        if received.opened:
             self._work.extend(self.feeding.greet(stream, received.retired, now))
         elif stream.silent:
             self.feeding.wake(stream)
@@ -254,7 +254,7 @@ class Intake:
     def restore(self, streams: Sequence[Stream], now: float) -> None:
         """Know streams from a snapshot; what they feed shows no gauges until they greet."""
         for stream in streams:
-            stream.heard = now
+            stream.seen_at = now
             stream.silent = True
             self.receiver.restore(stream)
 

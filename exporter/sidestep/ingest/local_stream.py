@@ -100,7 +100,7 @@ class ServerFeed(Feed):
 
     def heard(self, now: float) -> None:
         """The server is there, and whatever it had."""
-        self._stream.heard = now
+        self._stream.seen_at = now
         if self._stream.silent:
             self._stream.silent = False
             for info in self._stream.engines:
@@ -151,7 +151,7 @@ class RankFeed(Feed):
 
     def heard(self, now: float) -> None:
         """The publisher is there."""
-        self._stream.heard = now
+        self._stream.seen_at = now
         if self._stream.silent:
             self._stream.silent = False
             for info in self._stream.engines:

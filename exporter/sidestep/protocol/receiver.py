@@ -1,4 +1,7 @@
-"""The receiving end: which items of which stream are applied, once and in order."""
+"""The receiver of the delivery protocol: which items of which stream are applied, once and in order.
+
+Rules R1 to R8 are those of docs/protocol.md.
+"""
 
 from __future__ import annotations
 
@@ -25,39 +28,40 @@ from sidestep.protocol.messages import (
 from sidestep.protocol.records import TOTAL_LIMIT
 
 ACK_INTERVAL = 0.25
-"""Seconds between two acknowledgements at least; also after which a stream that is quiet gets one."""
+"""Least seconds between two acknowledgements; a stream that pauses for as long gets one."""
 LATEST_ACK = 1.0
-"""Seconds after which one that goes on sending gets it, well within the time that senders wait."""
+"""Most seconds until a stream that keeps sending gets one; senders wait for 3 s."""
 ACK_BYTES = 32 << 10
-"""Bytes taken after which it need not be quiet: senders keep 8 MiB, and send half of it ahead."""
+"""Bytes after which a stream gets one without a pause: a sender has at most 4 MiB in flight."""
 MAX_STREAMS = 256
-FORGOTTEN = 300.0
-"""Seconds of silence after which a stream makes room for another, where there is no room."""
+REMOVABLE = 300.0
+"""Seconds of silence after which a stream may be removed in favor of a new one."""
 MAX_RETIRED = 16
-"""Incarnations of one stream that are remembered as superseded."""
+"""Retired incarnations that are remembered for each stream."""
 
 
 @dataclasses.dataclass(slots=True)
 class Stream:
-    """One sending process, as the exporter knows it.
+    """State of one sending process.
 
     Attributes:
-        peer: The connection of its last Hello; empty while this process has heard none.
-        engines: What its items' engine indices mean.
+        peer: Connection of its last Hello; empty before the first one.
+        engines: Engines by the index that items use.
         seq: Highest seq applied.
         durable: Highest seq that outlives this process.
-        heard: When its last message came.
-        silent: Nothing came for so long that it is taken for gone.
+        seen_at: Monotonic time of its last message.
+        silent: Whether it has been silent for so long that it counts as gone.
         beat: Its last Heartbeat.
-        open: False after its Bye.
-        dropped: Items that it, over all its incarnations, reported dropped.
-        errors: Likewise, records that it could not translate or encode.
-        folded: Likewise, items that it folded.
-        acked: What its last acknowledgement said: applied, durable, and the sample rate.
-        acked_at: When that was.
-        taken: Bytes of the messages that came since.
-        local: Fed by a source in this process, which needs no word from here.
-        mark: What that source goes on with, beside ``seq``.
+        open: Whether it may send: not before a Hello, nor after a Bye.
+        dropped: Items that all its incarnations reported as dropped.
+        errors: Records that they could not translate or encode.
+        folded: Items that they folded.
+        acked: Applied, durable and sample rate of its last acknowledgement.
+        acked_at: Monotonic time of that.
+        received: Bytes received since then.
+        retired: Earlier incarnations.
+        local: Whether a source in this process feeds it, which needs no acknowledgements.
+        mark: State from which that source resumes, beside ``seq``.
     """
 
     id: str
@@ -66,7 +70,7 @@ class Stream:
     engines: list[EngineInfo]
     seq: int
     durable: int = 0
-    heard: float = 0.0
+    seen_at: float = 0.0
     silent: bool = False
     beat: Heartbeat | None = None
     open: bool = True
@@ -75,7 +79,7 @@ class Stream:
     folded: int = 0
     acked: tuple[int, int, float | None] | None = None
     acked_at: float = 0.0
-    taken: int = 0
+    received: int = 0
     retired: list[int] = dataclasses.field(default_factory=list)
     local: bool = False
     mark: list[int] = dataclasses.field(default_factory=list)
@@ -83,24 +87,24 @@ class Stream:
 
 @dataclasses.dataclass(slots=True)
 class Received:
-    """What to do about a message.
+    """Result of one message: what to apply, and what to send.
 
     Attributes:
-        stream: Whose it is, where that is known.
-        items: To be applied now, in order; their seqs are consumed whatever comes of it.
-        records: Likewise, of items that were folded.
-        replies: To be sent to connections.
-        greeted: The Hello opened the stream or changed what it feeds.
-        retired: The incarnation that the stream's new process has replaced.
-        duplicates: Items that had been applied before.
-        lost: Items that nobody holds any more.
+        stream: The sender's stream, if it is known.
+        items: Items to apply now, in order; their seqs are consumed even if that fails (R1).
+        records: Records of folded items, to be applied likewise.
+        replies: Messages to send, each with its connection.
+        opened: Whether a Hello opened the stream or changed its engines.
+        retired: The incarnation that a new process of the stream replaced.
+        duplicates: Number of items that were applied before.
+        lost: Number of items that the sender no longer has.
     """
 
     stream: Stream | None = None
     items: Sequence[msgspec.Raw] = ()
     records: Sequence[msgspec.Raw] = ()
     replies: list[tuple[bytes, FromExporter]] = dataclasses.field(default_factory=list)
-    greeted: bool = False
+    opened: bool = False
     retired: int | None = None
     duplicates: int = 0
     lost: int = 0
@@ -110,14 +114,14 @@ class Receiver:
     """All streams of one exporter process.
 
     Attributes:
-        boot: Tells this process from the one before it.
-        streams: By stream id; the newest incarnation of each.
-        durable: Whether ``saved`` says what outlives this process; else nothing does, and what
-            is applied is as durable as it gets.
-        changes: Grows with all that a snapshot of the streams would hold.
-        settings: What senders fold by; said with the answer to a Hello.
-        kv_sample_rate: Share of KV blocks that senders are to follow. May be set at any
-            time: open streams hear of it with the next ``acks``.
+        boot: Random number of this process.
+        streams: The newest incarnation of each stream, by stream id.
+        durable: Whether ``mark_durable`` reports what outlives this process; if not, durable
+            equals applied (R4).
+        changes: Version of everything that a snapshot of the streams holds.
+        settings: Settings by which senders fold; part of the answer to a Hello.
+        kv_sample_rate: Share of KV blocks that senders sample. May be set at any time: open
+            streams get it with the next acknowledgement.
     """
 
     def __init__(self, boot: int) -> None:
@@ -132,7 +136,7 @@ class Receiver:
     def receive(  # noqa: PLR0911
         self, peer: bytes, message: FromSender, now: float, size: int = 0
     ) -> Received:
-        """Decide about ``message``, a frame of ``size`` bytes from the connection ``peer``."""
+        """Apply the state table of docs/protocol.md to ``message``, of ``size`` bytes from ``peer``."""
         if isinstance(message, Hello):
             return self._hello(peer, message, now)
         stream = self._by_incarnation.get(message.incarnation)
@@ -141,10 +145,10 @@ class Receiver:
         if self.streams.get(stream.id) is not stream:
             return self._refuse(peer, message.incarnation, "id_conflict", _CONFLICT)
         if not stream.open:
-            # It has said goodbye: its engines may be others' or nobody's by now.
+            # After a Bye its engines may belong to other streams.
             return self._refuse(peer, message.incarnation, "need_hello")
-        stream.heard = now
-        stream.taken += size
+        stream.seen_at = now
+        stream.received += size
         match message:
             case Batch():
                 last = message.first + len(message.items) - 1
@@ -161,29 +165,29 @@ class Receiver:
                 return Received(stream, replies=[self._ack(stream, now)], lost=lost)
 
     def acks(self, now: float) -> list[tuple[bytes, FromExporter]]:
-        """Acknowledgements that are due, to be sent to their connections."""
+        """Return the acknowledgements that are due, each with its connection."""
         return [
             self._ack(stream, now)
             for stream in self.streams.values()
             if stream.open and not stream.local and self._is_ack_due(stream, now)
         ]
 
-    def marks(self) -> list[tuple[Stream, int]]:
-        """What a snapshot of this moment holds, to be told to ``saved`` once it is safe."""
+    def cursors(self) -> list[tuple[Stream, int]]:
+        """Return the applied seq of each stream now, for ``mark_durable`` once a snapshot has it."""
         return [(stream, stream.seq) for stream in self.streams.values()]
 
-    def saved(self, marks: Iterable[tuple[Stream, int]]) -> None:
-        """A snapshot outlives this process."""
-        for stream, seq in marks:
+    def mark_durable(self, cursors: Iterable[tuple[Stream, int]]) -> None:
+        """Record that a snapshot with these ``cursors`` is on disk (R4)."""
+        for stream, seq in cursors:
             stream.durable = max(stream.durable, seq)
 
     def restore(self, stream: Stream) -> None:
-        """Know a stream from a snapshot: it has to greet, and goes on where it was."""
+        """Restore a stream from a snapshot; it continues from its seq after its next Hello."""
         stream.durable = stream.seq
         self._adopt(stream)
 
     def attach(self, name: str, incarnation: int) -> Stream:
-        """The stream of a source in this process, known from a snapshot or new."""
+        """Return the stream of a source in this process, restored from a snapshot or new."""
         stream = self.streams.get(name)
         if stream is None or stream.incarnation != incarnation:
             stream = self._adopt(Stream(name, incarnation, b"", [], 0))
@@ -192,12 +196,12 @@ class Receiver:
         return stream
 
     def refuse_frame(self, peer: bytes, error: WireError) -> list[tuple[bytes, FromExporter]]:
-        """The answer to a frame that could not be read."""
-        code = error.reason if error.reason in _TOLD else "bad_schema"
+        """Return the answer to a frame that could not be decoded."""
+        code = error.reason if error.reason in _CODES else "bad_schema"
         return self._refuse(peer, 0, code, str(error)).replies
 
     def refuse_hello(self, peer: bytes, hello: Hello, error: WireError) -> Received:
-        """The answer to a Hello whose engines cannot be taken; nothing changes."""
+        """Return the answer to a Hello whose engines are refused; nothing changes."""
         code = "unauthorised" if error.reason == "unauthorised" else "over_limit"
         return self._refuse(peer, hello.incarnation, code, str(error))
 
@@ -208,11 +212,11 @@ class Receiver:
         owner = self._by_incarnation.get(hello.incarnation)
         if owner is not None and owner.id != hello.stream:
             return self._refuse(peer, hello.incarnation, "id_conflict", "incarnation is taken")
-        received = Received(greeted=True)
+        received = Received(opened=True)
         self.changes += 1
         before = max(hello.first - 1, 0)
         if stream is None:
-            if len(self.streams) >= MAX_STREAMS and not self._forget_one(now):
+            if len(self.streams) >= MAX_STREAMS and not self._remove_one(now):
                 return self._refuse(peer, hello.incarnation, "over_limit", "too many streams")
             stream = self._adopt(Stream(hello.stream, hello.incarnation, peer, [], before))
         elif stream.incarnation != hello.incarnation:
@@ -225,7 +229,7 @@ class Receiver:
             new.retired = retired
             new.dropped, new.errors = stream.dropped, stream.errors
             new.folded = stream.folded
-            # Remembered by its number; what it fed would be kept 16 times over.
+            # Only its number is remembered: its engines would be held 16 times over.
             stream.engines = []
             for old in set(stream.retired) - set(retired):
                 self._by_incarnation.pop(old, None)
@@ -234,7 +238,7 @@ class Receiver:
             received.lost = before - stream.seq
             stream.seq = before
         stream.peer, stream.engines, stream.open = peer, hello.engines, True
-        stream.heard = now
+        stream.seen_at = now
         received.stream = stream
         received.replies.append(self._ack(stream, now, hello.nonce))
         return received
@@ -244,29 +248,29 @@ class Receiver:
         self._by_incarnation[stream.incarnation] = stream
         return stream
 
-    def _forget_one(self, now: float) -> bool:
-        """Make room by forgetting a stream that said goodbye, or the one silent for longest."""
+    def _remove_one(self, now: float) -> bool:
+        """Remove a closed stream, or else the one silent for longest; return whether one was."""
         gone = [
             s
             for s in self.streams.values()
-            if not s.local and (not s.open or now - s.heard >= FORGOTTEN)
+            if not s.local and (not s.open or now - s.seen_at >= REMOVABLE)
         ]
         if not gone:
             return False
-        stream = min(gone, key=lambda stream: (stream.open, stream.heard))
+        stream = min(gone, key=lambda stream: (stream.open, stream.seen_at))
         del self.streams[stream.id]
         for known in (stream.incarnation, *stream.retired):
             self._by_incarnation.pop(known, None)
         return True
 
     def _items(self, stream: Stream, first: int, last: int, received: Received) -> Received:
-        """The seqs ``first`` to ``last``, of which ``received`` tells, if it is their turn."""
+        """Accept the seqs ``first`` to ``last`` if they are next, else report what is wrong."""
         if first == stream.seq + 1 and last >= stream.seq:
             stream.seq = last
             self.changes += 1
             return received
         if last <= stream.seq:
-            # Its acknowledgement was lost, or is on the way: say it again.
+            # The acknowledgement was lost or is on its way: send it again.
             stream.acked = None
             return Received(stream, duplicates=max(last - first + 1, 0))
         return self._refuse(stream.peer, stream.incarnation, "need_hello")
@@ -292,18 +296,18 @@ class Receiver:
             return True
         if stream.acked == state or now < stream.acked_at + ACK_INTERVAL:
             return False
-        # Most streams send a little all the time: four each second would be most of their cost.
+        # Most streams send a little all the time: four a second would be most of their cost.
         return (
             stream.acked is None
-            or stream.taken >= ACK_BYTES
-            or now >= min(stream.heard + ACK_INTERVAL, stream.acked_at + LATEST_ACK)
+            or stream.received >= ACK_BYTES
+            or now >= min(stream.seen_at + ACK_INTERVAL, stream.acked_at + LATEST_ACK)
         )
 
     def _ack(
         self, stream: Stream, now: float, nonce: int | None = None
     ) -> tuple[bytes, FromExporter]:
         stream.acked = self._state(stream)
-        stream.acked_at, stream.taken = now, 0
+        stream.acked_at, stream.received = now, 0
         settings = None if nonce is None else self.settings
         reply = Ack(VERSION, self.boot, stream.incarnation, nonce, *stream.acked, settings)
         return stream.peer, reply
@@ -313,12 +317,12 @@ class Receiver:
 
 
 def _grown(total: int, more: int) -> int:
-    """``total`` and ``more``, as far as a snapshot holds it: a peer may say any number, ever again."""
+    """Return the sum, up to what a snapshot holds: a peer may send any number any number of times."""
     return min(total + max(more, 0), TOTAL_LIMIT)
 
 
-_TOLD = ("version", "unauthorised", "over_limit", "ended_epoch")
-"""Reasons that have a code of their own."""
+_CODES = ("version", "unauthorised", "over_limit", "ended_epoch")
+"""Reasons that have a code of their own in a Nack."""
 _CONFLICT = (
     "another process, or a second instance of the plugin, has this stream id;"
     " set SIDESTEP_NAMESPACE to tell deployments apart"

@@ -1,4 +1,7 @@
-"""The sending end: a bounded ring, a window, and retransmission after a reconnect."""
+"""The sender of the delivery protocol: a bounded ring, a window, and retransmission.
+
+Rules S1 to S8 are those of docs/protocol.md.
+"""
 
 from __future__ import annotations
 
@@ -36,28 +39,29 @@ HELLO_BACKOFF = (0.2, 5.0)
 
 
 class State(Enum):
-    """Where a sender stands with the exporter."""
+    """State of a sender; docs/protocol.md has the transitions."""
 
-    GREETING = "greeting"
+    HANDSHAKE = "handshake"
     """The Hello is not sent, or not answered yet."""
     STREAMING = "streaming"
+    """The exporter answered the Hello: items are sent."""
     STOPPED = "stopped"
-    """Another process took this stream's name; nothing is sent any more."""
+    """Another process has this stream's id: nothing is sent any more."""
 
 
 NIL = msgspec.Raw(b"\xc0")
-"""An item that is none: takes the seq of one that cannot be read."""
+"""An empty item, which takes the seq of one that the exporter cannot read (S7)."""
 
 
 class Sender:
-    """One stream's sending end. The caller owns socket and clock.
+    """Sends one stream. The caller owns the connection and the clock.
 
     Call ``add`` with encoded items, then ``next_frame`` and, once the socket took
-    the frame, ``sent``, until there is none; give what comes in to ``receive``.
-    When ``reopen`` is set, open a new socket and call ``reopened``.
+    the frame, ``sent``, until there is none; pass what arrives to ``receive``.
+    When ``reopen`` is set, open a new connection and call ``reopened``.
 
     Args:
-        folder: Takes the items that find the ring full.
+        folder: Adds up the items that find the ring full (S4).
 
     Attributes:
         dropped: Items given up: they could not be counted, or the exporter refused them.
@@ -83,7 +87,7 @@ class Sender:
         self.stream = stream
         self.incarnation = incarnation
         self.engines = list(engines)
-        self.state = State.GREETING
+        self.state = State.HANDSHAKE
         self.reopen = False
         self.dropped = self.errors = self.folded = self.seals = 0
         self.complaint = ""
@@ -98,30 +102,30 @@ class Sender:
         self.boot: int | None = None
         self._unreadable = False
         self._nonce = 1
-        self._greeted = False
-        self._greet_at = self._beat_at = 0.0
+        self._hello_sent = False
+        self._hello_at = self._beat_at = 0.0
         self._deadline = math.inf
-        """When the exporter must have answered."""
+        """Monotonic time by which the exporter must answer."""
         self._backoff = HELLO_BACKOFF[0]
         self._reported = 0
 
     @property
     def held_bytes(self) -> int:
-        """Bytes in the ring and before it."""
+        """Bytes in the ring and queued before it."""
         return self._ring.used + self._pending_bytes
 
     @property
     def drained(self) -> bool:
-        """Whether all there is has arrived, and outlives the exporter where it can."""
+        """Whether every item is durable at the exporter."""
         return not self._pending and not self._ring and not self._folder.count
 
     @property
     def folding(self) -> bool:
-        """Whether items that are added now are folded."""
+        """Whether items that are added now are folded (S4)."""
         return self._folder.count > 0
 
     def idle(self, now: float) -> bool:
-        """Whether there is nothing to send, to wait for, or to say before ``now``."""
+        """Return whether nothing is to be sent or awaited at ``now``."""
         return (
             self.state is State.STREAMING
             and not self.reopen
@@ -131,7 +135,7 @@ class Sender:
         )
 
     def add(self, items: Sequence[bytes]) -> None:
-        """Queue encoded items; where there is no room they are folded, all until it is back."""
+        """Queue encoded items; fold them while the ring is full (S4)."""
         if self.state is State.STOPPED:
             self.dropped += len(items)
             return
@@ -144,22 +148,22 @@ class Sender:
                 self._pending_bytes += len(item)
 
     def describe(self, engines: Sequence[EngineInfo]) -> None:
-        """Say from now on that the stream feeds ``engines``; indices of known ones stay."""
+        """Replace the engines of the stream; known ones keep their index."""
         self.engines = list(engines)
-        # A Hello that is on its way told of the engines as they were: its answer is not taken.
-        if self.state is State.STREAMING or (self.state is State.GREETING and self._greeted):
-            self._greet()
+        # A Hello that is on its way has the engines as they were: its answer no longer counts (S5).
+        if self.state is State.STREAMING or (self.state is State.HANDSHAKE and self._hello_sent):
+            self._start_handshake()
 
     def next_frame(self, now: float) -> bytes | None:
-        """What to send now, if anything; the same until ``sent`` or a change of state."""
+        """Return the frame to send now, if any; it stays the same until ``sent`` or a change of state."""
         if now >= self._deadline:
             self.reopen = True
-            if self.state is State.GREETING:
+            if self.state is State.HANDSHAKE:
                 self._backoff = min(2 * self._backoff, HELLO_BACKOFF[1])
         if self.state is State.STOPPED or self.reopen:
             return None
-        if self.state is State.GREETING:
-            return None if self._greeted or now < self._greet_at else encode(self._hello())
+        if self.state is State.HANDSHAKE:
+            return None if self._hello_sent or now < self._hello_at else encode(self._hello())
         if self._ring.next is None:
             self._cut()
         if self._ring.next is not None:
@@ -169,9 +173,9 @@ class Sender:
         return None
 
     def sent(self, now: float) -> None:
-        """The socket took what ``next_frame`` gave."""
-        if self.state is State.GREETING:
-            self._greeted = True
+        """Record that the connection took the frame of ``next_frame``."""
+        if self.state is State.HANDSHAKE:
+            self._hello_sent = True
             self._deadline = now + self._backoff * self._random.uniform(0.75, 1.25)
         elif self._ring.next is not None:
             self._ring.sent()
@@ -181,7 +185,7 @@ class Sender:
             self._reported = self.dropped + self.errors
 
     def receive(self, frame: bytes, now: float) -> None:
-        """Take in what the exporter said; what is not for this process is ignored."""
+        """Process a message of the exporter; one for another incarnation is ignored."""
         try:
             message = decode_from_exporter(frame)
         except WireError:
@@ -189,8 +193,8 @@ class Sender:
         if self.state is State.STOPPED or message.incarnation not in (self.incarnation, 0):
             return
         match message:
-            case Ack() if self.state is State.GREETING:
-                if self._greeted and message.nonce == self._nonce:
+            case Ack() if self.state is State.HANDSHAKE:
+                if self._hello_sent and message.nonce == self._nonce:
                     self._stream(message, now)
             case Ack() if message.boot != self.boot:
                 self.reopen = True
@@ -200,19 +204,19 @@ class Sender:
                 self._refused(message, now)
 
     def reopened(self) -> None:
-        """The caller has a new socket; greet on it."""
+        """Start a handshake on the caller's new connection."""
         self.reopen = False
         if self.state is not State.STOPPED:
-            self._greet()
+            self._start_handshake()
 
     def bye(self, reason: str) -> bytes:
-        """The frame that ends the stream."""
+        """Return the frame that closes the stream."""
         return encode(Bye(self.incarnation, self._seq, reason))
 
-    def _greet(self) -> None:
-        self.state = State.GREETING
+    def _start_handshake(self) -> None:
+        self.state = State.HANDSHAKE
         self._nonce += 1
-        self._greeted = False
+        self._hello_sent = False
         self._deadline = math.inf
 
     def _hello(self) -> Hello:
@@ -230,18 +234,19 @@ class Sender:
         )
 
     def _stream(self, ack: Ack, now: float) -> None:
-        """The handshake is complete: go on behind what this exporter has applied."""
+        """Complete the handshake and resume behind what this exporter has applied (S5)."""
         self.state = State.STREAMING
-        self.reopen = False  # late is soon enough
+        # A late answer completes the handshake all the same.
+        self.reopen = False
         self.complaint = ""
         self.boot = ack.boot
-        # Even if it says nothing: an older exporter would refuse what the last one asked for.
+        # Also where it is None: an older exporter refuses what the one before asked for.
         self.kv_sample_rate = ack.kv_sample_rate
         self._folder.settings = ack.settings or Settings()
         self._backoff = HELLO_BACKOFF[0]
         self._beat_at = now
         self._ring.resume(ack.applied)
-        # Not the larger of the two: a restarted exporter may know less than the last one.
+        # Not the larger of the two: a restarted exporter may have applied less than the one before.
         self._applied = ack.applied
         if self._unreadable:
             self._unreadable = False
@@ -269,16 +274,16 @@ class Sender:
             self._pending_bytes = 0
             return
         if nack.code == "bad_schema" and self.state is State.STREAMING:
-            # Which frame it was shows when the exporter says what it has applied.
+            # The next Ack's applied seq shows which frame it was (S7).
             self._unreadable = True
         elif nack.code != "need_hello":
-            self._greet_at = now + HELLO_BACKOFF[1]
+            self._hello_at = now + HELLO_BACKOFF[1]
         self.reopen = True
 
     def _blank(self) -> None:
-        """Replace the chunk that cannot be read by as many empty items.
+        """Replace the chunk that cannot be read by as many empty items (S7).
 
-        Its seqs stay taken: a gap would make the receiver ask for it for ever.
+        A gap in the seqs would make the receiver ask for them forever.
         """
         self.dropped += self._ring.replace(self._applied, self._empty)
 
@@ -316,14 +321,14 @@ class Sender:
         self._append(first + len(items) - 1, Batch(self.incarnation, first, items))
 
     def _seal(self) -> None:
-        """There is room again: what was folded gets its place behind what waits already."""
+        """Queue what was folded behind what is queued already: the ring has capacity again."""
         folded = self._folder.seal()
         self.seals += 1
         self._pending.append(folded)
         self._pending_bytes += folded.size
 
     def _cut_folded(self, folded: Folded) -> None:
-        """One frame or several, which share the seqs of what was folded: one each, the last the rest."""
+        """Append the frames of folded items: one seq each, the last frame has all remaining ones."""
         end = self._seq + folded.items
         for left, records in zip(range(len(folded.frames) - 1, -1, -1), folded.frames, strict=True):
             first = self._seq + 1

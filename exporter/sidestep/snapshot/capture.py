@@ -126,7 +126,7 @@ class Capture:
         """The snapshot taken last outlives this process: senders may let go of what it holds."""
         self.saved = self._taken
         self._safe = self._known
-        self._intake.receiver.saved(self._marks)
+        self._intake.receiver.mark_durable(self._marks)
 
     def version(self, engine: Engine) -> int | None:
         """Of ``engine`` in the last snapshot that is safe."""
@@ -143,7 +143,7 @@ class Capture:
         """A snapshot of now; nothing may be applied until its last piece is taken."""
         intake = self._intake
         registry = intake.registry
-        self._taken, self._marks = self.state, intake.receiver.marks()
+        self._taken, self._marks = self.state, intake.receiver.cursors()
         for stream in intake.receiver.streams.values():
             yield _encoder.encode(_kept(stream))
         known, self._known = self._known, {}
