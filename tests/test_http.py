@@ -20,7 +20,7 @@ from conftest import MAIN_RUN, SPEC_RUN, Start
 from pages import get, parse
 from sidestep.app import Exporter
 from sidestep.config.settings import read
-from sidestep.exposition.negotiation import CONTENT_TYPES, Format, chosen
+from sidestep.exposition.negotiation import CONTENT_TYPES, Format, negotiate
 from sidestep_adapters.recording.replay import Replay
 
 
@@ -70,7 +70,7 @@ PROMETHEUS = (
 )
 def test_openmetrics_only_where_it_is_preferred(accept: str, expected: Format) -> None:
     """By the weights of the Accept header; whoever asks for nothing gets text."""
-    assert chosen(accept) == expected
+    assert negotiate(accept) == expected
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_openmetrics_only_where_it_is_preferred(accept: str, expected: Format) -
 )
 def test_protobuf_only_where_it_is_preferred(accept: str, expected: Format) -> None:
     """By its weight, the first of equals; only in the one form that is offered."""
-    assert chosen(accept, protobuf=True) == expected
+    assert negotiate(accept, protobuf=True) == expected
 
 
 async def test_text_is_the_default(exporter: Exporter) -> None:

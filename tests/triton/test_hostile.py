@@ -15,7 +15,7 @@ from sidestep.exposition.text_page import render
 from sidestep.ingest import hello_limits as descriptions
 from sidestep.ingest.hello_limits import check
 from sidestep.protocol.messages import EngineInfo
-from sidestep.telemetry.logs import Limited
+from sidestep.telemetry.logs import RateLimitedLog
 from sidestep_adapters.triton import queries as triton_questions
 from sidestep_adapters.triton.model_config import ModelConfig
 from sidestep_adapters.triton.poller import log
@@ -191,7 +191,7 @@ class Slow:
 
 async def test_models_that_are_gone_are_not_remembered() -> None:
     """Whatever their names were."""
-    questions = Questions(Slow(), (), "s", Limited(log))  # type: ignore[arg-type]
+    questions = Questions(Slow(), (), "s", RateLimitedLog(log))  # type: ignore[arg-type]
     for number in range(9):
         assert await questions.configs([f"m{number}"]) == {}
     for _ in range(ATTEMPTS - 1):

@@ -13,7 +13,7 @@ import bcrypt
 import pytest
 
 from fronts import HASH, front, user
-from sidestep.http.auth import REMEMBERED, Busy, Passwords, credentials, verify
+from sidestep.http.auth import MAX_REMEMBERED, Busy, PasswordVerifier, credentials, verify
 
 USERS = f"basic_auth_users:\n  alice: {HASH}\n  böb: {HASH}\n"
 
@@ -90,34 +90,34 @@ def test_long_passwords_and_odd_ones() -> None:
 async def test_an_answer_is_remembered(executor: ThreadPoolExecutor) -> None:
     """Right or wrong, bcrypt runs once for it, for any number of requests at a time."""
     counted = Counted()
-    passwords = Passwords({b"alice": HASH.encode()}, executor, 4, counted)
+    passwords = PasswordVerifier({b"alice": HASH.encode()}, executor, 4, counted)
     counted.gate.clear()
-    asked = [asyncio.create_task(passwords.admit(b"alice", b"sesame")) for _ in range(50)]
+    asked = [asyncio.create_task(passwords.is_valid(b"alice", b"sesame")) for _ in range(50)]
     await asyncio.sleep(0)
     counted.gate.set()
 
     assert all(await asyncio.gather(*asked))
-    assert await passwords.admit(b"alice", b"sesame")
+    assert await passwords.is_valid(b"alice", b"sesame")
     assert len(counted.hashes) == 1
     for _ in range(3):
-        assert not await passwords.admit(b"alice", b"wrong")
+        assert not await passwords.is_valid(b"alice", b"wrong")
     assert len(counted.hashes) == 2
 
 
 async def test_wrong_passwords_do_not_push_out_right_ones(executor: ThreadPoolExecutor) -> None:
     """However many there are; of them only the last are remembered."""
     counted = Counted()
-    passwords = Passwords({b"alice": HASH.encode()}, executor, 4, counted)
-    assert await passwords.admit(b"alice", b"sesame")
-    for number in range(REMEMBERED + 1):
-        assert not await passwords.admit(b"alice", str(number).encode())
+    passwords = PasswordVerifier({b"alice": HASH.encode()}, executor, 4, counted)
+    assert await passwords.is_valid(b"alice", b"sesame")
+    for number in range(MAX_REMEMBERED + 1):
+        assert not await passwords.is_valid(b"alice", str(number).encode())
     ran = len(counted.hashes)
 
-    assert await passwords.admit(b"alice", b"sesame")
+    assert await passwords.is_valid(b"alice", b"sesame")
     assert len(counted.hashes) == ran
-    assert not await passwords.admit(b"alice", b"0")
+    assert not await passwords.is_valid(b"alice", b"0")
     assert len(counted.hashes) == ran + 1
-    assert len(passwords._wrong) == REMEMBERED
+    assert len(passwords._rejected) == MAX_REMEMBERED
 
 
 async def test_an_unknown_user_costs_what_a_known_one_does(executor: ThreadPoolExecutor) -> None:
@@ -125,9 +125,9 @@ async def test_an_unknown_user_costs_what_a_known_one_does(executor: ThreadPoolE
     counted = Counted()
     hashes = [HASH.replace("$2b$", kind).encode() for kind in ("$2a$", "$2b$", "$2y$")]
     known = dict(zip([b"a", b"b", b"c"], hashes, strict=True))
-    passwords = Passwords(known, executor, 4, counted)
+    passwords = PasswordVerifier(known, executor, 4, counted)
     for password in (b"sesame", b"x", b"y"):
-        assert not await passwords.admit(b"nobody", password)
+        assert not await passwords.is_valid(b"nobody", password)
 
     assert len(counted.hashes) == 3
     assert len(set(counted.hashes)) == 1
@@ -137,14 +137,15 @@ async def test_an_unknown_user_costs_what_a_known_one_does(executor: ThreadPoolE
 async def test_too_many_wait(executor: ThreadPoolExecutor) -> None:
     """The rest is turned away at once; what is remembered is answered all the same."""
     counted = Counted()
-    passwords = Passwords({b"alice": HASH.encode()}, executor, 4, counted)
-    assert await passwords.admit(b"alice", b"sesame")
+    passwords = PasswordVerifier({b"alice": HASH.encode()}, executor, 4, counted)
+    assert await passwords.is_valid(b"alice", b"sesame")
     counted.gate.clear()
     asked = [
-        asyncio.create_task(passwords.admit(b"alice", str(number).encode())) for number in range(9)
+        asyncio.create_task(passwords.is_valid(b"alice", str(number).encode()))
+        for number in range(9)
     ]
     await asyncio.sleep(0)
-    assert await passwords.admit(b"alice", b"sesame")
+    assert await passwords.is_valid(b"alice", b"sesame")
     counted.gate.set()
     answers = await asyncio.gather(*asked, return_exceptions=True)
 
@@ -169,8 +170,8 @@ async def test_one_at_a_time() -> None:
         return False
 
     with ThreadPoolExecutor(1) as executor:
-        passwords = Passwords({b"alice": HASH.encode()}, executor, 50, slow)
-        await asyncio.gather(*(passwords.admit(b"alice", bytes([i])) for i in range(50)))
+        passwords = PasswordVerifier({b"alice": HASH.encode()}, executor, 50, slow)
+        await asyncio.gather(*(passwords.is_valid(b"alice", bytes([i])) for i in range(50)))
 
     assert most == 1
 

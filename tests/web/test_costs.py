@@ -16,7 +16,7 @@ from fronts import HASH, PAGE, Site, application, front, user
 from sidestep.http.limits import Limits, TokenBucket
 from sidestep.http.web_config import RateLimit
 
-QUICK = Limits(asking=0.4, answering=0.8, tick=0.05)
+QUICK = Limits(request_seconds=0.4, response_seconds=0.8, check_interval=0.05)
 REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
@@ -37,7 +37,7 @@ async def raw(site: Site, data: bytes) -> bytes:
 @pytest.mark.parametrize("before", [0, 1, 2])
 async def test_a_slow_request_is_closed(tmp_path: Path, part: bytes, before: int) -> None:
     """Wherever it stopped, also behind others that were answered; counted."""
-    limits = QUICK if part else Limits(asking=0.4, idle=0.1, tick=0.05)
+    limits = QUICK if part else Limits(request_seconds=0.4, idle_seconds=0.1, check_interval=0.05)
     async with front(tmp_path, limits=limits) as site:
         reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
         for _ in range(before):
@@ -73,7 +73,9 @@ async def test_a_byte_now_and_then_is_no_reprieve(tmp_path: Path) -> None:
 
 async def test_an_idle_connection_is_kept_for_the_next_request(tmp_path: Path) -> None:
     """Longer than a request may take; an idle one is closed without a word at its own time."""
-    limits = Limits(asking=0.2, answering=0.2, idle=1.0, tick=0.05)
+    limits = Limits(
+        request_seconds=0.2, response_seconds=0.2, idle_seconds=1.0, check_interval=0.05
+    )
     async with front(tmp_path, limits=limits) as site:
         reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
         loop = asyncio.get_running_loop()
@@ -148,7 +150,7 @@ async def test_methods(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", [b"POST", b"GET"])
 async def test_bodies_are_not_read_to_their_end(tmp_path: Path, method: bytes) -> None:
     """A body of a terabyte is cut off; others are served meanwhile."""
-    limits = Limits(body=200_000, tick=0.05)
+    limits = Limits(body_bytes=200_000, check_interval=0.05)
     async with front(tmp_path, limits=limits) as site:
         reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
         writer.write(method + b" / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000000000\r\n\r\n")
@@ -219,7 +221,7 @@ async def test_who_hangs_up_in_the_middle_of_a_page(
 
 async def test_pages_that_nobody_takes_are_bounded(tmp_path: Path) -> None:
     """Over the bound a page is 503, a short answer is not; room comes back."""
-    limits = Limits(answering=2, tick=0.05, unsent=2 * len(PAGE))
+    limits = Limits(response_seconds=2, check_interval=0.05, unsent_bytes=2 * len(PAGE))
     async with front(tmp_path, limits=limits) as site:
         clients = [await slow_reader(site) for _ in range(2)]
         await until(lambda: site.front._guard._answers.unsent == 2 * len(PAGE))
@@ -257,7 +259,7 @@ async def test_the_deadline_of_a_new_connection_is_not_put_off(tmp_path: Path) -
 
 async def test_connections_are_bounded(tmp_path: Path) -> None:
     """Over the bound a new one is closed; who never asked anything gives its place up first."""
-    limits = Limits(connections=10, asking=60, tick=0.05)
+    limits = Limits(connections=10, request_seconds=60, check_interval=0.05)
     async with front(tmp_path, limits=limits) as site:
         clients = [await kept(site) for _ in range(9)]
         # Half of the next request; older than the silent one, but known.
@@ -288,7 +290,7 @@ async def test_connections_are_bounded(tmp_path: Path) -> None:
 
 async def test_a_flood_of_connections(tmp_path: Path) -> None:
     """Never more than the bound, not for a moment; afterwards all is as before."""
-    limits = Limits(connections=20, asking=60, tick=0.05)
+    limits = Limits(connections=20, request_seconds=60, check_interval=0.05)
     async with front(tmp_path, limits=limits) as site:
 
         def knock(number: int) -> list[socket.socket]:
@@ -331,7 +333,7 @@ async def test_requests_that_wait_are_bounded(tmp_path: Path) -> None:
         return web.Response(text="made\n")
 
     app.add_routes([web.get("/held", held)])
-    limits = Limits(making=2, waiting=3)
+    limits = Limits(concurrent_renders=2, waiting_requests=3)
     async with front(tmp_path, limits=limits, app=app) as site:
         asked = [asyncio.create_task(site.status(path="/held")) for _ in range(12)]
         await until(lambda: site.refused("overload") == 7)

@@ -225,7 +225,7 @@ async def test_clients_of_a_former_authority_have_to_come_again(authority: Autho
 
 async def test_half_a_handshake_is_closed(authority: Authority) -> None:
     """At its deadline, counted; meanwhile others are served."""
-    limits = Limits(asking=0.5, tick=0.05)
+    limits = Limits(request_seconds=0.5, check_interval=0.05)
     async with front(authority.directory, config(), limits) as site:
         reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
         writer.write(b"\x16\x03\x01\x02")

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from fronts import HASH, Authority
 from sidestep.errors import ConfigError
-from sidestep.http.config_files import MAX_CONFIG_BYTES, Files
+from sidestep.http.config_files import MAX_CONFIG_BYTES, WatchedFiles
 from sidestep.http.tls import make_context
 from sidestep.http.tls_config import CIPHERS
 from sidestep.http.web_config import HEADERS, RateLimit, WebConfig, load
@@ -55,7 +55,7 @@ def read(directory: Path, text: str | bytes) -> WebConfig:
     """The configuration, with a TLS context made from it."""
     file = directory / "web.yml"
     file.write_bytes(text.encode() if isinstance(text, str) else text)
-    config = load(file, Files())
+    config = load(file, WatchedFiles())
     if config.tls is not None:
         make_context(config.tls)
     return config
@@ -262,7 +262,7 @@ def test_files_that_cannot_be_read(directory: Path) -> None:
         Path("x" * 300): "too long",
     }.items():
         with pytest.raises(ConfigError, match=why):
-            load(path, Files())
+            load(path, WatchedFiles())
     for content, why in {b"\xff": "not UTF-8", b"#" * (MAX_CONFIG_BYTES + 1): "more than"}.items():
         with pytest.raises(ConfigError, match=why):
             read(directory, content)
@@ -349,6 +349,6 @@ def test_any_file_is_taken_or_refused(content: str | bytes) -> None:
         text = content.encode("utf-8", "replace") if isinstance(content, str) else content
         file.write_bytes(text)
         try:
-            load(file, Files())
+            load(file, WatchedFiles())
         except ConfigError as error:
             assert str(error)  # noqa: PT017 - it need not be refused

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 from sidestep.config.poll_state import STATES, PollState
 from sidestep.config.scrape_targets import Target
 from sidestep.errors import PollError
-from sidestep.telemetry.logs import Limited
+from sidestep.telemetry.logs import RateLimitedLog
 from sidestep.telemetry.self_metrics import Reading, SelfMetrics
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class Poller(Generic[Answer]):
         self._work: Iterator[None] | None = None
         self._worked_off = asyncio.Event()
         self._wake: Callable[[], None] = lambda: None
-        self._lines = Limited(log)
+        self._lines = RateLimitedLog(log)
         self._count("ok", 0)
 
     def open(self, wake: Callable[[], None]) -> None:

@@ -42,7 +42,7 @@ def sources(config: Config, intake: Intake) -> Sequence[Poller[Answer]]:
     metrics.read(
         f"{PREFIX}samples",
         lambda: [
-            ((target.name,), float(page.plan.samples if page.plan is not None else 0))
+            ((target.name,), float(page.parsed.samples if page.parsed is not None else 0))
             for target, page in pages
         ],
     )
@@ -80,6 +80,6 @@ def page_poller(target: Target, page: Page, metrics: SelfMetrics) -> Poller[Answ
             await client.close()
 
     def take(answer: Answer) -> Iterator[None]:
-        return page.take(answer.chunks)
+        return page.update(answer.chunks)
 
     return Poller(target, Question(connect, take, page.hide), metrics, PREFIX)

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from sidestep.config.scrape_targets import Header, Target
 from sidestep.engines.triton.wire import ModelStats
 from sidestep.errors import ConfigError, PollError
-from sidestep.http.config_files import MAX_PEM_BYTES, Files
+from sidestep.http.config_files import MAX_PEM_BYTES, WatchedFiles
 from sidestep_adapters.scrape.http_client import CONNECT_SECONDS, client_context, line, secret
 from sidestep_adapters.triton.model_config import ModelConfig
 from sidestep_adapters.triton.statistics import Head, translate
@@ -176,7 +176,7 @@ class GrpcServer:
             task.add_done_callback(self._closing.discard)
 
     def _credentials(self) -> grpc.ChannelCredentials:
-        target, files = self._target, Files()
+        target, files = self._target, WatchedFiles()
         # gRPC itself says nothing of a file that it cannot use.
         client_context(target, files)
         # Those that it has with it are of another date than the system's.

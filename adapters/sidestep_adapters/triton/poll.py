@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from sidestep.errors import PollError, WireError
 from sidestep.protocol.messages import EngineInfo
-from sidestep.telemetry.logs import Limited
+from sidestep.telemetry.logs import RateLimitedLog
 from sidestep_adapters.triton.models import Look, Models, Moment, gone
 from sidestep_adapters.triton.queries import Answer, Questions
 from sidestep_adapters.triton.server import Server, detail
@@ -53,7 +53,7 @@ class Poller:
         hand: Callable[[Look], None],
         reject: Callable[[str], None],
         known: Callable[[], Mapping[str, EngineInfo]],
-        lines: Limited,
+        lines: RateLimitedLog,
         name: str,
     ) -> None:
         self.models = models

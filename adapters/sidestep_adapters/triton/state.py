@@ -11,7 +11,7 @@ from sidestep.engines.items import Item
 from sidestep.errors import PollError
 from sidestep.ingest.local_stream import ServerFeed
 from sidestep.protocol.self_described import Family, Sample, Samples
-from sidestep.telemetry.logs import Limited
+from sidestep.telemetry.logs import RateLimitedLog
 from sidestep_adapters.triton.server import advice
 
 UNREACHABLE = "unreachable"
@@ -49,7 +49,7 @@ class State:
         self._feed = feed
         self._name = name
         self._tell = tell
-        self._lines = Limited(log)
+        self._lines = RateLimitedLog(log)
         self._cause = ""
         """Why the last poll failed."""
         self._is_heard = self._is_lost = False

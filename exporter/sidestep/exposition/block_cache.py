@@ -15,27 +15,27 @@ class Block(NamedTuple):
         sizes: Of each entry's text, in bytes.
     """
 
-    marks: Sequence[object]
+    versions: Sequence[object]
     sizes: Sequence[int]
     text: bytes
 
 
-def changed(block: Block | None, marks: Sequence[object]) -> Sequence[int]:
+def changed_entries(block: Block | None, versions: Sequence[object]) -> Sequence[int]:
     """The places of ``marks`` whose text ``block`` does not have."""
     if block is None:
-        return range(len(marks))
+        return range(len(versions))
     # Marks are equal only where they are the same, and lists are compared at once.
-    if block.marks == marks:
+    if block.versions == versions:
         return ()
-    pairs = zip(marks, block.marks, strict=True)
-    return [place for place, (mark, before) in enumerate(pairs) if mark is not before]
+    pairs = zip(versions, block.versions, strict=True)
+    return [place for place, (version, before) in enumerate(pairs) if version is not before]
 
 
-def renewed(block: Block | None, marks: Sequence[object], texts: Mapping[int, bytes]) -> Block:
+def updated(block: Block | None, versions: Sequence[object], texts: Mapping[int, bytes]) -> Block:
     """``block`` with other ``texts`` at some places, in their order; of no block, at all places."""
-    if block is None or len(texts) == len(marks):
+    if block is None or len(texts) == len(versions):
         found = list(texts.values())
-        return Block(marks, list(map(len, found)), b"".join(found))
+        return Block(versions, list(map(len, found)), b"".join(found))
     starts = [0, *accumulate(block.sizes)]
     sizes = list(block.sizes)
     before = memoryview(block.text)
@@ -46,4 +46,4 @@ def renewed(block: Block | None, marks: Sequence[object], texts: Mapping[int, by
         sizes[place] = len(text)
         done = place + 1
     pieces.append(before[starts[done] :])
-    return Block(marks, sizes, b"".join(pieces))
+    return Block(versions, sizes, b"".join(pieces))

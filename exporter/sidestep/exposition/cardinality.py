@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sidestep.catalog.model import Kind
-from sidestep.exposition.aggregate import merged_states
-from sidestep.exposition.aggregated_text import Merged
-from sidestep.exposition.families import Family, families, is_shared, labels_with
-from sidestep.exposition.family_snapshot import combined_of, copies, state_of
+from sidestep.exposition.aggregate import aggregate_states
+from sidestep.exposition.aggregated_text import AggregatedPage
+from sidestep.exposition.families import Family, families, is_shared, series_labels
+from sidestep.exposition.family_snapshot import aggregate_snapshot, histogram_state, snapshot_family
 from sidestep.metrics.engine import Number
 from sidestep.metrics.histogram import State
 from sidestep.metrics.registry import Registry
@@ -37,7 +37,7 @@ class Count:
 
 
 @dataclasses.dataclass
-class Report:
+class CardinalityReport:
     """What is there, before anything is dropped or thinned; of engines alone, but for ``other``.
 
     Attributes:
@@ -95,17 +95,21 @@ def samples_of(value: Number | State) -> int:
     return len(bounds) + 3 if bounds else 2
 
 
-def counted(registry: Registry, views: Mapping[str, Merged]) -> Iterator[Report]:
+def count_series(
+    registry: Registry, views: Mapping[str, AggregatedPage]
+) -> Iterator[CardinalityReport]:
     """What is counted so far, ever again, and at last all there is.
 
     Args:
         registry: What is counted.
         views: Pages by name, of which the samples are told, too.
     """
-    found = Report(engines={name: Count() for name in registry.engines})
+    found = CardinalityReport(engines={name: Count() for name in registry.engines})
     for family in list(families(registry)):
         if is_shared(family):
-            for one in combined_of(family, copies(registry, family, state_of), merged_states):
+            for one in aggregate_snapshot(
+                family, snapshot_family(registry, family, histogram_state), aggregate_states
+            ):
                 if one is None:
                     yield found
                 else:
@@ -113,7 +117,7 @@ def counted(registry: Registry, views: Mapping[str, Merged]) -> Iterator[Report]
         else:
             yield from _of_engines(registry, family, found)
     for passed in registry.passed.families():
-        found.other[passed.name] = sum(len(part.series) for part in passed.shown)
+        found.other[passed.name] = sum(len(part.series) for part in passed.visible_parts)
         yield found
     for view, merged in views.items():
         merged.refresh()
@@ -129,12 +133,14 @@ def counted(registry: Registry, views: Mapping[str, Merged]) -> Iterator[Report]
     yield found
 
 
-def _of_engines(registry: Registry, family: Family, found: Report) -> Iterator[Report]:
+def _of_engines(
+    registry: Registry, family: Family, found: CardinalityReport
+) -> Iterator[CardinalityReport]:
     number = 0
-    for engine, _, names, children in copies(registry, family, state_of):
+    for engine, _, names, children in snapshot_family(registry, family, histogram_state):
         own = found.engines.setdefault(engine.id, Count())
         for key, value in children:
-            found.add(family.name, family.kind, labels_with(engine, family, names, key), value)
+            found.add(family.name, family.kind, series_labels(engine, family, names, key), value)
             own.add(value)
             number += 1
             if not number % SLICE:

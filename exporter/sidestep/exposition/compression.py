@@ -11,13 +11,13 @@ try:
     from isal import isal_zlib
 except ImportError:
     _library: Any = zlib
-    NAME = "zlib"
-    SHORT = 8 << 10
+    LIBRARY = "zlib"
+    MAX_INLINE_BYTES = 8 << 10
     """Bytes."""
 else:
     _library = isal_zlib
-    NAME = "isal"
-    SHORT = 128 << 10
+    LIBRARY = "isal"
+    MAX_INLINE_BYTES = 128 << 10
 
 LEVEL = 1
 """A scrape is read once and thrown away: a higher level costs more than it saves."""
@@ -33,7 +33,7 @@ def compress(parts: Sequence[bytes]) -> list[bytes]:
 
 async def pack(parts: Sequence[bytes]) -> list[bytes]:
     """Return ``parts`` compressed; more than ``SHORT`` in a thread."""
-    if sum(map(len, parts)) <= SHORT:
+    if sum(map(len, parts)) <= MAX_INLINE_BYTES:
         return compress(parts)
     return await asyncio.get_running_loop().run_in_executor(None, compress, parts)
 

@@ -31,7 +31,7 @@ class Family:
     help: str
     labels: Key
     combine: Combine = "sum"
-    places: Mapping[str, Placed] = dataclasses.field(default_factory=dict)
+    assignments: Mapping[str, Placed] = dataclasses.field(default_factory=dict)
 
 
 def families(registry: Registry, names: Collection[str] = ()) -> Iterator[Family]:
@@ -39,31 +39,33 @@ def families(registry: Registry, names: Collection[str] = ()) -> Iterator[Family
 
     Those of dialects that no engine speaks are left out: they can have no sample.
     """
-    for family in chain(catalogued(registry, spoken(registry)), described(registry)):
-        if not names or owns(family.name, family.kind, names):
+    for family in chain(
+        catalogue_families(registry, active_dialects(registry)), self_described_families(registry)
+    ):
+        if not names or has_sample_name(family.name, family.kind, names):
             yield family
 
 
-def spoken(registry: Registry) -> frozenset[str]:
+def active_dialects(registry: Registry) -> frozenset[str]:
     """Dialects of the engines that are there."""
     return frozenset(engine.layout.dialect for engine in registry.engines.values())
 
 
-def catalogued(registry: Registry, dialects: Collection[str]) -> Iterator[Family]:
+def catalogue_families(registry: Registry, dialects: Collection[str]) -> Iterator[Family]:
     """The families of the catalogue that engines of ``dialects`` can have."""
-    places: dict[str, dict[str, Placed]] = {}
+    assignments: dict[str, dict[str, Placed]] = {}
     for layout in (layout for name, layout in registry.layouts.items() if name in dialects):
         for placed in layout.placed:
-            places.setdefault(placed.row.name, {})[layout.dialect] = placed
-    for name, found_places in places.items():
+            assignments.setdefault(placed.row.name, {})[layout.dialect] = placed
+    for name, found_assignments in assignments.items():
         if registry.shows(name):
-            row = next(iter(found_places.values())).row
+            row = next(iter(found_assignments.values())).row
             yield Family(
-                name, row.kind, row.exposed_help, row.own_labels, row.combine, found_places
+                name, row.kind, row.exposed_help, row.own_labels, row.combine, found_assignments
             )
 
 
-def described(registry: Registry) -> Iterator[Family]:
+def self_described_families(registry: Registry) -> Iterator[Family]:
     """Those that engines described themselves."""
     if not registry.room.families:
         return
@@ -78,7 +80,7 @@ def described(registry: Registry) -> Iterator[Family]:
                 yield Family(found.name, found.kind, found.help, found.labels)
 
 
-def owns(family: str, kind: Kind, names: Collection[str]) -> bool:
+def has_sample_name(family: str, kind: Kind, names: Collection[str]) -> bool:
     """Whether one of the sample ``names`` belongs to ``family``, as in ``name[]``."""
     if family in names:
         return True
@@ -87,19 +89,23 @@ def owns(family: str, kind: Kind, names: Collection[str]) -> bool:
     return kind == "counter" and family.removesuffix("_total") in names
 
 
-def showing(registry: Registry, dialect: str, placed: Placed) -> list[Engine]:
+def engines_of_row(registry: Registry, dialect: str, placed: Placed) -> list[Engine]:
     """The engines that may have samples of a dialect's row: asked once, not per engine."""
-    return having(present(registry, dialect, *asked(registry, dialect, placed)), placed)
+    return engines_with_samples(
+        present_engines(registry, dialect, *row_requirements(registry, dialect, placed)), placed
+    )
 
 
-def asked(registry: Registry, dialect: str, placed: Placed) -> tuple[bool, str]:
+def row_requirements(registry: Registry, dialect: str, placed: Placed) -> tuple[bool, str]:
     """Whether engines must be alive to show a row, and the option that they must have."""
     row = placed.row
     hidden = row.feature if row.name in registry.layouts[dialect].gated else ""
     return row.kind == "gauge", hidden
 
 
-def present(registry: Registry, dialect: str, live: bool, feature: str = "") -> list[Engine]:
+def present_engines(
+    registry: Registry, dialect: str, live: bool, feature: str = ""
+) -> list[Engine]:
     """The engines of a dialect, or of all, that are there, alive where wanted, with this option where any."""
     engines = registry.engines.values()
     if dialect:
@@ -114,11 +120,11 @@ def present(registry: Registry, dialect: str, live: bool, feature: str = "") -> 
     return found
 
 
-def having(engines: list[Engine], placed: Placed) -> list[Engine]:
+def engines_with_samples(engines: list[Engine], placed: Placed) -> list[Engine]:
     """Those of ``engines`` that have children of a row."""
     match placed.where:
         case "sampled":
-            name = stored(placed)
+            name = stored_name(placed)
             return [engine for engine in engines if name in engine.open]
         case "keyed":
             slot = placed.slots[0]
@@ -131,29 +137,29 @@ def having(engines: list[Engine], placed: Placed) -> list[Engine]:
     return engines
 
 
-def stored(placed: Placed) -> str:
+def stored_name(placed: Placed) -> str:
     """The name under which an engine keeps a family that Samples items feed."""
     source = placed.row.source
     return source.name if isinstance(source, Same) else placed.row.name
 
 
-def labels_with(engine: Engine, family: Family, names: Key, key: Key) -> dict[str, str]:
+def series_labels(engine: Engine, family: Family, names: Key, key: Key) -> dict[str, str]:
     """All labels of one child whose own ones are ``names``."""
-    placed = family.places.get(engine.layout.dialect)
+    placed = family.assignments.get(engine.layout.dialect)
     labels = dict(zip(names, key, strict=True))
     if placed is None:
         return {**labels, **engine.labels}
     if placed.row.unless_empty:
         labels = {name: value for name, value in labels.items() if value}
-    shown = {n: v for n, v in engine.labels.items() if _is_shown(placed, n)}
+    shown = {n: v for n, v in engine.labels.items() if _has_label(placed, n)}
     return {**labels, **shown}
 
 
-def _is_shown(placed: Placed, label: str) -> bool:
+def _has_label(placed: Placed, label: str) -> bool:
     return label in placed.row.labels or label not in ENGINE_LABELS
 
 
 def is_shared(family: Family) -> bool:
     """Whether engines can have the same labels here, so that their series must be combined."""
-    rows = [placed.row for placed in family.places.values()]
+    rows = [placed.row for placed in family.assignments.values()]
     return any(not set(row.shared) <= set(row.labels) for row in rows)

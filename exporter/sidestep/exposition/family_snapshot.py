@@ -14,36 +14,42 @@ from typing import TypeVar, cast
 from sidestep.catalog.layout import Placed
 from sidestep.catalog.model import OBSERVED, Constant, Info, Reading
 from sidestep.catalog.slo import REQUESTS
-from sidestep.exposition.aggregate import Merge, merged
-from sidestep.exposition.families import Family, labels_with, present, showing, stored
+from sidestep.exposition.aggregate import Aggregator, aggregate_values
+from sidestep.exposition.families import (
+    Family,
+    engines_of_row,
+    present_engines,
+    series_labels,
+    stored_name,
+)
 from sidestep.metrics.availability import settle
 from sidestep.metrics.computed_gauges import reading
 from sidestep.metrics.engine import Engine, Key, Number, OpenFamily
 from sidestep.metrics.histogram import Histogram, State
 from sidestep.metrics.registry import Registry
 
-AT_ONCE = 50
+PER_SLICE = 50
 """Children that are combined between two turns of the loop: some microseconds each."""
 
-Shown = TypeVar("Shown")
+HistogramCopy = TypeVar("HistogramCopy")
 """A copy of what a page shows of a histogram."""
-Children = Sequence[tuple[Key, Number | Shown]]
+Children = Sequence[tuple[Key, Number | HistogramCopy]]
 """By own label values."""
-Copy = tuple[Engine, int, Key, Children[Shown]]
+EngineSnapshot = tuple[Engine, int, Key, Children[HistogramCopy]]
 """What one engine has of a family: how it looked, own label names, and children."""
 Labels = tuple[tuple[str, str], ...]
 """Sorted by name."""
 
-IN_NUMBERS = frozenset({"scalars", "reading", "constant"})
+NUMERIC = frozenset({"scalars", "reading", "constant"})
 """Places of rows that have a plain number, or none, for each of their label values."""
 
 
-def state_of(histogram: Histogram) -> State:
+def histogram_state(histogram: Histogram) -> State:
     """What a text page shows of it."""
     return histogram.bounds, histogram.counts.copy(), histogram.sum
 
 
-def numbers_of(placed: Placed, engines: Sequence[Engine]) -> list[Number | None]:
+def row_numbers(placed: Placed, engines: Sequence[Engine]) -> list[Number | None]:
     """What ``engines`` have of a row that is ``IN_NUMBERS``, one after the other, as it is kept."""
     slots, source = placed.slots, placed.row.source
     if placed.where == "scalars":
@@ -58,9 +64,9 @@ def numbers_of(placed: Placed, engines: Sequence[Engine]) -> list[Number | None]
     return [source.value] * len(engines)
 
 
-def histograms_of(
-    placed: Placed, engines: Sequence[Engine], copy: Callable[[Histogram], Shown]
-) -> list[Shown | None]:
+def row_histograms(
+    placed: Placed, engines: Sequence[Engine], copy: Callable[[Histogram], HistogramCopy]
+) -> list[HistogramCopy | None]:
     """Likewise, of histograms in slots."""
     slots = placed.slots
     return [
@@ -71,12 +77,12 @@ def histograms_of(
     ]
 
 
-def copied(
+def snapshot_engines(
     family: Family,
     placed: Placed | None,
     engines: Sequence[Engine],
-    copy: Callable[[Histogram], Shown],
-) -> Iterator[Copy[Shown]]:
+    copy: Callable[[Histogram], HistogramCopy],
+) -> Iterator[EngineSnapshot[HistogramCopy]]:
     """What each of ``engines`` has of ``family`` at the moment of the call.
 
     Args:
@@ -85,73 +91,81 @@ def copied(
         engines: Those that ``view.showing`` has of a dialect, or had.
         copy: Makes a copy of what is to be shown of a histogram.
     """
-    looks = [engine.looks for engine in engines]
-    if placed is not None and (placed.where in IN_NUMBERS or placed.where == "histogram"):
-        values: Sequence[Number | Shown | None]
+    label_versions = [engine.looks for engine in engines]
+    if placed is not None and (placed.where in NUMERIC or placed.where == "histogram"):
+        values: Sequence[Number | HistogramCopy | None]
         if placed.where == "histogram":
-            values = histograms_of(placed, engines, copy)
+            values = row_histograms(placed, engines, copy)
         else:
-            values = numbers_of(placed, engines)
-        return _in_slots(placed, engines, looks, values)
+            values = row_numbers(placed, engines)
+        return _slot_snapshots(placed, engines, label_versions, values)
     if placed is not None and placed.where == "keyed":
         if placed.row.name == REQUESTS:
             for engine in engines:
                 settle(engine)
         slot = placed.slots[0]
         kept = [engine.keyed[slot].copy() for engine in engines]
-        return _keyed(placed, engines, looks, kept)
+        return _keyed_snapshots(placed, engines, label_versions, kept)
     if placed is not None and isinstance(placed.row.source, Info):
-        said = placed.row.source.name
-        return _infos(engines, looks, [engine.info.get(said) for engine in engines])
+        info_name = placed.row.source.name
+        return _info_snapshots(
+            engines, label_versions, [engine.info.get(info_name) for engine in engines]
+        )
     if placed is None:
-        return _listed(engines, looks, [_own_form(engine, family) for engine in engines], copy)
-    name = stored(placed)
-    return _listed(engines, looks, [engine.open.get(name) for engine in engines], copy)
+        return _open_snapshots(
+            engines, label_versions, [_open_family(engine, family) for engine in engines], copy
+        )
+    name = stored_name(placed)
+    return _open_snapshots(
+        engines, label_versions, [engine.open.get(name) for engine in engines], copy
+    )
 
 
-def _in_slots(
+def _slot_snapshots(
     placed: Placed,
     engines: Sequence[Engine],
-    looks: Sequence[int],
-    values: Sequence[Number | Shown | None],
-) -> Iterator[Copy[Shown]]:
+    label_versions: Sequence[int],
+    values: Sequence[Number | HistogramCopy | None],
+) -> Iterator[EngineSnapshot[HistogramCopy]]:
     names, keys, per = placed.row.own_labels, placed.values_of_label, placed.row.per
     width = len(keys)
-    for at, (engine, look) in enumerate(zip(engines, looks, strict=True)):
+    for at, (engine, label_version) in enumerate(zip(engines, label_versions, strict=True)):
         some = zip(keys, values[at * width : (at + 1) * width], strict=True)
         children = [(key, value) for key, value in some if value is not None]
-        yield engine, look, names, children if per == 1 else _in_unit(children, per)
+        yield engine, label_version, names, children if per == 1 else _scaled(children, per)
 
 
-def _keyed(
+def _keyed_snapshots(
     placed: Placed,
     engines: Sequence[Engine],
-    looks: Sequence[int],
+    label_versions: Sequence[int],
     kept: Sequence[Mapping[Key, Number]],
-) -> Iterator[Copy[Shown]]:
+) -> Iterator[EngineSnapshot[HistogramCopy]]:
     names, per = placed.row.own_labels, placed.row.per
-    for engine, look, values in zip(engines, looks, kept, strict=True):
-        children: Children[Shown] = [*values.items()]
-        yield engine, look, names, children if per == 1 else _in_unit(children, per)
+    for engine, label_version, values in zip(engines, label_versions, kept, strict=True):
+        children: Children[HistogramCopy] = [*values.items()]
+        yield engine, label_version, names, children if per == 1 else _scaled(children, per)
 
 
-def _infos(
-    engines: Sequence[Engine], looks: Sequence[int], said: Sequence[Mapping[str, str] | None]
-) -> Iterator[Copy[Shown]]:
+def _info_snapshots(
+    engines: Sequence[Engine],
+    label_versions: Sequence[int],
+    info_name: Sequence[Mapping[str, str] | None],
+) -> Iterator[EngineSnapshot[HistogramCopy]]:
     """What is said is in the labels; the next Hello brings others."""
-    for engine, look, labels in zip(engines, looks, said, strict=True):
+    for engine, label_version, labels in zip(engines, label_versions, info_name, strict=True):
         if labels is None:
-            yield engine, look, (), []
+            yield engine, label_version, (), []
         else:
-            yield engine, look, tuple(labels), [(tuple(labels.values()), 1)]
+            yield engine, label_version, tuple(labels), [(tuple(labels.values()), 1)]
 
 
-def _in_unit(children: Children[Shown], per: int) -> Children[Shown]:
+def _scaled(children: Children[HistogramCopy], per: int) -> Children[HistogramCopy]:
     """As it is shown; of what is kept in another unit there are plain numbers only."""
     return [(k, value / per) for k, value in children if isinstance(value, int | float)]
 
 
-def _own_form(engine: Engine, family: Family) -> OpenFamily | None:
+def _open_family(engine: Engine, family: Family) -> OpenFamily | None:
     """What ``engine`` has of a family that it described itself."""
     found = engine.open.get(family.name)
     # Two engines may describe one name differently; the first one's form stands.
@@ -160,14 +174,14 @@ def _own_form(engine: Engine, family: Family) -> OpenFamily | None:
     return found
 
 
-def _listed(
+def _open_snapshots(
     engines: Sequence[Engine],
-    looks: Sequence[int],
+    label_versions: Sequence[int],
     found: Sequence[OpenFamily | None],
-    copy: Callable[[Histogram], Shown],
-) -> Iterator[Copy[Shown]]:
+    copy: Callable[[Histogram], HistogramCopy],
+) -> Iterator[EngineSnapshot[HistogramCopy]]:
     """What Samples items brought, whose sender may have labels beside the row's."""
-    kept: list[tuple[Key, Mapping[Key, Number | Shown]]] = []
+    kept: list[tuple[Key, Mapping[Key, Number | HistogramCopy]]] = []
     for one in found:
         if one is None:
             kept.append(((), {}))
@@ -178,38 +192,44 @@ def _listed(
             # All of them are numbers: what a family is fed with is of its kind.
             kept.append((one.labels, cast("dict[Key, Number]", one.children.copy())))
     return (
-        (engine, look, names, [*values.items()])
-        for engine, look, (names, values) in zip(engines, looks, kept, strict=True)
+        (engine, label_version, names, [*values.items()])
+        for engine, label_version, (names, values) in zip(
+            engines, label_versions, kept, strict=True
+        )
     )
 
 
-def copies(
-    registry: Registry, family: Family, copy: Callable[[Histogram], Shown]
-) -> Iterator[Copy[Shown]]:
+def snapshot_family(
+    registry: Registry, family: Family, copy: Callable[[Histogram], HistogramCopy]
+) -> Iterator[EngineSnapshot[HistogramCopy]]:
     """What all engines show of ``family`` at the moment of the call."""
-    found: list[Iterator[Copy[Shown]]] = []
-    if not family.places:
-        everyone = present(registry, "", live=family.kind == "gauge")
-        some = [engine for engine in everyone if family.name in engine.open]
-        found.append(copied(family, None, some, copy))
-    for dialect, placed in family.places.items():
-        found.append(copied(family, placed, showing(registry, dialect, placed), copy))
+    found: list[Iterator[EngineSnapshot[HistogramCopy]]] = []
+    if not family.assignments:
+        all_engines = present_engines(registry, "", live=family.kind == "gauge")
+        some = [engine for engine in all_engines if family.name in engine.open]
+        found.append(snapshot_engines(family, None, some, copy))
+    for dialect, placed in family.assignments.items():
+        found.append(
+            snapshot_engines(family, placed, engines_of_row(registry, dialect, placed), copy)
+        )
     return chain.from_iterable(found)
 
 
-def combined_of(
-    family: Family, found: Iterable[Copy[Shown]], merge: Merge[Shown]
-) -> Iterator[tuple[Labels, Number | Shown] | None]:
+def aggregate_snapshot(
+    family: Family,
+    found: Iterable[EngineSnapshot[HistogramCopy]],
+    aggregate: Aggregator[HistogramCopy],
+) -> Iterator[tuple[Labels, Number | HistogramCopy] | None]:
     """What all engines have of ``family``, one a label set; None where a turn may be due."""
-    groups: dict[Labels, list[Number | Shown]] = {}
+    groups: dict[Labels, list[Number | HistogramCopy]] = {}
     spent = 0
     for engine, _, names, children in found:
         for key, value in children:
-            labels = labels_with(engine, family, names, key)
+            labels = series_labels(engine, family, names, key)
             groups.setdefault(tuple(sorted(labels.items())), []).append(value)
             spent += 1
-            if not spent % AT_ONCE:
+            if not spent % PER_SLICE:
                 yield None
     for pairs, values in groups.items():
-        one = yield from merged(values, family.combine, merge)
+        one = yield from aggregate_values(values, family.combine, aggregate)
         yield pairs, one

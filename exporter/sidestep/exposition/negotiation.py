@@ -28,7 +28,7 @@ _NEEDED: Mapping[Format, Mapping[str, str]] = {
 """What options of the media type must say where they are given; protobuf's must be."""
 
 
-def chosen(accept: str, *, protobuf: bool = False) -> Format:
+def negotiate(accept: str, *, protobuf: bool = False) -> Format:
     """The format that an Accept header prefers; text where equal or unasked.
 
     Routers ask for nothing or for ``*/*`` and read text only. ``protobuf``: whether it is offered;

@@ -9,17 +9,15 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Protocol
 
-from sidestep.exposition import passthrough_text as passed
-from sidestep.exposition import protobuf_page as protobuf
-from sidestep.exposition import protobuf_samples
-from sidestep.exposition.aggregated_text import Merged
+from sidestep.exposition import passthrough_text, protobuf_page, protobuf_samples
+from sidestep.exposition.aggregated_text import AggregatedPage
 from sidestep.exposition.compression import Body
 from sidestep.exposition.negotiation import Format
-from sidestep.exposition.own_families import OwnTexts
-from sidestep.exposition.series_filter import Choice
-from sidestep.exposition.text_page import Texts
+from sidestep.exposition.own_families import OwnFamilies
+from sidestep.exposition.series_filter import SeriesFilter
+from sidestep.exposition.text_page import TextPage
 from sidestep.metrics.registry import Registry
-from sidestep.telemetry.cooperative import collected
+from sidestep.telemetry.cooperative import collect_in_slices
 from sidestep.telemetry.self_metrics import OwnRegistry, SelfMetrics
 
 CACHE_SECONDS = 0.1
@@ -53,19 +51,24 @@ class Pages:
         endpoints: list[str],
         snapshots: Durable | None = None,
         *,
-        choice: Choice | None = None,
+        series_filter: SeriesFilter | None = None,
     ) -> None:
-        shown = choice or Choice()
+        shown = series_filter or SeriesFilter()
         self.registry = registry
         self.metrics = metrics
         self.endpoints = endpoints
-        self._own = OwnTexts(own)
+        self._own = OwnFamilies(own)
         self._snapshots = snapshots
-        self.views = {"engine": Merged(registry, shown), "pod": Merged(registry, shown.of_pod)}
+        self.views = {
+            "engine": AggregatedPage(registry, shown),
+            "pod": AggregatedPage(registry, shown.for_pod),
+        }
         # The choice of labels and bounds applies to text formats only.
-        self.has_protobuf = shown.is_plain and registry.native is not None
-        self._texts: Mapping[str, Texts | Merged] = {
-            "engine": Texts(registry) if shown.is_plain else self.views["engine"],
+        self.has_protobuf = shown.keeps_labels_and_buckets and registry.native is not None
+        self._texts: Mapping[str, TextPage | AggregatedPage] = {
+            "engine": TextPage(registry)
+            if shown.keeps_labels_and_buckets
+            else self.views["engine"],
             "pod": self.views["pod"],
         }
         self._renders: dict[Key, asyncio.Task[Body]] = {}
@@ -113,8 +116,8 @@ class Pages:
         slice, so it holds whatever the page shows.
         """
         started = time.perf_counter()
-        found = await collected(self._pieces(view, form, names))
-        own = await collected(self._own.pieces(form, names))
+        found = await collect_in_slices(self._pieces(view, form, names))
+        own = await collect_in_slices(self._own.pieces(form, names))
         await self.settled()
         self.metrics.set("sidestep_scrape_duration_seconds", time.perf_counter() - started)
         return Body([*chain.from_iterable(found), b"".join(own)])
@@ -126,8 +129,8 @@ class Pages:
 
     def _pieces(self, view: str, form: Format, names: Collection[str]) -> Iterator[list[bytes]]:
         if form == "protobuf":
-            others = protobuf_samples.passed_pieces(self.registry.passed, names)
-            return chain(protobuf.pieces(self.registry, names), others)
+            others = protobuf_samples.passthrough_pieces(self.registry.passed, names)
+            return chain(protobuf_page.pieces(self.registry, names), others)
         openmetrics = form == "openmetrics"
-        others = passed.pieces(self.registry.passed, openmetrics=openmetrics, names=names)
+        others = passthrough_text.pieces(self.registry.passed, openmetrics=openmetrics, names=names)
         return chain(self._texts[view].pieces(openmetrics=openmetrics, names=names), others)

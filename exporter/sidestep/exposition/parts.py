@@ -8,21 +8,21 @@ from collections.abc import Mapping
 from sidestep.catalog.layout import Layout
 from sidestep.config.settings import Config
 from sidestep.errors import ConfigError
-from sidestep.exposition.series_filter import Choice
+from sidestep.exposition.series_filter import SeriesFilter
 from sidestep.metrics.engine import ORIGIN
 from sidestep.metrics.native_histogram import Native
 from sidestep.protocol.messages import Objective, Settings
 from sidestep.transport.access import Access
 
 
-def chosen(config: Config) -> Choice:
+def series_filter(config: Config) -> SeriesFilter:
     """What of the engines' series ``config`` wants on pages."""
-    return Choice(
-        dropped=frozenset(config.metrics_drop_label),
+    return SeriesFilter(
+        dropped_labels=frozenset(config.metrics_drop_label),
         allow=config.metrics_allow,
         deny=config.metrics_deny,
-        thinning=config.metrics_bucket_thinning,
-        kept=config.shown_buckets,
+        bucket_thinning=config.metrics_bucket_thinning,
+        shown_buckets=config.shown_buckets,
     )
 
 
@@ -40,7 +40,7 @@ def access(config: Config) -> Access:
     )
 
 
-def native(config: Config) -> Native | None:
+def native_histograms(config: Config) -> Native | None:
     """The form of native histograms, where there are any."""
     if config.histograms == "classic":
         return None
@@ -63,7 +63,7 @@ def engine_settings(config: Config) -> Settings:
     )
 
 
-def check_labels(config: Config, layouts: Mapping[str, Layout]) -> None:
+def check_forward_labels(config: Config, layouts: Mapping[str, Layout]) -> None:
     """Whether series can have the labels that forwarding adds.
 
     Raises:

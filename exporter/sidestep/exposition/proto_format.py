@@ -22,11 +22,11 @@ KINDS: Mapping[str, int] = {
     "untyped": 3,
     "histogram": 4,
 }
-VALUES: Mapping[str, bytes] = {"gauge": b"\x12", "counter": b"\x1a", "untyped": b"\x2a"}
+VALUE_TAGS: Mapping[str, bytes] = {"gauge": b"\x12", "counter": b"\x1a", "untyped": b"\x2a"}
 """Tag of the field of ``Metric`` that holds a single value, by kind."""
-LARGEST = 1 << 62
+MAX_COUNT = 1 << 62
 """What a count is at most: one that 64 bits do not hold would cost the whole page."""
-GAP = 2
+MAX_GAP = 2
 """Empty buckets that are cheaper than a new span."""
 
 _double = Struct("<d").pack
@@ -84,14 +84,14 @@ def single(kind: str, value: float, created: float = 0.0) -> bytes:
     body = b"\x09" + _double(value)
     if created and kind == "counter":
         body += timestamp(b"\x1a", created)
-    return VALUES[kind] + bytes((len(body),)) + body
+    return VALUE_TAGS[kind] + bytes((len(body),)) + body
 
 
 def summary(
     count: int, total: float, quantiles: Iterable[tuple[float, float]] = (), created: float = 0.0
 ) -> bytes:
     """The value of a summary."""
-    parts = [b"\x08", varint(min(count, LARGEST)), b"\x11", _double(total)]
+    parts = [b"\x08", varint(min(count, MAX_COUNT)), b"\x11", _double(total)]
     for quantile, value in quantiles:
         parts.append(sized(b"\x1a", b"\x09" + _double(quantile) + b"\x11" + _double(value)))
     if created:
@@ -110,11 +110,11 @@ def histogram(
         counts: Cumulative; the last is the number of all observations.
         native: Where its native buckets are to be told: whose.
     """
-    parts = [b"\x08", varint(min(counts[-1], LARGEST)), b"\x11", _double(total)]
+    parts = [b"\x08", varint(min(counts[-1], MAX_COUNT)), b"\x11", _double(total)]
     for count, bound in zip(counts, _bound_fields(bounds), strict=False):
-        number = varint(min(count, LARGEST))
+        number = varint(min(count, MAX_COUNT))
         parts += (b"\x1a", bytes((len(number) + 10,)), b"\x08", number, bound)
-    if native is not None and counts[-1] <= LARGEST:
+    if native is not None and counts[-1] <= MAX_COUNT:
         parts.append(_native(native))
         if native.created:
             parts.append(timestamp(b"\x7a", native.created))
@@ -143,7 +143,7 @@ def _native(native: NativeHistogram) -> bytes:
         gap = index - following
         if not counts:
             offset = gap
-        elif gap > GAP:
+        elif gap > MAX_GAP:
             spans.append((offset, len(counts) - start))
             offset, start = gap, len(counts)
         elif gap:

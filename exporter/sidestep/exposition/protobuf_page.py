@@ -9,32 +9,32 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator
 
-from sidestep.exposition import proto_format as messages
-from sidestep.exposition.aggregate import merged_histograms
-from sidestep.exposition.families import Family, families, is_shared, labels_with
-from sidestep.exposition.family_snapshot import Copy, combined_of, copies
+from sidestep.exposition import proto_format
+from sidestep.exposition.aggregate import aggregate_histograms
+from sidestep.exposition.families import Family, families, is_shared, series_labels
+from sidestep.exposition.family_snapshot import EngineSnapshot, aggregate_snapshot, snapshot_family
 from sidestep.metrics.engine import Engine, Key, Number
 from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.native_histogram import NativeHistogram
 from sidestep.metrics.registry import Registry
 
-AT_ONCE = 300
+PER_SLICE = 300
 """Children that are encoded between two turns of the loop: two microseconds each."""
-DEAR = 40
+CHANGED_COST = 40
 """What a histogram that has changed costs of them."""
-NEW = 5
+NEW_LABELS_COST = 5
 """What one costs whose labels are not known."""
 
 Pair = tuple[str, str]
 
 
-Due = tuple[Histogram, Histogram]
+Unencoded = tuple[Histogram, Histogram]
 """A histogram that is to be encoded: as an engine keeps it, and as it was when it was copied."""
-Shown = bytes | Due
+HistogramSnapshot = bytes | Unencoded
 """What is told of a histogram: its bytes, or what they are to be made of."""
 
 
-def shown(histogram: Histogram) -> Shown:
+def snapshot_histogram(histogram: Histogram) -> HistogramSnapshot:
     """What a page of now shows of it."""
     if not isinstance(histogram, NativeHistogram):
         return histogram, histogram.copy()
@@ -50,31 +50,31 @@ def pieces(registry: Registry, names: Collection[str] = ()) -> Iterator[list[byt
     """
     for family in list(families(registry, names)):
         if is_shared(family):
-            yield from _combined(registry, family)
+            yield from _aggregated(registry, family)
         else:
-            found = copies(registry, family, shown)
+            found = snapshot_family(registry, family, snapshot_histogram)
             # To copy the state of a thousand engines takes most of a slice.
             yield []
             yield from _Family(registry, family).pieces(found)
 
 
-def _combined(registry: Registry, family: Family) -> Iterator[list[bytes]]:
+def _aggregated(registry: Registry, family: Family) -> Iterator[list[bytes]]:
     """A family of which several engines have a series."""
     made = _Family(registry, family)
     created = min([engine.created for engine in registry.engines.values()], default=0.0)
-    found = copies(registry, family, lambda histogram: histogram.copy())
+    found = snapshot_family(registry, family, lambda histogram: histogram.copy())
     yield []
-    for one in combined_of(family, found, merged_histograms):
+    for one in aggregate_snapshot(family, found, aggregate_histograms):
         if one is None:
             yield []
             continue
         labels, value = one
         if isinstance(value, Histogram):
-            made.add(messages.labels(labels), (value, value), created)
+            made.add(proto_format.labels(labels), (value, value), created)
         else:
-            made.add(messages.labels(labels), value, created)
+            made.add(proto_format.labels(labels), value, created)
         yield []
-    yield made.whole()
+    yield made.finish()
 
 
 class _Family:
@@ -86,7 +86,7 @@ class _Family:
         self._both = registry.native is None or registry.native.both
         self._metrics: list[bytes] = []
 
-    def pieces(self, found: Iterable[Copy[Shown]]) -> Iterator[list[bytes]]:
+    def pieces(self, found: Iterable[EngineSnapshot[HistogramSnapshot]]) -> Iterator[list[bytes]]:
         """The family, after as many empty pieces as it takes turns."""
         spent = 0
         for engine, _, names, children in found:
@@ -94,24 +94,24 @@ class _Family:
                 own = engine.marks.get((self._family.name, key))
                 if own is None:
                     own = self._labels(engine, names, key)
-                    spent += NEW
+                    spent += NEW_LABELS_COST
                 if isinstance(value, tuple):
-                    spent += DEAR
+                    spent += CHANGED_COST
                 self.add(own, value, engine.created)
                 spent += 1
-                if spent >= AT_ONCE:
+                if spent >= PER_SLICE:
                     yield []
                     spent = 0
-        yield self.whole()
+        yield self.finish()
 
-    def whole(self) -> list[bytes]:
+    def finish(self) -> list[bytes]:
         """The family, where it has children."""
         family = self._family
         if not self._metrics:
             return []
-        return messages.family(family.name, self._kind, family.help, self._metrics)
+        return proto_format.family(family.name, self._kind, family.help, self._metrics)
 
-    def add(self, own: bytes, value: Number | Shown, created: float) -> None:
+    def add(self, own: bytes, value: Number | HistogramSnapshot, created: float) -> None:
         """One child, by its labels."""
         if isinstance(value, bytes):
             encoded = value
@@ -119,13 +119,13 @@ class _Family:
             kept, state = value
             encoded = self._encoded(kept, state, created)
         else:
-            encoded = messages.single(self._kind, value, created)
-        self._metrics.append(messages.metric(own, encoded))
+            encoded = proto_format.single(self._kind, value, created)
+        self._metrics.append(proto_format.metric(own, encoded))
 
     def _labels(self, engine: Engine, names: Key, key: Key) -> bytes:
         family = self._family
-        found = messages.labels(sorted(labels_with(engine, family, names, key).items()))
-        placed = family.places.get(engine.layout.dialect)
+        found = proto_format.labels(sorted(series_labels(engine, family, names, key).items()))
+        placed = family.assignments.get(engine.layout.dialect)
         # Others come and go: adapters and the like.
         if placed is not None and placed.where in ("scalars", "histogram"):
             engine.marks[family.name, key] = found
@@ -147,8 +147,8 @@ class _Family:
         counts = state.cumulative
         if isinstance(state, NativeHistogram):
             bounds = (*state.bounds, math.inf) if self._both else ()
-            return messages.histogram(state.sum, bounds, counts, state)
+            return proto_format.histogram(state.sum, bounds, counts, state)
         # One without native buckets: a summary, or several of other bounds.
         if self._kind == "summary":
-            return messages.summary(counts[-1], state.sum, (), created)
-        return messages.histogram(state.sum, (*state.bounds, math.inf), counts)
+            return proto_format.summary(counts[-1], state.sum, (), created)
+        return proto_format.histogram(state.sum, (*state.bounds, math.inf), counts)

@@ -15,30 +15,30 @@ from typing import NamedTuple, Protocol
 from sidestep.catalog.buckets import Bounds
 from sidestep.catalog.layout import Placed
 from sidestep.catalog.model import Kind
-from sidestep.exposition.block_cache import Block, changed, renewed
+from sidestep.exposition.block_cache import Block, changed_entries, updated
 from sidestep.exposition.families import Family
-from sidestep.exposition.family_snapshot import numbers_of
-from sidestep.exposition.selection import LabelTexts, Rosters, form_of
-from sidestep.exposition.text_format import PLACE, frame, series_text
+from sidestep.exposition.family_snapshot import row_numbers
+from sidestep.exposition.selection import LabelTexts, Selections, label_form
+from sidestep.exposition.text_format import LABELS_PLACEHOLDER, histogram_template, series_text
 from sidestep.metrics.engine import Engine, Key, Number
 from sidestep.metrics.histogram import State
 
-HISTOGRAMS = 64
+HISTOGRAMS_PER_BLOCK = 64
 """In a block: 5 us each to write."""
-SCALARS = 100
+SCALARS_PER_BLOCK = 100
 """In a block: 0.1 us each, but 5 us as soon as engines come or go."""
-FRAMES = 64
+MAX_TEMPLATES = 64
 """Bounds that a family can have at once: engines can bring any."""
 
 
 class Section(Protocol):
     """A part of a family that keeps its texts."""
 
-    def begin(self, rosters: Rosters) -> Iterator[bytes]:
+    def begin(self, selections: Selections) -> Iterator[bytes]:
         """Copy what there is now; the texts are made as they are taken, nothing where a turn is due."""
 
 
-class Frames:
+class HistogramTemplates:
     """The frames of one family, by bounds."""
 
     def __init__(self, name: str, kind: Kind) -> None:
@@ -58,19 +58,19 @@ class Frames:
         # A summary shows no bucket. A histogram without bounds shows one: several engines' that
         # have no bound in common.
         shown = () if self._kind == "summary" else counts
-        return (self._text % (*shown, counts[-1], total)).replace(PLACE, pairs)
+        return (self._text % (*shown, counts[-1], total)).replace(LABELS_PLACEHOLDER, pairs)
 
     def _of(self, bounds: Bounds, *, labelled: bool) -> bytes:
         found = self._known.get((bounds, labelled))
         if found is None:
-            if len(self._known) >= FRAMES:
+            if len(self._known) >= MAX_TEMPLATES:
                 self._known.clear()
-            found = frame(self._name, self._kind, bounds, labelled=labelled)
+            found = histogram_template(self._name, self._kind, bounds, labelled=labelled)
             self._known[bounds, labelled] = found
         return found
 
 
-class Slots:
+class SlotSection:
     """What sections of slots have in common: blocks of engines, of which the labels are kept."""
 
     def __init__(self, family: Family, dialect: str, placed: Placed, labels: LabelTexts) -> None:
@@ -80,20 +80,20 @@ class Slots:
         self.slots = placed.slots
         self.keys = placed.values_of_label
         self._labels = labels
-        self._form = form_of(placed)
-        self._looks: Sequence[int] = ()
+        self._form = label_form(placed)
+        self._label_versions: Sequence[int] = ()
 
-    def same(self, looks: Sequence[int]) -> bool:
+    def same(self, label_versions: Sequence[int]) -> bool:
         """Whether engines look as they did the last time."""
-        if looks == self._looks:
+        if label_versions == self._label_versions:
             return True
-        self._looks = looks
+        self._label_versions = label_versions
         return False
 
     def pairs(self, engine: Engine, key: Key) -> bytes:
         """The text of a child's labels."""
         names = self.placed.row.own_labels
-        return self._labels.of(engine, self.family, self._form, names, key)
+        return self._labels.text(engine, self.family, self._form, names, key)
 
 
 class _ScalarBlock:
@@ -111,20 +111,20 @@ class _ScalarBlock:
         self.template = self.text = b""
 
 
-class ScalarSection(Slots):
+class ScalarSection(SlotSection):
     """Plain numbers, kept or computed for a page: the static text of a block has a place for each."""
 
     def __init__(self, family: Family, dialect: str, placed: Placed, labels: LabelTexts) -> None:
         super().__init__(family, dialect, placed, labels)
-        self._size = max(SCALARS // len(self.keys), 1)
+        self._size = max(SCALARS_PER_BLOCK // len(self.keys), 1)
         self._blocks: dict[int, _ScalarBlock] = {}
 
-    def begin(self, rosters: Rosters) -> Iterator[bytes]:
+    def begin(self, selections: Selections) -> Iterator[bytes]:
         """See ``Section``."""
-        engines, looks = rosters.of(self.dialect, self.placed)
-        if not self.same(looks):
+        engines, label_versions = selections.of_row(self.dialect, self.placed)
+        if not self.same(label_versions):
             self._blocks = {}
-        return self._texts(engines, numbers_of(self.placed, engines), self._blocks)
+        return self._texts(engines, row_numbers(self.placed, engines), self._blocks)
 
     def _texts(
         self,
@@ -168,56 +168,58 @@ class ScalarSection(Slots):
         return "".join([line.replace("%", "%%") + "%a\n" for line in lines]).encode()
 
 
-class _Job(NamedTuple):
+class _BlockUpdate(NamedTuple):
     """A block of histograms as it was, what they are now, and copies of those that have changed."""
 
     start: int
     before: Block | None
-    marks: Sequence[object]
+    versions: Sequence[object]
     states: Mapping[int, State | None]
 
 
-class HistogramSection(Slots):
+class HistogramSection(SlotSection):
     """Histograms in slots, each told from its earlier states by its mark."""
 
     def __init__(self, family: Family, dialect: str, placed: Placed, labels: LabelTexts) -> None:
         super().__init__(family, dialect, placed, labels)
-        self._size = max(HISTOGRAMS // len(self.slots), 1)
-        self._frames = Frames(family.name, family.kind)
+        self._size = max(HISTOGRAMS_PER_BLOCK // len(self.slots), 1)
+        self._templates = HistogramTemplates(family.name, family.kind)
         self._blocks: dict[int, Block] = {}
         self._pairs: dict[int, Sequence[bytes]] = {}
 
-    def begin(self, rosters: Rosters) -> Iterator[bytes]:
+    def begin(self, selections: Selections) -> Iterator[bytes]:
         """See ``Section``."""
-        engines, looks = rosters.of(self.dialect, self.placed)
-        if not self.same(looks):
+        engines, label_versions = selections.of_row(self.dialect, self.placed)
+        if not self.same(label_versions):
             self._blocks, self._pairs = {}, {}
-        jobs: list[_Job] = []
+        jobs: list[_BlockUpdate] = []
         # One for all of this moment: whatever changes later has none, and gets another.
         mark = object()
         for start in range(0, len(engines), self._size):
             some = engines[start : start + self._size]
-            found = [kept[slot] for e in some for kept in (e.histograms,) for slot in self.slots]
-            marks = [None if one is None else one.mark or one.marked(mark) for one in found]
+            found = [
+                cached[slot] for e in some for cached in (e.histograms,) for slot in self.slots
+            ]
+            versions = [None if one is None else one.mark or one.marked(mark) for one in found]
             before = self._blocks.get(start)
             states = {
                 place: None
                 if (one := found[place]) is None
                 else (one.bounds, [*one.counts], one.sum)
-                for place in changed(before, marks)
+                for place in changed_entries(before, versions)
             }
-            jobs.append(_Job(start, before, marks, states))
+            jobs.append(_BlockUpdate(start, before, versions, states))
         return self._texts(engines, jobs, self._blocks, self._pairs)
 
     def _texts(
         self,
         engines: Sequence[Engine],
-        jobs: Sequence[_Job],
+        jobs: Sequence[_BlockUpdate],
         blocks: dict[int, Block],
         known: dict[int, Sequence[bytes]],
     ) -> Iterator[bytes]:
-        fill = self._frames.fill
-        for start, before, marks, states in jobs:
+        fill = self._templates.fill
+        for start, before, versions, states in jobs:
             block = before
             if states or block is None:
                 pairs = known.get(start)
@@ -228,5 +230,5 @@ class HistogramSection(Slots):
                     place: b"" if state is None else fill(pairs[place], state)
                     for place, state in states.items()
                 }
-                block = blocks[start] = renewed(before, marks, texts)
+                block = blocks[start] = updated(before, versions, texts)
             yield block.text

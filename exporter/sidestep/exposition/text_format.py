@@ -11,7 +11,7 @@ from sidestep.catalog.model import Kind
 from sidestep.exposition.passthrough.parser import escape
 from sidestep.metrics.engine import Number
 
-PLACE = b"\0"
+LABELS_PLACEHOLDER = b"\0"
 """Where labels come in a histogram's lines: no name and no bound has such a byte."""
 
 
@@ -28,7 +28,7 @@ def header(name: str, kind: str, text: str, *, openmetrics: bool) -> str:
     return f"# HELP {name} {escaped}\n# TYPE {name} {kind}\n"
 
 
-def pairs_text(labels: dict[str, str]) -> str:
+def label_text(labels: dict[str, str]) -> str:
     """``a="x",b="y"``, sorted by name and escaped."""
     return ",".join([f'{name}="{escape(value)}"' for name, value in sorted(labels.items())])
 
@@ -38,7 +38,7 @@ def series_text(name: str, pairs: str) -> str:
     return f"{name}{{{pairs}}} " if pairs else f"{name} "
 
 
-def number(value: Number) -> str:
+def format_number(value: Number) -> str:
     """A sample's value: integers without a point, the rest as short as they round-trip."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
@@ -50,7 +50,7 @@ def bound_text(bound: float) -> str:
     return str(floatToGoString(bound))  # type: ignore[no-untyped-call]
 
 
-def frame(name: str, kind: Kind, bounds: Bounds, *, labelled: bool) -> bytes:
+def histogram_template(name: str, kind: Kind, bounds: Bounds, *, labelled: bool) -> bytes:
     """A histogram's lines with a place for every value, and ``PLACE`` for its labels' text.
 
     The values: cumulative counts, none of a summary; how many there are; their sum.
@@ -58,11 +58,11 @@ def frame(name: str, kind: Kind, bounds: Bounds, *, labelled: bool) -> bytes:
     All that have the name and the bounds share it: to put labels into what is filled is a
     tenth of filling it, and a frame of each one's own would take as much room as the page.
     """
-    place = PLACE.decode()
-    outer = f"{{{place}}}" if labelled else ""
+    index = LABELS_PLACEHOLDER.decode()
+    outer = f"{{{index}}}" if labelled else ""
     lines = [f"{name}_count{outer} %d\n", f"{name}_sum{outer} %a\n"]
     if kind != "summary":
-        inner = f"{place}," if labelled else ""
+        inner = f"{index}," if labelled else ""
         les = [*(bound_text(bound) for bound in bounds), "+Inf"]
         lines[:0] = [f'{name}_bucket{{{inner}le="{le}"}} %d\n' for le in les]
     return "".join(lines).encode()

@@ -9,10 +9,17 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import chain
 
-from sidestep.exposition.families import Family, catalogued, described, is_shared, owns, spoken
+from sidestep.exposition.families import (
+    Family,
+    active_dialects,
+    catalogue_families,
+    has_sample_name,
+    is_shared,
+    self_described_families,
+)
 from sidestep.exposition.open_sections import OpenSection, SharedSection
 from sidestep.exposition.sections import HistogramSection, ScalarSection, Section
-from sidestep.exposition.selection import LabelTexts, Rosters
+from sidestep.exposition.selection import LabelTexts, Selections
 from sidestep.exposition.text_format import header
 from sidestep.metrics.engine import Key
 from sidestep.metrics.registry import Registry
@@ -20,11 +27,11 @@ from sidestep.metrics.registry import Registry
 
 def render(registry: Registry, *, openmetrics: bool = False, names: Collection[str] = ()) -> bytes:
     """The engines' page, without OpenMetrics' closing line, from nothing."""
-    found = Texts(registry).pieces(openmetrics=openmetrics, names=names)
+    found = TextPage(registry).pieces(openmetrics=openmetrics, names=names)
     return b"".join(chain.from_iterable(found))
 
 
-class _Kept:
+class _FamilyTexts:
     """A family and its texts."""
 
     def __init__(self, family: Family, labels: LabelTexts) -> None:
@@ -35,10 +42,10 @@ class _Kept:
         self.sections: list[Section] = []
         if is_shared(family):
             self.sections.append(SharedSection(family, labels))
-        elif not family.places:
+        elif not family.assignments:
             self.sections.append(OpenSection(family, "", None, labels))
         else:
-            for dialect, placed in family.places.items():
+            for dialect, placed in family.assignments.items():
                 if placed.where == "histogram":
                     self.sections.append(HistogramSection(family, dialect, placed, labels))
                 elif placed.where in ("scalars", "reading", "constant"):
@@ -46,11 +53,11 @@ class _Kept:
                 else:
                     self.sections.append(OpenSection(family, dialect, placed, labels))
 
-    def texts(self, version: int, rosters: Rosters) -> Iterator[bytes]:
+    def texts(self, version: int, selections: Selections) -> Iterator[bytes]:
         """Its samples now, in that ``version`` of the registry; nothing where a turn is due."""
         if version == self._version:
             return iter(self._texts)
-        begun = [section.begin(rosters) for section in self.sections]
+        begun = [section.begin(selections) for section in self.sections]
         return self._made(version, chain.from_iterable(begun))
 
     def _made(self, version: int, texts: Iterable[bytes]) -> Iterator[bytes]:
@@ -73,16 +80,16 @@ class _Kept:
         return found
 
 
-class Texts:
+class TextPage:
     """The texts of a registry's families, kept from page to page."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
-        self._rosters = Rosters(registry)
+        self._selections = Selections(registry)
         self._labels = LabelTexts()
         self._dialects: frozenset[str] = frozenset()
-        self._catalogued: list[_Kept] = []
-        self._described: dict[tuple[str, str, str, Key], _Kept] = {}
+        self._catalogued: list[_FamilyTexts] = []
+        self._described: dict[tuple[str, str, str, Key], _FamilyTexts] = {}
 
     def pieces(
         self, *, openmetrics: bool = False, names: Collection[str] = ()
@@ -93,15 +100,15 @@ class Texts:
         where the next one takes a while.
         """
         self._refresh()
-        for kept in [*self._catalogued, *self._described.values()]:
-            family = kept.family
-            if names and not owns(family.name, family.kind, names):
+        for cached in [*self._catalogued, *self._described.values()]:
+            family = cached.family
+            if names and not has_sample_name(family.name, family.kind, names):
                 continue
             shown = False
-            for text in kept.texts(self._registry.version, self._rosters):
+            for text in cached.texts(self._registry.version, self._selections):
                 if text and not shown:
                     shown = True
-                    yield [kept.head(openmetrics=openmetrics), text]
+                    yield [cached.head(openmetrics=openmetrics), text]
                 else:
                     yield [text] if text else []
             yield []
@@ -109,14 +116,14 @@ class Texts:
     def _refresh(self) -> None:
         """See which families and engines there are now, and forget what was of others."""
         registry = self._registry
-        self._rosters.renew()
-        self._labels.keep([engine.looks for engine in registry.engines.values()])
-        dialects = spoken(registry)
+        self._selections.refresh()
+        self._labels.retain([engine.looks for engine in registry.engines.values()])
+        dialects = active_dialects(registry)
         if dialects != self._dialects:
             self._dialects = dialects
-            found = catalogued(registry, dialects)
-            self._catalogued = [_Kept(family, self._labels) for family in found]
+            found = catalogue_families(registry, dialects)
+            self._catalogued = [_FamilyTexts(family, self._labels) for family in found]
         before, self._described = self._described, {}
-        for family in described(registry):
+        for family in self_described_families(registry):
             name = family.name, family.kind, family.help, family.labels
-            self._described[name] = before.get(name) or _Kept(family, self._labels)
+            self._described[name] = before.get(name) or _FamilyTexts(family, self._labels)

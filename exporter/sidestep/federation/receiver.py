@@ -12,7 +12,7 @@ from sidestep.federation.store import Forwarded
 from sidestep.federation.twins import OVERLAP, Twins
 from sidestep.protocol.messages import FromExporter
 from sidestep.protocol.receiver import Receiver
-from sidestep.telemetry.logs import Limited
+from sidestep.telemetry.logs import RateLimitedLog
 from sidestep.telemetry.self_metrics import SelfMetrics
 from sidestep.transport.guard import Guard
 
@@ -45,7 +45,7 @@ class Hearsay:
         self._receiver = receiver
         self._metrics = metrics
         self._answers: deque[tuple[bytes, FromExporter]] = deque(maxlen=MAX_ANSWERS)
-        self._lines = Limited(log, clock=clock)
+        self._lines = RateLimitedLog(log, clock=clock)
         self._twins = Twins()
 
     def take(

@@ -16,7 +16,7 @@ import bcrypt
 
 BCRYPT_BYTES = 72
 """All that bcrypt looks at; its Python module refuses more, others ignore the rest."""
-REMEMBERED = 128
+MAX_REMEMBERED = 128
 Verify = Callable[[bytes, bytes], bool]
 
 
@@ -44,7 +44,7 @@ def credentials(header: str) -> tuple[bytes, bytes] | None:
     return (user, password) if colon else None
 
 
-class Passwords:
+class PasswordVerifier:
     """The users of one configuration, and what is known of passwords tried with it.
 
     An unknown user costs as much as a known one: the password is verified against the hash
@@ -72,31 +72,31 @@ class Passwords:
         # Keys of the memory below: nobody who reads it learns a password from it.
         self._secret = secrets.token_bytes(32)
         # Apart, so that wrong passwords do not push out right ones.
-        self._right: OrderedDict[bytes, None] = OrderedDict()
-        self._wrong: OrderedDict[bytes, None] = OrderedDict()
+        self._accepted: OrderedDict[bytes, None] = OrderedDict()
+        self._rejected: OrderedDict[bytes, None] = OrderedDict()
         self._pending: dict[bytes, asyncio.Future[bool]] = {}
 
-    async def admit(self, user: bytes, password: bytes) -> bool:
+    async def is_valid(self, user: bytes, password: bytes) -> bool:
         """Whether this is a user and their password.
 
         Raises:
             Busy: Too many others wait; nothing was verified.
         """
         key = self._digest(user, password)
-        for known, answer in ((self._right, True), (self._wrong, False)):
-            if key in known:
-                known.move_to_end(key)
+        for remembered, answer in ((self._accepted, True), (self._rejected, False)):
+            if key in remembered:
+                remembered.move_to_end(key)
                 return answer
         pending = self._pending.get(key)
         if pending is None:
             if len(self._pending) >= self._waiting:
                 raise Busy
-            pending = asyncio.ensure_future(self._ask(key, user, password))
+            pending = asyncio.ensure_future(self._verify_in_thread(key, user, password))
             self._pending[key] = pending
         # The question goes on where one of its askers hangs up.
         return await asyncio.shield(pending)
 
-    async def _ask(self, key: bytes, user: bytes, password: bytes) -> bool:
+    async def _verify_in_thread(self, key: bytes, user: bytes, password: bytes) -> bool:
         loop = asyncio.get_running_loop()
         hashed = self._users.get(user) or self._decoy(user)
         try:
@@ -104,10 +104,10 @@ class Passwords:
         finally:
             del self._pending[key]
         answer = found and user in self._users
-        known = self._right if answer else self._wrong
-        known[key] = None
-        if len(known) > REMEMBERED:
-            known.popitem(last=False)
+        remembered = self._accepted if answer else self._rejected
+        remembered[key] = None
+        if len(remembered) > MAX_REMEMBERED:
+            remembered.popitem(last=False)
         return answer
 
     def _decoy(self, user: bytes) -> bytes:

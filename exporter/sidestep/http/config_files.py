@@ -11,11 +11,11 @@ from sidestep.errors import ConfigError
 MAX_CONFIG_BYTES = 256 * 1024
 MAX_PEM_BYTES = 1024 * 1024
 
-Identity = tuple[int, int, int, int] | None
+FileIdentity = tuple[int, int, int, int] | None
 """Of a file's content, as far as stat tells; None where there is no file."""
 
 
-class Files:
+class WatchedFiles:
     """Reads files, and remembers what each one was, so that a change can be seen.
 
     Attributes:
@@ -23,7 +23,7 @@ class Files:
     """
 
     def __init__(self) -> None:
-        self.seen: dict[Path, Identity] = {}
+        self.seen: dict[Path, FileIdentity] = {}
 
     def read(self, path: Path, limit: int) -> bytes:
         """The content of ``path``.
@@ -32,7 +32,7 @@ class Files:
             ConfigError: It cannot be read, is no file, or has more than ``limit`` bytes.
         """
         # Before reading: what is written meanwhile is a change.
-        self.seen[path] = identity(path)
+        self.seen[path] = file_identity(path)
         try:
             if not stat.S_ISREG(path.stat().st_mode):
                 raise ConfigError(f"cannot read {path}: it is not a file")
@@ -47,10 +47,10 @@ class Files:
 
     def changed(self) -> bool:
         """Whether any of them is another now; one stat each."""
-        return any(identity(path) != known for path, known in self.seen.items())
+        return any(file_identity(path) != known for path, known in self.seen.items())
 
 
-def identity(path: Path) -> Identity:
+def file_identity(path: Path) -> FileIdentity:
     """What tells this content of ``path`` from another; a renamed link as well."""
     try:
         found = os.stat(path)  # noqa: PTH116 - some microseconds less, once a second

@@ -27,10 +27,10 @@ class Connection(asyncio.Protocol):
     """
 
     def __init__(
-        self, make: Callable[[], asyncio.Protocol], admit: Admit, limits: Limits, peer: str
+        self, make: Callable[[], asyncio.Protocol], is_valid: Admit, limits: Limits, peer: str
     ) -> None:
         self._make = make
-        self._admit = admit
+        self._admit = is_valid
         self._limits = limits
         self._loop = asyncio.get_running_loop()
         self._inner: asyncio.Protocol | None = None
@@ -38,8 +38,8 @@ class Connection(asyncio.Protocol):
         self._received = 0
         self.peer = peer
         self.transport: asyncio.Transport | None = None
-        self.deadline = self._loop.time() + limits.asking
-        self.asked = False
+        self.deadline = self._loop.time() + limits.request_seconds
+        self.has_sent_request = False
         self.closed: asyncio.Future[None] = self._loop.create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -59,29 +59,33 @@ class Connection(asyncio.Protocol):
         if self._inner is None or self.transport is None:
             return
         if not self._received and not self._answering:
-            self.deadline = min(self.deadline, self._loop.time() + self._limits.asking)
+            self.deadline = min(self.deadline, self._loop.time() + self._limits.request_seconds)
         self._received += len(data)
-        if self._received > self._limits.body:
+        if self._received > self._limits.body_bytes:
             self.transport.abort()
             return
         self._inner.data_received(data)
 
-    def began(self) -> None:
+    def request_started(self) -> None:
         """The head of a request is whole; it is being answered from now on."""
-        self._answering = self.asked = True
+        self._answering = self.has_sent_request = True
         self._received = 0
-        self.deadline = self._loop.time() + self._limits.answering
+        self.deadline = self._loop.time() + self._limits.response_seconds
 
-    def ended(self) -> None:
+    def response_finished(self) -> None:
         """The answer is with the transport; idle, unless more of the peer has come meanwhile."""
         self._answering = False
-        late = self._limits.asking if self._received else self._limits.idle + self._limits.asking
-        self.deadline = self._loop.time() + late
+        is_overdue = (
+            self._limits.request_seconds
+            if self._received
+            else self._limits.idle_seconds + self._limits.request_seconds
+        )
+        self.deadline = self._loop.time() + is_overdue
 
-    def late(self, now: float) -> bool:
+    def is_overdue(self, now: float) -> bool:
         """Whether the deadline is over; a connection that is closing has no idle time."""
         if self.transport is not None and self.transport.is_closing():
-            self.deadline = min(self.deadline, now + self._limits.asking)
+            self.deadline = min(self.deadline, now + self._limits.request_seconds)
         return now > self.deadline
 
     def eof_received(self) -> bool | None:

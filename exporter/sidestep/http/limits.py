@@ -28,15 +28,15 @@ class Limits:
     """
 
     connections: int = 512
-    asking: float = 10.0
-    answering: float = 60.0
-    idle: float = 330.0
-    body: int = 256 * 1024
-    making: int = 4
-    waiting: int = 64
-    unsent: int = 256 * 1024 * 1024
-    passwords: int = 16
-    tick: float = 1.0
+    request_seconds: float = 10.0
+    response_seconds: float = 60.0
+    idle_seconds: float = 330.0
+    body_bytes: int = 256 * 1024
+    concurrent_renders: int = 4
+    waiting_requests: int = 64
+    unsent_bytes: int = 256 * 1024 * 1024
+    waiting_passwords: int = 16
+    check_interval: float = 1.0
 
 
 class TokenBucket:

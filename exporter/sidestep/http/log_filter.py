@@ -6,19 +6,19 @@ import logging
 
 from aiohttp.http_exceptions import HttpProcessingError
 
-from sidestep.telemetry.logs import Limited
+from sidestep.telemetry.logs import RateLimitedLog
 from sidestep.telemetry.self_metrics import SelfMetrics
 
 log = logging.getLogger(__name__)
 
 
-class _Quiet(logging.Filter):
+class _AiohttpFilter(logging.Filter):
     """Drops aiohttp's own lines, and logs in their stead: few, and short where it is not us."""
 
     def __init__(self, metrics: SelfMetrics) -> None:
         super().__init__()
         self._metrics = metrics
-        self._limited = Limited(log)
+        self._limited = RateLimitedLog(log)
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
@@ -32,8 +32,8 @@ class _Quiet(logging.Filter):
         return False
 
 
-def quiet(metrics: SelfMetrics) -> logging.Logger:
+def aiohttp_logger(metrics: SelfMetrics) -> logging.Logger:
     """A logger for aiohttp's server."""
     logger = logging.Logger("sidestep.http.aiohttp", logging.DEBUG)  # noqa: LOG001 - one a server
-    logger.addFilter(_Quiet(metrics))
+    logger.addFilter(_AiohttpFilter(metrics))
     return logger

@@ -9,13 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 from aiohttp import web
 
-from sidestep.http.auth import Busy, Passwords, credentials
+from sidestep.http.auth import Busy, PasswordVerifier, credentials
 from sidestep.http.connection import serving
-from sidestep.http.current_config import Current
+from sidestep.http.current_config import CurrentConfig
 from sidestep.http.limits import Limits, TokenBucket
-from sidestep.http.response_limits import Answers, Overload
+from sidestep.http.response_limits import Overload, ResponseLimiter
 from sidestep.http.web_config import WebConfig
-from sidestep.telemetry.logs import Limited
+from sidestep.telemetry.logs import RateLimitedLog
 from sidestep.telemetry.self_metrics import SelfMetrics
 
 log = logging.getLogger(__name__)
@@ -28,17 +28,17 @@ DENIED = ("client_cert", "no_password", "password", "rate_limit", "overload")
 class Guard:
     """Stands before every page, health and the landing page included, as the toolkit does."""
 
-    def __init__(self, current: Current, metrics: SelfMetrics, limits: Limits) -> None:
+    def __init__(self, current: CurrentConfig, metrics: SelfMetrics, limits: Limits) -> None:
         self._current = current
         self._metrics = metrics
         self._limits = limits
-        self._answers = Answers(limits)
-        self._limited = Limited(log)
+        self._answers = ResponseLimiter(limits)
+        self._limited = RateLimitedLog(log)
         self._executor = ThreadPoolExecutor(1, "sidestep-bcrypt")
         self._config = WebConfig()
-        self._passwords: Passwords | None = None
+        self._passwords: PasswordVerifier | None = None
         self._bucket: TokenBucket | None = None
-        self.follow(current.in_force.config)
+        self.apply(current.active.config)
         for reason in DENIED:
             metrics.add("sidestep_auth_denied_total", 0, reason)
 
@@ -51,10 +51,10 @@ class Guard:
         """Verify no more passwords."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
-    def follow(self, config: WebConfig) -> None:
+    def apply(self, config: WebConfig) -> None:
         """Take over the users, with nothing remembered of others, and the rate."""
         if config.users != self._config.users:
-            known = Passwords(config.users, self._executor, self._limits.passwords)
+            known = PasswordVerifier(config.users, self._executor, self._limits.waiting_passwords)
             self._passwords = known if config.users else None
         if config.rate_limit != self._config.rate_limit:
             self._bucket = TokenBucket(config.rate_limit) if config.rate_limit else None
@@ -63,7 +63,7 @@ class Guard:
     @web.middleware
     async def _middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         with _answering():
-            await self._current.fresh()
+            await self._current.refreshed()
             refusal = await self._refusal(request)
             if refusal is not None:
                 return refusal
@@ -90,7 +90,7 @@ class Guard:
             self._deny("no_password", request)
             return _unauthorized()
         try:
-            if await self._passwords.admit(*given):
+            if await self._passwords.is_valid(*given):
                 return None
         except Busy:
             self._deny("overload", request)
@@ -113,11 +113,11 @@ class Guard:
 @contextlib.contextmanager
 def _answering() -> Iterator[None]:
     connection = serving.get()
-    connection.began()
+    connection.request_started()
     try:
         yield
     finally:
-        connection.ended()
+        connection.response_finished()
 
 
 def _unauthorized() -> web.StreamResponse:

@@ -16,12 +16,12 @@ class Overload(Exception):  # noqa: N818 - it is an answer, and no fault
     """Too much is under way."""
 
 
-class Answers:
+class ResponseLimiter:
     """Bounds the answers that are being made and sent."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._turns = asyncio.Semaphore(limits.making)
+        self._turns = asyncio.Semaphore(limits.concurrent_renders)
         self._waiting = 0
         self.unsent = 0
 
@@ -32,7 +32,7 @@ class Answers:
         Raises:
             Overload: Too many wait already.
         """
-        if self._waiting >= self._limits.waiting:
+        if self._waiting >= self._limits.waiting_requests:
             raise Overload
         self._waiting += 1
         try:
@@ -58,7 +58,7 @@ class Answers:
             response = PartsResponse([body], response.headers, status=response.status)
         if not isinstance(response, PartsResponse) or request.method == "HEAD":
             return response
-        if self.unsent + response.size > self._limits.unsent:
+        if self.unsent + response.size > self._limits.unsent_bytes:
             raise Overload
         self.unsent += response.size
         try:

@@ -9,15 +9,15 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from sidestep.exposition import json_format as values
-from sidestep.exposition.cardinality import counted
+from sidestep.exposition import json_format
+from sidestep.exposition.cardinality import count_series
 from sidestep.exposition.compression import pack
-from sidestep.exposition.negotiation import CONTENT_TYPES, chosen
+from sidestep.exposition.negotiation import CONTENT_TYPES, negotiate
 from sidestep.exposition.page_cache import Pages
 from sidestep.http.chunked_response import response
 from sidestep.http.landing_page import landing_page
 from sidestep.metrics.engine import Engine
-from sidestep.telemetry.cooperative import collected
+from sidestep.telemetry.cooperative import collect_in_slices
 
 POD_PATH = "/pod"
 """Behind the metrics page's path: the page on which all engines are one."""
@@ -55,7 +55,7 @@ def application(
 
     async def typed(request: web.Request) -> web.StreamResponse:
         names = frozenset(request.query.getall("name[]", []))
-        parts = await collected(values.pieces(pages.registry, names))
+        parts = await collect_in_slices(json_format.pieces(pages.registry, names))
         await pages.settled()
         packed = _takes_gzip(request)
         if packed:
@@ -83,7 +83,7 @@ def application(
 async def _page(pages: Pages, view: str, request: web.Request) -> web.StreamResponse:
     """Answer with the metrics page of ``view``, in the format that the request prefers."""
     has_protobuf = pages.has_protobuf and view == "engine"
-    form = chosen(request.headers.get("Accept", ""), protobuf=has_protobuf)
+    form = negotiate(request.headers.get("Accept", ""), protobuf=has_protobuf)
     names = frozenset(request.query.getall("name[]", []))
     packed = _takes_gzip(request)
     parts = await pages.page(view, form, names, packed=packed)
@@ -108,7 +108,7 @@ def _cardinality(pages: Pages) -> Handler:
     """What makes pages long."""
 
     async def cardinality(_: web.Request) -> web.StreamResponse:
-        *_rest, report = await collected(counted(pages.registry, pages.views))
+        *_rest, report = await collect_in_slices(count_series(pages.registry, pages.views))
         return _json(report.json())
 
     return cardinality

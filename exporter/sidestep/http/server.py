@@ -9,10 +9,10 @@ from pathlib import Path
 
 from aiohttp import web
 
-from sidestep.http.current_config import Current, InForce
+from sidestep.http.current_config import ActiveConfig, CurrentConfig
 from sidestep.http.limits import Limits
 from sidestep.http.listener import Listener
-from sidestep.http.log_filter import quiet
+from sidestep.http.log_filter import aiohttp_logger
 from sidestep.http.request_guard import Guard
 from sidestep.telemetry.self_metrics import SelfMetrics
 
@@ -20,7 +20,7 @@ REFUSED = ("bad_request", "connections", "handshake", "overload", "slow")
 """Reasons of ``sidestep_http_refused_total``."""
 
 
-class Front:
+class HttpServer:
     """Serves an application to whom the web configuration lets in.
 
     Args:
@@ -36,7 +36,7 @@ class Front:
         self._metrics = metrics
         self._limits = limits or Limits()
         path = Path(config_file) if config_file else None
-        self.current = Current(path, metrics, self._changed)
+        self.current = CurrentConfig(path, metrics, self._changed)
         self._listener: Listener | None = None
         self._guard = Guard(self.current, metrics, self._limits)
         for reason in REFUSED:
@@ -46,7 +46,7 @@ class Front:
     @property
     def scheme(self) -> str:
         """``https`` where there is TLS."""
-        return "https" if self.current.in_force.context is not None else "http"
+        return "https" if self.current.active.context is not None else "http"
 
     @property
     def connections(self) -> int:
@@ -63,8 +63,8 @@ class Front:
             app,
             access_log=None,
             shutdown_timeout=5.0,
-            logger=quiet(self._metrics),
-            keepalive_timeout=self._limits.idle,
+            logger=aiohttp_logger(self._metrics),
+            keepalive_timeout=self._limits.idle_seconds,
             lingering_time=1.0,
         )
         await runner.setup()
@@ -80,8 +80,8 @@ class Front:
             await listener.abort()
             self._guard.close()
 
-    def _changed(self, before: InForce, after: InForce) -> None:
-        self._guard.follow(after.config)
+    def _changed(self, before: ActiveConfig, after: ActiveConfig) -> None:
+        self._guard.apply(after.config)
         # Whom another authority or name let in has to come again.
-        if self._listener is not None and before.trusted != after.trusted:
-            self._listener.cut()
+        if self._listener is not None and before.client_trust != after.client_trust:
+            self._listener.drop_all()

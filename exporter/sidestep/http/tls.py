@@ -17,7 +17,7 @@ _VERIFY = {
     "VerifyClientCertIfGiven": ssl.CERT_OPTIONAL,
     "RequireAndVerifyClientCert": ssl.CERT_REQUIRED,
 }
-_OLD = {"TLS10", "TLS11"}
+_OLD_VERSIONS = {"TLS10", "TLS11"}
 _OLD_CIPHERS = "ECDH+AESGCM:ECDH+CHACHA20:ECDH+AES:RSA+AES:!aNULL:!eNULL"
 
 
@@ -32,24 +32,28 @@ def make_context(config: TlsConfig) -> ssl.SSLContext:
     context.options |= ssl.OP_NO_RENEGOTIATION
     # A client that would speak HTTP/2 learns here that it is to be HTTP/1.1.
     context.set_alpn_protocols(["http/1.1"])
-    _limit(context, config)
-    _identify(context, config.certificate, config.key)
+    _set_protocol_limits(context, config)
+    _load_certificate(context, config.certificate, config.key)
     context.verify_mode = _VERIFY[config.client_auth]
     if config.client_ca is not None:
-        _trust(context, config.client_ca)
+        _load_authority(context, config.client_ca)
     return context
 
 
-def _limit(context: ssl.SSLContext, config: TlsConfig) -> None:
+def _set_protocol_limits(context: ssl.SSLContext, config: TlsConfig) -> None:
     """Versions, ciphers and curve."""
     suites = [CIPHERS[name] for name in config.ciphers if CIPHERS[name]]
     lowest = config.min_version
     if config.ciphers and not suites:
         lowest = "TLS13"  # nothing is left for the versions before it
-    with _allowing_old() if {lowest, config.max_version} & _OLD else contextlib.nullcontext():
+    with (
+        _allow_old_versions()
+        if {lowest, config.max_version} & _OLD_VERSIONS
+        else contextlib.nullcontext()
+    ):
         context.minimum_version = VERSIONS[lowest]
         context.maximum_version = VERSIONS[config.max_version]
-    if lowest in _OLD:
+    if lowest in _OLD_VERSIONS:
         # Above level 0 OpenSSL 3 refuses the signatures of these versions.
         context.set_ciphers(f"{':'.join(suites) or _OLD_CIPHERS}:@SECLEVEL=0")
     elif suites:
@@ -64,14 +68,14 @@ def _limit(context: ssl.SSLContext, config: TlsConfig) -> None:
 
 
 @contextlib.contextmanager
-def _allowing_old() -> Iterator[None]:
+def _allow_old_versions() -> Iterator[None]:
     """No warning: whoever writes TLS10 or TLS11 into the file knows that they are old."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         yield
 
 
-def _identify(context: ssl.SSLContext, certificate: Pem, key: Pem) -> None:
+def _load_certificate(context: ssl.SSLContext, certificate: Pem, key: Pem) -> None:
     def locked() -> str:
         # Without this OpenSSL would ask on the terminal.
         raise ConfigError(f"{key.source}: the key is encrypted; give one without a password")
@@ -88,7 +92,7 @@ def _identify(context: ssl.SSLContext, certificate: Pem, key: Pem) -> None:
         raise ConfigError(f"{certificate.source} and {key.source} {why}") from None
 
 
-def _trust(context: ssl.SSLContext, authority: Pem) -> None:
+def _load_authority(context: ssl.SSLContext, authority: Pem) -> None:
     # In Go each certificate of the file is trusted by itself, one below a root as well.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     try:

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from sidestep.errors import ConfigError
-from sidestep.http.config_files import MAX_PEM_BYTES, Files
+from sidestep.http.config_files import MAX_PEM_BYTES, WatchedFiles
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ UNVERIFIED = {
 """What cannot be had: OpenSSL, through Python, asks for a certificate only to verify it."""
 
 
-def tls_config(section: TlsSection, source: Path, files: Files) -> TlsConfig | None:
+def tls_config(section: TlsSection, source: Path, files: WatchedFiles) -> TlsConfig | None:
     """Check the section and read its files; None where nothing in it asks for TLS.
 
     Raises:

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from sidestep.errors import ConfigError
-from sidestep.http.config_files import MAX_CONFIG_BYTES, Files
+from sidestep.http.config_files import MAX_CONFIG_BYTES, WatchedFiles
 from sidestep.http.tls_config import TlsConfig, TlsSection, tls_config
 from sidestep.http.yaml_reader import read
 
@@ -82,7 +82,7 @@ class WebConfig:
     rate_limit: RateLimit | None = None
 
 
-def load(path: Path, files: Files) -> WebConfig:
+def load(path: Path, files: WatchedFiles) -> WebConfig:
     """Read and check the file; relative paths in it are relative to its directory.
 
     Raises:
@@ -97,7 +97,7 @@ def load(path: Path, files: Files) -> WebConfig:
         raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None
 
 
-def _checked(file: WebFile, path: Path, files: Files) -> WebConfig:
+def _checked(file: WebFile, path: Path, files: WatchedFiles) -> WebConfig:
     http = file.http_server_config or HttpSection()
     return WebConfig(
         tls=tls_config(file.tls_server_config or TlsSection(), path, files),

@@ -9,15 +9,15 @@ from typing import TypeVar
 
 SLICE = 0.001
 """Seconds after which the loop gets a turn."""
-LONGEST = 0.002
+MAX_SLICE = 0.002
 """Seconds for which it is to be held at most: it gets its turn before work that would take longer."""
-LEAST = 0.0005
+MIN_SLICE = 0.0005
 """Seconds that it can be held in any case: between two slices there may be turns of milliseconds."""
 
 Item = TypeVar("Item")
 
 
-async def collected(items: Iterable[Item]) -> list[Item]:
+async def collect_in_slices(items: Iterable[Item]) -> list[Item]:
     """All ``items``; making one of them should take a fraction of a slice.
 
     Where some take most of one, any next one is taken for such. One that took longer than all of
@@ -30,7 +30,7 @@ async def collected(items: Iterable[Item]) -> list[Item]:
         found.append(item)
         now = time.perf_counter()
         longest = max(longest, now - before)
-        if now - since > min(SLICE, max(LONGEST - longest, LEAST)):
+        if now - since > min(SLICE, max(MAX_SLICE - longest, MIN_SLICE)):
             await asyncio.sleep(0)
             since = now = time.perf_counter()
         before = now

@@ -56,7 +56,7 @@ def set_level(level: str) -> None:
         logging.getLogger(name).setLevel(level.upper())
 
 
-class Limited:
+class RateLimitedLog:
     """At most one line of a kind in a while; the next one says how many were left out.
 
     For what a peer can cause as often as it likes.

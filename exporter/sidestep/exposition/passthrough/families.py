@@ -11,14 +11,14 @@ from typing import Protocol
 
 from sidestep.catalog.model import OBSERVED
 from sidestep.errors import WireError
-from sidestep.exposition.passthrough import parser as exposition
+from sidestep.exposition.passthrough import parser
 from sidestep.exposition.passthrough.parser import Comment, Labels, PageKind
 
 SLICE = 200
 """Series between two turns of the loop."""
 MAX_FAMILIES = 1000
 MAX_SORTED = 1000
-_ENDS: dict[PageKind, tuple[str, ...]] = {
+_SUFFIXES: dict[PageKind, tuple[str, ...]] = {
     "histogram": ("_bucket", "_count", "_sum"),
     "summary": ("", "_count", "_sum"),
 }
@@ -35,7 +35,7 @@ class Sample(Protocol):
 
 
 @dataclasses.dataclass(eq=False, slots=True)
-class Found:
+class FamilyLines:
     """One family.
 
     Attributes:
@@ -45,15 +45,15 @@ class Found:
     name: str
     kind: PageKind
     help: str
-    places: list[int] = dataclasses.field(default_factory=list)
+    line_numbers: list[int] = dataclasses.field(default_factory=list)
 
     @property
     def names(self) -> AbstractSet[str]:
         """What the family and its samples may be called in the text format."""
-        return {self.name, *(self.name + end for end in _ENDS.get(self.kind, ()))}
+        return {self.name, *(self.name + suffix for suffix in _SUFFIXES.get(self.kind, ()))}
 
 
-class Sorting:
+class FamilySorter:
     """Sorts one page's series by family; what says TYPE may stand anywhere.
 
     Args:
@@ -74,19 +74,19 @@ class Sorting:
         if not found.is_type:
             self._helps.setdefault(found.name, found.text)
             return
-        kind = exposition.KINDS[found.text]
+        kind = parser.KINDS[found.text]
         if self._kinds.setdefault(found.name, kind) != kind:
             self.left_out["second_type"] += 1
 
-    def sorted(self, order: Sequence[Sample | None]) -> Generator[None, None, list[Found]]:
+    def sorted(self, order: Sequence[Sample | None]) -> Generator[None, None, list[FamilyLines]]:
         """The families of the series in ``order``: those with a TYPE first."""
         samples = yield from self._by_family(order)
-        families: list[Found] = []
+        families: list[FamilyLines] = []
         taken: set[str] = set()
-        for number, (name, places) in enumerate(samples.items()):
+        for number, (name, line_numbers) in enumerate(samples.items()):
             if not number % SLICE:
                 yield
-            family = Found(name, self._kinds.get(name, "untyped"), self._helps.get(name, ""))
+            family = FamilyLines(name, self._kinds.get(name, "untyped"), self._helps.get(name, ""))
             reason = ""
             if name in self._excluded:
                 reason = "excluded"
@@ -94,13 +94,13 @@ class Sorting:
                 reason = "name_clash"
             elif len(families) >= MAX_FAMILIES:
                 reason = "over_limit"
-            elif places:
+            elif line_numbers:
                 taken |= family.names
-                family.places = yield from self._ordered(family, order, places)
+                family.line_numbers = yield from self._ordered(family, order, line_numbers)
                 families.append(family)
             if reason:
-                self.left_out[reason] += len(places)
-        return [family for family in families if family.places]
+                self.left_out[reason] += len(line_numbers)
+        return [family for family in families if family.line_numbers]
 
     def _by_family(
         self, order: Sequence[Sample | None]
@@ -116,38 +116,40 @@ class Sorting:
                     self.left_out["duplicate"] += 1
                     continue
                 seen.add(series.key)
-                places = known.get(series.name)
-                if places is None:
-                    places = found.setdefault(self._family_of(series.name), [])
-                    known[series.name] = places
-                places.append(at)
+                line_numbers = known.get(series.name)
+                if line_numbers is None:
+                    line_numbers = found.setdefault(self._family_of(series.name), [])
+                    known[series.name] = line_numbers
+                line_numbers.append(at)
             if not at % (SLICE * 5):
                 yield
         return found
 
     def _family_of(self, sample: str) -> str:
         if sample not in self._kinds:
-            for end in ("_bucket", "_count", "_sum"):
-                base = sample.removesuffix(end)
-                if base != sample and end in _ENDS.get(self._kinds.get(base, "untyped"), ()):
+            for suffix in ("_bucket", "_count", "_sum"):
+                base = sample.removesuffix(suffix)
+                if base != sample and suffix in _SUFFIXES.get(self._kinds.get(base, "untyped"), ()):
                     return base
         return sample
 
     def _ordered(
-        self, family: Found, order: Sequence[Sample | None], places: list[int]
+        self, family: FamilyLines, order: Sequence[Sample | None], line_numbers: list[int]
     ) -> Generator[None, None, list[int]]:
         """``places`` as both formats want them: what belongs to one histogram stands together."""
         if family.kind not in OBSERVED:
-            return places
+            return line_numbers
         groups: dict[Labels, list[tuple[int, float, int]]] = {}
-        for number, at in enumerate(places):
+        for number, at in enumerate(line_numbers):
             series = order[at]
             if series is not None:
                 rank = _rank(family, series)
                 if rank is None:
                     self.left_out["odd_sample"] += 1
                 else:
-                    groups.setdefault(outer(family.kind, series.labels), []).append((*rank, at))
+                    groups.setdefault(group_labels(family.kind, series.labels), []).append(
+                        (*rank, at)
+                    )
             if not number % SLICE:
                 yield
         found: list[int] = []
@@ -160,22 +162,22 @@ class Sorting:
         return found
 
 
-def _rank(family: Found, series: Sample) -> tuple[int, float] | None:
+def _rank(family: FamilyLines, series: Sample) -> tuple[int, float] | None:
     """Where in its group a sample of a histogram or summary stands; None where it is none."""
-    ends = _ENDS[family.kind]
-    end = series.name.removeprefix(family.name)
-    if end not in ends:
+    suffixes = _SUFFIXES[family.kind]
+    suffix = series.name.removeprefix(family.name)
+    if suffix not in suffixes:
         return None
-    if end != ends[0]:
-        return ends.index(end), 0.0
+    if suffix != suffixes[0]:
+        return suffixes.index(suffix), 0.0
     text = dict(series.labels).get(_BOUND[family.kind], "")
     try:
-        bound = float(exposition.value(text.encode()))
+        bound = float(parser.parse_value(text.encode()))
     except (WireError, ValueError):
         return None
     return None if math.isnan(bound) else (0, bound)
 
 
-def outer(kind: PageKind, labels: Labels) -> Labels:
+def group_labels(kind: PageKind, labels: Labels) -> Labels:
     """What the samples of one histogram or summary have in common."""
     return tuple(sorted(pair for pair in labels if pair[1] and pair[0] != _BOUND[kind]))

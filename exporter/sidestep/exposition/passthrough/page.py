@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from operator import itemgetter
 
 from sidestep.errors import PollError, WireError
-from sidestep.exposition.passthrough import parser as exposition
-from sidestep.exposition.passthrough.families import Found, Sorting
+from sidestep.exposition.passthrough import parser
+from sidestep.exposition.passthrough.families import FamilyLines, FamilySorter
 from sidestep.exposition.passthrough.parser import MAX_LINE_BYTES, Labels
 
 MAX_LINES = 50_000
@@ -22,10 +22,10 @@ PART = 1000
 """Samples whose text is made at once."""
 SLICE = 200
 """Known lines that are read between two turns of the loop."""
-_NEW_LINE = 10
+_NEW_LINE_COST = 10
 """What one that is not known costs, in known ones; and one more for each so many bytes."""
-_DEAR_BYTES = 16
-_EXPORTED = "exported_"
+_BYTES_PER_COST = 16
+_EXPORTED_PREFIX = "exported_"
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -56,19 +56,21 @@ class Part:
         places: Their lines in the plan.
     """
 
-    def __init__(self, plan: Plan, places: Sequence[int]) -> None:
-        self.plan = plan
-        self.series = [series for place in places if (series := plan.order[place]) is not None]
-        self._pick = _picking(places)
+    def __init__(self, parsed: ParsedPage, line_numbers: Sequence[int]) -> None:
+        self.parsed = parsed
+        self.series = [
+            series for place in line_numbers if (series := parsed.order[place]) is not None
+        ]
+        self._pick = _picker(line_numbers)
         lines = [one.text.replace(b"%", b"%%") + b" %b\n" for one in self.series]
         self._frame = b"".join(lines)
         self._from: list[bytes] = []
         self._values: Values = ()
         self._texts: dict[bool, bytes] = {}
 
-    def values(self, moment: Moment) -> Values:
+    def values(self, page_values: PageValues) -> Values:
         """By series: value and timestamp as the page has them."""
-        values = moment[self.plan]
+        values = page_values[self.parsed]
         if values is not self._from:
             self._from = values
             found = self._pick(values)
@@ -77,34 +79,34 @@ class Part:
                 self._texts.clear()
         return self._values
 
-    def text(self, moment: Moment, *, openmetrics: bool) -> bytes:
+    def text(self, page_values: PageValues, *, openmetrics: bool) -> bytes:
         """The lines."""
-        values = self.values(moment)
+        values = self.values(page_values)
         found = self._texts.get(openmetrics)
         if found is None:
             if openmetrics and any(b" " in value for value in values):
-                values = tuple(map(exposition.in_seconds, values))
+                values = tuple(map(parser.timestamp_in_seconds, values))
             found = self._texts[openmetrics] = self._frame % values
         return found
 
 
-def _picking(places: Sequence[int]) -> Callable[[Sequence[bytes]], Values]:
-    if len(places) == 1:
-        (place,) = places
+def _picker(line_numbers: Sequence[int]) -> Callable[[Sequence[bytes]], Values]:
+    if len(line_numbers) == 1:
+        (place,) = line_numbers
         return lambda values: (values[place],)
-    return itemgetter(*places)
+    return itemgetter(*line_numbers)
 
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Family:
     """One family of a page."""
 
-    found: Found
+    found: FamilyLines
     parts: list[Part]
 
 
 @dataclasses.dataclass(eq=False, slots=True)
-class Plan:
+class ParsedPage:
     """What is on a page. Of a later page with the same series only lines and values are new.
 
     Attributes:
@@ -124,10 +126,10 @@ class Plan:
     @property
     def samples(self) -> int:
         """How many are in ``families``."""
-        return sum(len(family.found.places) for family in self.families)
+        return sum(len(family.found.line_numbers) for family in self.families)
 
 
-Moment = Mapping[Plan, list[bytes]]
+PageValues = Mapping[ParsedPage, list[bytes]]
 """The values of each page at one time."""
 
 
@@ -153,9 +155,9 @@ class Page:
         merge: Callable[[], Iterator[None]],
         forget: Callable[[Page], None],
     ) -> None:
-        self.plan: Plan | None = None
+        self.parsed: ParsedPage | None = None
         self.changes = 0
-        self.labels = tuple((name, exposition.escape(text)) for name, text in labels)
+        self.labels = tuple((name, parser.escape(text)) for name, text in labels)
         self._merge = merge
         self._forget = forget
         self._excluded = frozenset(excluded)
@@ -167,41 +169,41 @@ class Page:
     def hide(self) -> None:
         """Show nothing, and keep nothing."""
         self._known = {}
-        if self.plan is not None:
+        if self.parsed is not None:
             self._replace(None)
             self._forget(self)
             self.changes += 1
 
-    def take(self, chunks: Iterable[bytes]) -> Iterator[None]:
+    def update(self, chunks: Iterable[bytes]) -> Iterator[None]:
         """Read a page, a slice at each step; after the last one it is what is shown.
 
         Raises:
             PollError: It is no page of metrics; what was shown before stays.
         """
         lines, is_whole = yield from _lines(chunks)
-        plan = self.plan
-        if plan is not None and len(lines) == len(plan.lines) and is_whole:
-            values = yield from _values(plan, lines)
+        parsed = self.parsed
+        if parsed is not None and len(lines) == len(parsed.lines) and is_whole:
+            values = yield from _values(parsed, lines)
             # Unless it was hidden meanwhile.
-            if values is not None and self.plan is plan:
-                self.changes += values is not plan.values
-                plan.lines, plan.values = lines, values
+            if values is not None and self.parsed is parsed:
+                self.changes += values is not parsed.values
+                parsed.lines, parsed.values = lines, values
                 yield from self._merge()
                 return
         self._replace((yield from self._read(lines, is_whole=is_whole)))
         yield from self._merge()
 
-    def _replace(self, plan: Plan | None) -> None:
-        if self.plan is not None:
+    def _replace(self, parsed: ParsedPage | None) -> None:
+        if self.parsed is not None:
             # Its parts refer to it: without them it goes as soon as nobody shows it any more, and
             # does not wait for the garbage collector, which holds the loop for ten times as long.
-            self.plan.families = []
-        self.plan = plan
+            self.parsed.families = []
+        self.parsed = parsed
 
-    def _read(self, lines: list[bytes], *, is_whole: bool) -> Generator[None, None, Plan]:
+    def _read(self, lines: list[bytes], *, is_whole: bool) -> Generator[None, None, ParsedPage]:
         """A plan of ``lines``, of which some may be known."""
-        plan = Plan(self, lines, [], [], [], Counter())
-        sorting = Sorting(plan.left_out, self._excluded)
+        parsed = ParsedPage(self, lines, [], [], [], Counter())
+        sorter = FamilySorter(parsed.left_out, self._excluded)
         known: dict[bytes, Series] = {}
         self._pairs = {}
         left = SLICE
@@ -209,11 +211,11 @@ class Page:
             start, _, value = line.rpartition(b" ")
             series = self._known.get(start)
             left -= 1
-            if series is None or not exposition.is_plain(value):
-                series, value = self._new(line, sorting)
-                left -= _NEW_LINE + len(line) // _DEAR_BYTES
-            plan.order.append(series)
-            plan.values.append(value)
+            if series is None or not parser.is_plain_value(value):
+                series, value = self._parse_line(line, sorter)
+                left -= _NEW_LINE_COST + len(line) // _BYTES_PER_COST
+            parsed.order.append(series)
+            parsed.values.append(value)
             if series is not None:
                 known[series.raw[:-1]] = series
             if left <= 0:
@@ -223,63 +225,65 @@ class Page:
             raise PollError("bad_answer", f"none of its {len(lines)} lines is a sample")
         if not is_whole:
             raise PollError("truncated", "its last line has no end")
-        for found in (yield from sorting.sorted(plan.order)):
-            parts = yield from made_parts(plan, found.places)
-            plan.families.append(Family(found, parts))
+        for found in (yield from sorter.sorted(parsed.order)):
+            parts = yield from make_parts(parsed, found.line_numbers)
+            parsed.families.append(Family(found, parts))
         self._known = known
-        return plan
+        return parsed
 
-    def _new(self, line: bytes, sorting: Sorting) -> tuple[Series | None, bytes]:
+    def _parse_line(self, line: bytes, sorter: FamilySorter) -> tuple[Series | None, bytes]:
         """What is on a line that is not known; a comment or a mistake is for ``sorting``."""
         if not line.strip():
             return None, b""
         try:
             if line.lstrip().startswith(b"#"):
-                sorting.comment(exposition.comment(line))
+                sorter.comment(parser.parse_comment(line))
                 return None, b""
-            head = exposition.head(line)
-            value = exposition.value(line[head.end :])
+            head = parser.parse_head(line)
+            value = parser.parse_value(line[head.end :])
         except WireError as error:
-            sorting.left_out[error.reason] += 1
+            sorter.left_out[error.reason] += 1
             return None, b""
         raw = line[: head.end]
         return self._known.get(raw[:-1]) or self._series(raw, head.name, head.labels), value
 
     def _series(self, raw: bytes, name: str, labels: Labels) -> Series:
         kept = self._pairs.setdefault
-        labels = tuple([kept(pair, pair) for pair in with_added(labels, self.labels)])
-        text = exposition.series_text(name, labels)
+        labels = tuple([kept(pair, pair) for pair in add_labels(labels, self.labels)])
+        text = parser.series_text(name, labels)
         pairs = tuple(sorted(labels))
         if not all(dict(pairs).values()):
             # To Prometheus an empty label is none.
             pairs = tuple(pair for pair in pairs if pair[1])
-        key = text if pairs == labels else exposition.series_text(name, pairs)
+        key = text if pairs == labels else parser.series_text(name, pairs)
         return Series(raw, name, labels, text, key)
 
 
-def made_parts(plan: Plan, places: Sequence[int]) -> Generator[None, None, list[Part]]:
+def make_parts(
+    parsed: ParsedPage, line_numbers: Sequence[int]
+) -> Generator[None, None, list[Part]]:
     """The samples of a family on these lines."""
     parts: list[Part] = []
-    for start in range(0, len(places), PART):
-        parts.append(Part(plan, places[start : start + PART]))
+    for start in range(0, len(line_numbers), PART):
+        parts.append(Part(parsed, line_numbers[start : start + PART]))
         yield
     return parts
 
 
-def with_added(labels: Labels, added: Labels) -> Labels:
+def add_labels(labels: Labels, added: Labels) -> Labels:
     """``labels`` and ``added``; one of the former that has a name of the latter gets another."""
     if not added:
         return labels
     names = {name for name, _ in (*labels, *added)}
-    ours = {name for name, _ in added}
+    own_names = {name for name, _ in added}
     found = []
     for own, text in labels:
         name = own
-        if own in ours:
+        if own in own_names:
             if not text:
                 continue
             while name in names:
-                name = _EXPORTED + name
+                name = _EXPORTED_PREFIX + name
             names.add(name)
         found.append((name, text))
     return (*found, *added)
@@ -311,35 +315,35 @@ def _lines(chunks: Iterable[bytes]) -> Generator[None, None, tuple[list[bytes], 
     return lines, not rest
 
 
-def _values(plan: Plan, lines: list[bytes]) -> Generator[None, None, list[bytes] | None]:
+def _values(parsed: ParsedPage, lines: list[bytes]) -> Generator[None, None, list[bytes] | None]:
     """The values in ``lines``; None where not all are of the same series as in ``plan``.
 
     Where none has changed they are the same object.
     """
-    values = plan.values
+    values = parsed.values
     for start in range(0, len(lines), SLICE):
         batch = lines[start : start + SLICE]
-        if batch != plan.lines[start : start + SLICE]:
+        if batch != parsed.lines[start : start + SLICE]:
             for at, line in enumerate(batch, start):
-                if line != plan.lines[at]:
-                    text = _value(plan.order[at], line)
+                if line != parsed.lines[at]:
+                    text = _updated_value(parsed.order[at], line)
                     if text is None:
                         return None
-                    if values is plan.values:
+                    if values is parsed.values:
                         values = values.copy()
                     values[at] = text
         yield
     return values
 
 
-def _value(series: Series | None, line: bytes) -> bytes | None:
+def _updated_value(series: Series | None, line: bytes) -> bytes | None:
     """The value in ``line``, if it is one of ``series``."""
     if series is None or not line.startswith(series.raw):
         return None
     text = line[len(series.raw) :]
-    if exposition.is_plain(text):
+    if parser.is_plain_value(text):
         return text
     try:
-        return exposition.value(text)
+        return parser.parse_value(text)
     except WireError:
         return None

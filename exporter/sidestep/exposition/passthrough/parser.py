@@ -49,11 +49,11 @@ _ESCAPES = {"\\\\": "\\", "\\n": "\n", '\\"': '"'}
 _LABEL_ESCAPE = re.compile(r'\\[\\n"]')
 _HELP_ESCAPE = re.compile(r"\\[\\n]")
 
-is_plain = _SHORT.fullmatch
+is_plain_value = _SHORT.fullmatch
 """Whether text is a value, without a timestamp, and not a rare one."""
 
 
-class Head(NamedTuple):
+class SeriesHead(NamedTuple):
     """What stands before a value.
 
     Attributes:
@@ -73,7 +73,7 @@ class Comment(NamedTuple):
     text: str
 
 
-def head(line: bytes) -> Head:
+def parse_head(line: bytes) -> SeriesHead:
     """The series of a sample's line.
 
     Raises:
@@ -93,16 +93,16 @@ def head(line: bytes) -> Head:
         names = dict(labels)
         if len(names) < len(labels) or "__name__" in names:
             raise WireError("bad_label")
-    return Head(found.end(), found[1].decode(), labels)
+    return SeriesHead(found.end(), found[1].decode(), labels)
 
 
-def value(text: bytes) -> bytes:
+def parse_value(text: bytes) -> bytes:
     """A value, and behind a blank its timestamp if it has one, as ``text`` has them.
 
     Raises:
         WireError: It is none, or cannot be a double: whoever reads it would stumble.
     """
-    if is_plain(text):
+    if is_plain_value(text):
         return text
     found = _LONG.fullmatch(text) if len(text) <= MAX_VALUE_BYTES else None
     if found is None:
@@ -113,7 +113,7 @@ def value(text: bytes) -> bytes:
     return number if stamp is None else b"%b %b" % (number, stamp)
 
 
-def comment(line: bytes) -> Comment | None:
+def parse_comment(line: bytes) -> Comment | None:
     """A HELP or TYPE line; any other comment is none.
 
     Raises:
@@ -131,13 +131,13 @@ def comment(line: bytes) -> Comment | None:
     except UnicodeDecodeError:
         raise WireError("not_utf8") from None
     if found[1] == b"HELP":
-        return Comment(False, found[2].decode(), _plain(text, _HELP_ESCAPE))
+        return Comment(False, found[2].decode(), _unescape(text, _HELP_ESCAPE))
     if text.strip(" \t").lower() not in KINDS:
         raise WireError("unknown_kind")
     return Comment(True, found[2].decode(), text.strip(" \t").lower())
 
 
-def in_seconds(text: bytes) -> bytes:
+def timestamp_in_seconds(text: bytes) -> bytes:
     """A value with its timestamp as OpenMetrics has it: not in milliseconds."""
     number, blank, stamp = text.partition(b" ")
     if not blank:
@@ -154,9 +154,9 @@ def series_text(name: str, labels: Labels) -> bytes:
     return f"{name}{{{pairs}}}".encode()
 
 
-def plain(labels: Labels) -> dict[str, str]:
+def unescape_labels(labels: Labels) -> dict[str, str]:
     """``labels`` without escapes."""
-    return {name: _plain(text, _LABEL_ESCAPE) for name, text in labels}
+    return {name: _unescape(text, _LABEL_ESCAPE) for name, text in labels}
 
 
 def escape(text: str) -> str:
@@ -164,5 +164,5 @@ def escape(text: str) -> str:
     return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
 
 
-def _plain(text: str, escaped: re.Pattern[str]) -> str:
+def _unescape(text: str, escaped: re.Pattern[str]) -> str:
     return escaped.sub(lambda found: _ESCAPES[found[0]], text) if "\\" in text else text
