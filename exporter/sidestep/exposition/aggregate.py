@@ -1,4 +1,4 @@
-"""How the series of several engines become one."""
+"""Aggregation of one series of several engines into one."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from sidestep.metrics.engine import Number
 from sidestep.metrics.histogram import Histogram, State
 
 HistogramValue = TypeVar("HistogramValue")
-"""What is shown of a histogram."""
+"""Copy of what a page format needs of a histogram."""
 Result = TypeVar("Result")
 Pause = TypeVar("Pause")
 Steps = Generator[None, None, Result]
-"""Makes something; between two steps the event loop may have its turn."""
+"""Generator that returns a result; each step is a point to yield to the event loop."""
 Aggregator = Callable[[Sequence[HistogramValue]], Steps[HistogramValue]]
 
 HISTOGRAMS_PER_SLICE = 100
-"""Histograms whose counts are added up in a step: a microsecond each."""
+"""Histograms whose counts are added in one step: a microsecond each."""
 NATIVE_PER_SLICE = 20
-"""Likewise, native ones: some 20 us each."""
+"""Native histograms that are merged in one step: some 20 us each."""
 SUMMED_INFO_LABELS = ("num_gpu_blocks", "num_cpu_blocks", "num_pages", "kv_cache_size_tokens")
-"""Labels of a cache's configuration that say how much there is of it."""
+"""Labels of a cache's configuration that are amounts."""
 BLOCK_SIZE_LABELS = {"block_size": "num_gpu_blocks", "page_size": "num_pages"}
-"""Labels that say how large a block is, and those that count such blocks."""
+"""Labels with the size of a block, and the label that counts such blocks."""
 
 
 def run_yielding(steps: Steps[Result], pause: Pause) -> Generator[Pause, None, Result]:
-    """What ``making`` makes; ``turn`` stands where one is due."""
+    """Run ``steps`` and return its result; yield ``pause`` at each step."""
     while True:
         try:
             next(steps)
@@ -43,10 +43,10 @@ def run_yielding(steps: Steps[Result], pause: Pause) -> Generator[Pause, None, R
 
 
 def aggregate_numbers(values: Sequence[Number], rule: Combine) -> Number:
-    """One number of several; a sum is the same in whatever order they come.
+    """Aggregate numbers by ``rule``; a sum does not depend on their order.
 
-    Otherwise a counter could fall by its last digit when an engine comes back, which
-    Prometheus takes for a reset.
+    Otherwise the last digit of a counter could decrease when an engine comes back, which
+    Prometheus takes for a counter reset.
     """
     if len(values) == 1:
         return values[0]
@@ -63,7 +63,7 @@ def aggregate_numbers(values: Sequence[Number], rule: Combine) -> Number:
 def aggregate_values(
     values: Sequence[Number | HistogramValue], rule: Combine, aggregate: Aggregator[HistogramValue]
 ) -> Steps[Number | HistogramValue]:
-    """One series of several: of numbers by ``rule``, of histograms by ``merge``."""
+    """Aggregate values of one series: numbers by ``rule``, histograms by ``aggregate``."""
     numbers = [value for value in values if isinstance(value, int | float)]
     if len(numbers) == len(values):
         return aggregate_numbers(numbers, rule)
@@ -71,7 +71,7 @@ def aggregate_values(
 
 
 def aggregate_states(found: Sequence[State]) -> Steps[State]:
-    """One histogram of several, over the bounds that all have: its counts are exact."""
+    """Add up histograms over the bounds that all of them have, which keeps the counts exact."""
     if len(found) == 1:
         return found[0]
     by_bounds: dict[Bounds, list[Sequence[int]]] = {}
@@ -101,7 +101,7 @@ def aggregate_states(found: Sequence[State]) -> Steps[State]:
 
 
 def aggregate_histograms(found: Sequence[Histogram]) -> Steps[Histogram]:
-    """Likewise, with their native buckets where they have such and all bounds are the same."""
+    """Add up histograms, with their native buckets if all have them and the same bounds."""
     first = found[0]
     if len(found) == 1:
         return first
@@ -122,14 +122,14 @@ def aggregate_histograms(found: Sequence[Histogram]) -> Steps[Histogram]:
 
 
 def common_bounds(found: Iterable[Bounds]) -> Bounds:
-    """Those that are in all of ``found``."""
+    """Return the bounds that are in all of ``found``."""
     first, *others = found
     shared = set(first).intersection(*others)
     return tuple(bound for bound in first if bound in shared)
 
 
 def _rebucketed(own_bounds: Bounds, counts: Sequence[int], bounds: Bounds) -> list[int]:
-    """``counts`` by ``known`` in buckets of ``bounds``, each of which is one of these."""
+    """Convert ``counts`` of buckets ``own_bounds`` to ``bounds``, a subset of them."""
     cumulative = [*accumulate(counts)]
     places = {bound: place for place, bound in enumerate(own_bounds)}
     upto = [*(cumulative[places[bound]] for bound in bounds), cumulative[-1]]
@@ -137,10 +137,10 @@ def _rebucketed(own_bounds: Bounds, counts: Sequence[int], bounds: Bounds) -> li
 
 
 def aggregate_info(found: Sequence[Mapping[str, str]]) -> Steps[dict[str, str]]:
-    """The labels of one info metric for several engines: what all of them say, and how much.
+    """Aggregate the labels of an info metric: labels that are equal everywhere, and summed amounts.
 
-    Blocks are added up; where their sizes differ they are counted in the smallest, so that
-    size times number is what all engines have. A label that engines disagree about is left out.
+    Numbers of blocks are summed; if their sizes differ, blocks are counted in the smallest size,
+    so that size times number is the total. Any other label that differs is left out.
     """
     occurrences: Counter[tuple[tuple[str, str], ...]] = Counter()
     for start in range(0, len(found), HISTOGRAMS_PER_SLICE):
@@ -148,7 +148,7 @@ def aggregate_info(found: Sequence[Mapping[str, str]]) -> Steps[dict[str, str]]:
             [tuple(one.items()) for one in found[start : start + HISTOGRAMS_PER_SLICE]]
         )
         yield
-    # Most engines of a fleet say the same.
+    # Most engines of a fleet have the same labels.
     distinct = [(dict(pairs), times) for pairs, times in occurrences.items()]
     first = dict(found[0])
     if len(found) == 1:
@@ -177,7 +177,7 @@ def aggregate_info(found: Sequence[Mapping[str, str]]) -> Steps[dict[str, str]]:
 
 
 def aggregate_adapters(found: Iterable[str]) -> str:
-    """One list of LoRA adapters of several, each once."""
+    """Merge comma-separated lists of LoRA adapters; each adapter is in the result once."""
     names = {name for one in found for name in one.split(",") if name}
     return ",".join(sorted(names))
 

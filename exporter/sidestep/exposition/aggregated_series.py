@@ -1,7 +1,7 @@
-"""Series that only labels told apart which are gone: as one, by the catalogue's rules.
+"""Aggregation of series that become equal once dropped labels are removed.
 
-What several engines counted goes on when one of them has gone, as long as its
-totals are kept and another has the same labels: Prometheus would take less for a reset.
+Counters of an engine that has gone stay in the sum as long as the registry retains its totals and
+another engine has the same labels: Prometheus would take a smaller sum for a counter reset.
 """
 
 from __future__ import annotations
@@ -51,16 +51,18 @@ Value = Number | State
 Series = tuple[Labels, Value]
 
 PER_SLICE = 50
-"""Series between two turns of the loop: some 10 us each, at first."""
+"""Series to aggregate before yielding to the event loop: some 10 us each, when they are new."""
 LORA = Hook("lora")
 INFO = "_info"
 
 
 class _Contribution(NamedTuple):
-    """What some engines have of one series, and maybe others besides: its labels, and copies.
+    """Values that some engines contribute to one series.
 
     Attributes:
-        whole: Whether it is all there is of the series, whatever was found before.
+        outer: Labels of the engines.
+        own: Labels of the row.
+        whole: Whether these are all values of the series; they replace earlier ones.
     """
 
     outer: Labels
@@ -70,29 +72,29 @@ class _Contribution(NamedTuple):
 
 
 class _DialectQuery(NamedTuple):
-    """Engines of one dialect, or of none, that show a family, and what ``Groups`` is to tell of them."""
+    """Engines of one dialect, or of none, that have a family, as a query to ``GroupCache``."""
 
     placed: Placed | None
     question: GroupQuery
 
     @property
     def is_mirrored(self) -> bool:
-        """Whether ranks tell the same."""
+        """Return whether all ranks of a replica report the same values."""
         return self.placed is not None and self.placed.row.mirrored
 
 
 class AggregatedSeries:
-    """The series of a registry without the labels that ``choice`` drops."""
+    """Series of a registry without the labels that ``series_filter`` drops."""
 
     def __init__(self, registry: Registry, series_filter: SeriesFilter) -> None:
         self.registry = registry
         self.series_filter = series_filter
         self._groups = GroupCache(registry, series_filter)
         self._families: dict[frozenset[str], list[Family]] = {}
-        """Of the catalogue, by the dialects that were spoken last."""
+        """Families of the catalogue, for the latest set of active dialects."""
 
     def families(self, names: Collection[str] = ()) -> list[Family]:
-        """Those that engines can have now, all or those that own one of the sample ``names``."""
+        """Return the families that engines can have, or those with a sample of ``names``."""
         dialects = active_dialects(self.registry)
         if dialects not in self._families:
             self._families = {dialects: list(catalogue_families(self.registry, dialects))}
@@ -102,26 +104,26 @@ class AggregatedSeries:
         return [family for family in found if has_sample_name(family.name, family.kind, names)]
 
     def refresh(self) -> None:
-        """See the engines that there are now."""
+        """Read the present engines; call this at the start of each page."""
         self._groups.refresh()
 
     def series(self, family: Family) -> Iterator[Series | None]:
-        """The series of ``family`` as of one moment, by their labels; None where a turn is due."""
+        """Yield the series of ``family`` at one moment; None asks to yield to the event loop."""
         queries = self._queries(family)
         if any(self._groups.cached(one.question) is None for one in queries):
             for one in queries:
                 yield from self._groups.prepare(one.question, mirrored=one.is_mirrored)
-            # Meanwhile others may have come.
+            # Engines may have connected meanwhile.
             queries = self._queries(family)
         found = [*self._contributions(family, queries)]
-        # To copy the state of a thousand engines takes most of a slice.
+        # Copying the state of a thousand engines takes most of a slice.
         yield None
         if found:
             by_length = any(placed.row.unless_empty for placed in family.assignments.values())
             yield from _series(chain.from_iterable(found), family.combine, by_length=by_length)
 
     def _queries(self, family: Family) -> list[_DialectQuery]:
-        """Who shows ``family`` now, by dialect; nobody is left out."""
+        """Return the engines that have ``family`` now, by dialect, without empty dialects."""
         if not family.assignments:
             all_engines = self._open_engines(family)
             question = GroupQuery(all_engines, (), family.kind != "gauge")
@@ -138,7 +140,7 @@ class AggregatedSeries:
     def _contributions(
         self, family: Family, queries: Iterable[_DialectQuery]
     ) -> Iterator[Iterable[_Contribution | None]]:
-        """What all engines have of ``family`` now, to be read afterwards."""
+        """Copy the values that all engines have of ``family`` now, to be read afterwards."""
         for placed, question in queries:
             found = self._groups.group(question)
             if placed is None:
@@ -171,7 +173,7 @@ class AggregatedSeries:
     def _from_slots(
         self, placed: Placed, contributors: Iterable[Contributors], values: Sequence[Value | None]
     ) -> Iterator[_Contribution]:
-        """What engines have by slot, one series after the other."""
+        """Yield values in slots, series by series."""
         row, width = placed.row, len(placed.values_of_label)
         has_sample_name = [self._own(row.own_labels, key) for key in placed.values_of_label]
         start = 0
@@ -191,7 +193,7 @@ class AggregatedSeries:
         snapshots: Iterator[EngineSnapshot[State]],
         row: Row | None,
     ) -> Iterator[_Contribution]:
-        """Whatever else has children: those with open labels, self-described."""
+        """Yield values that are not in slots: families with open labels, and self-described ones."""
         total = row is not None and row.unless_empty
         for outer, engines in contributors:
             for _, _, names, children in islice(snapshots, len(engines)):
@@ -200,7 +202,7 @@ class AggregatedSeries:
                     at for at, name in enumerate(names) if name in self.series_filter.dropped_labels
                 ]
                 if total and gone:
-                    # What has none of these labels is the sum of what has.
+                    # The series without these labels is the sum of those that have them.
                     whole = [c for c in children if not any(c[0][at] for at in gone)]
                     some = whole or children
                 for key, value in some:
@@ -220,7 +222,7 @@ class AggregatedSeries:
                 yield _Contribution(outer, tuple(own), (1,), whole=True)
 
     def _lora_adapters(self, placed: Placed, groups: Sequence[Group]) -> Iterator[_Contribution]:
-        """What any engine has of LoRA adapters, and the room that all have, as one series."""
+        """Aggregate the LoRA adapters of all engines, and their capacity, to one series."""
         slot = placed.slots[0]
         layout = groups[0].members[0].layout
         live = [engine for engine in self._groups.all_engines(live=True) if engine.layout is layout]
@@ -257,12 +259,12 @@ class AggregatedSeries:
                 yield _Contribution(outer, own, (newest,), whole=True)
 
     def _open_engines(self, family: Family) -> Sequence[Engine]:
-        """The engines that have a family that described itself."""
+        """Return the engines that have a self-described family."""
         all_engines = self._groups.all_engines(live=family.kind == "gauge")
         return [engine for engine in all_engines if family.name in engine.open]
 
     def _self_described(self, family: Family, found: Grouping) -> Iterable[_Contribution | None]:
-        """A family that described itself: its engines bring all their labels."""
+        """Copy a self-described family, whose engines keep all their labels."""
         is_gauge = family.kind == "gauge"
         contributors = [(group.labels, group.members) for group in found.groups]
         engines = [engine for _, some in contributors for engine in some]
@@ -277,7 +279,7 @@ class AggregatedSeries:
         contributors: Iterable[Contributors],
         snapshots: Iterator[EngineSnapshot[State]],
     ) -> Iterator[_Contribution | None]:
-        """An info metric: where each engine has one, they are combined as such."""
+        """Aggregate an info metric label by label if each engine has one series of it."""
         for one in contributors:
             outer, engines = one
             some = [*islice(snapshots, len(engines))]
@@ -298,8 +300,8 @@ class AggregatedSeries:
 def _series(
     found: Iterable[_Contribution | None], rule: Combine, *, by_length: bool
 ) -> Iterator[Series | None]:
-    """``found`` by labels, what has the same ones as one."""
-    # Who reads the first sample alone is to read the sum of the others.
+    """Merge contributions that have equal labels."""
+    # A client that reads only the first sample of a family gets the sum of the others.
     by_size: dict[int, dict[Labels, list[Value]]] = {}
     spent = 0
     for one in found:

@@ -1,4 +1,4 @@
-"""Pages on which labels are gone: the pod's, and every page where an administrator has chosen so."""
+"""Text pages with dropped labels or buckets: the pod view, and any page that the filter changes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAX_TEXTS = 100_000
 
 
 class AggregatedPage(AggregatedSeries):
-    """Writes what is left without the labels and buckets that ``choice`` leaves away."""
+    """Writes the series and buckets that ``series_filter`` leaves."""
 
     def __init__(self, registry: Registry, series_filter: SeriesFilter) -> None:
         super().__init__(registry, series_filter)
@@ -37,9 +37,9 @@ class AggregatedPage(AggregatedSeries):
     def pieces(
         self, *, openmetrics: bool = False, names: Collection[str] = ()
     ) -> Iterator[list[bytes]]:
-        """The page, piece by piece; the registry may change between two of them.
+        """Yield the page in pieces; the registry may change between two of them.
 
-        A family is of one moment; a piece may be empty, where the next one takes a while.
+        Each family is of one moment. An empty piece means that the next one takes a while.
         """
         kept = (self._heads, self._pairs, self._templates, self._bound_indexes)
         if sum(len(one) for one in kept) > MAX_TEXTS:
@@ -78,7 +78,7 @@ class AggregatedPage(AggregatedSeries):
         return f"{series_text(family.name, pairs.decode())}{format_number(value)}\n".encode()
 
     def samples_of(self, family: Family, value: Value) -> int:
-        """Lines of a series."""
+        """Return the number of lines of a series."""
         if not isinstance(value, tuple):
             return 1
         bounds = value[0]

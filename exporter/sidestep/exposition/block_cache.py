@@ -1,4 +1,4 @@
-"""Texts that are kept in blocks: of a block only what has changed is written again."""
+"""Cache of text in blocks: only changed entries of a block are written again."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 
 class Block(NamedTuple):
-    """The text of some entries, one after the other.
+    """Text of some entries, one after the other.
 
     Attributes:
-        marks: What was told apart by: an entry is as it was while its mark is the same object.
-        sizes: Of each entry's text, in bytes.
+        versions: An entry is unchanged while its version is the same object.
+        sizes: Bytes of each entry's text.
     """
 
     versions: Sequence[object]
@@ -21,10 +21,10 @@ class Block(NamedTuple):
 
 
 def changed_entries(block: Block | None, versions: Sequence[object]) -> Sequence[int]:
-    """The places of ``marks`` whose text ``block`` does not have."""
+    """Return the indexes of ``versions`` whose text ``block`` does not have."""
     if block is None:
         return range(len(versions))
-    # Marks are equal only where they are the same, and lists are compared at once.
+    # Versions are equal only if they are identical, and comparing lists is fast.
     if block.versions == versions:
         return ()
     pairs = zip(versions, block.versions, strict=True)
@@ -32,7 +32,7 @@ def changed_entries(block: Block | None, versions: Sequence[object]) -> Sequence
 
 
 def updated(block: Block | None, versions: Sequence[object], texts: Mapping[int, bytes]) -> Block:
-    """``block`` with other ``texts`` at some places, in their order; of no block, at all places."""
+    """Return ``block`` with new ``texts`` by index, in order; None needs a text for every index."""
     if block is None or len(texts) == len(versions):
         found = list(texts.values())
         return Block(versions, list(map(len, found)), b"".join(found))

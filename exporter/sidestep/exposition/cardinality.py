@@ -1,4 +1,4 @@
-"""How many series pages have, and what makes them many: by family, engine and label."""
+"""Cardinality report: series and samples by family, engine and label."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ from sidestep.metrics.histogram import State
 from sidestep.metrics.registry import Registry
 
 SLICE = 50
-"""Series between two turns of the loop."""
+"""Series to count before yielding to the event loop."""
 
 
 @dataclasses.dataclass
 class Count:
-    """Series, a histogram being one, and samples: the lines of a page."""
+    """Series (a histogram is one) and samples (lines of a page)."""
 
     series: int = 0
     samples: int = 0
 
     def add(self, value: Number | State) -> None:
-        """One series more."""
+        """Count one series."""
         self.series += 1
         self.samples += samples_of(value)
 
     def json(self, **more: Any) -> dict[str, Any]:
-        """For programs."""
+        """Return the counts for JSON."""
         return {**more, "series": self.series, "samples": self.samples}
 
 
 @dataclasses.dataclass
 class CardinalityReport:
-    """What is there, before anything is dropped or thinned; of engines alone, but for ``other``.
+    """Cardinality of the engines' series, before any are dropped or thinned.
 
     Attributes:
-        families: By name: what it is, and how many it has.
-        engines: By identity.
-        labels: By name: the series that have the label, and its values.
-        other: Samples of families that are passed on, by name.
-        pages: What pages have under the present settings, by view.
+        families: Kind and count by name.
+        engines: Count by engine identity.
+        labels: By label name: series that have the label, and its values.
+        other: Samples of passthrough families, by name.
+        pages: Counts of the pages under the present settings, by view.
     """
 
     total: Count = dataclasses.field(default_factory=Count)
@@ -65,7 +65,7 @@ class CardinalityReport:
             values.add(text)
 
     def json(self) -> dict[str, Any]:
-        """For programs: the most comes first."""
+        """Return the report for JSON, highest counts first."""
 
         def most(found: list[dict[str, Any]], key: str = "samples") -> list[dict[str, Any]]:
             return sorted(found, key=lambda one: (-one[key], str(one)))
@@ -88,7 +88,7 @@ class CardinalityReport:
 
 
 def samples_of(value: Number | State) -> int:
-    """Lines that a series has on a page; a summary has no bounds and no buckets."""
+    """Return the number of lines of a series; a summary has no bounds and no buckets."""
     if not isinstance(value, tuple):
         return 1
     bounds = value[0]
@@ -98,11 +98,11 @@ def samples_of(value: Number | State) -> int:
 def count_series(
     registry: Registry, views: Mapping[str, AggregatedPage]
 ) -> Iterator[CardinalityReport]:
-    """What is counted so far, ever again, and at last all there is.
+    """Yield the report so far, to yield to the event loop, and at last the whole report.
 
     Args:
-        registry: What is counted.
-        views: Pages by name, of which the samples are told, too.
+        registry: The series to count.
+        views: Pages by name, whose samples are counted as well.
     """
     found = CardinalityReport(engines={name: Count() for name in registry.engines})
     for family in list(families(registry)):

@@ -1,7 +1,7 @@
-"""What engines have of a family at one moment: copied of all of them at once, and read afterwards.
+"""Snapshot of a family: the values of all engines at one moment, read afterwards.
 
-To copy takes a fraction of a microsecond a series, to read it some: whoever reads can let the event
-loop have its turns meanwhile, and the family is of one moment nevertheless.
+Copying takes a fraction of a microsecond per series, writing takes longer. The writer can yield to
+the event loop between series, and the family is still of one moment.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ from sidestep.metrics.histogram import Histogram, State
 from sidestep.metrics.registry import Registry
 
 PER_SLICE = 50
-"""Children that are combined between two turns of the loop: some microseconds each."""
+"""Series to aggregate before yielding to the event loop: some microseconds each."""
 
 HistogramCopy = TypeVar("HistogramCopy")
-"""A copy of what a page shows of a histogram."""
+"""Copy of what a page format needs of a histogram."""
 Children = Sequence[tuple[Key, Number | HistogramCopy]]
-"""By own label values."""
+"""Values by own label values."""
 EngineSnapshot = tuple[Engine, int, Key, Children[HistogramCopy]]
-"""What one engine has of a family: how it looked, own label names, and children."""
+"""One engine's part of a family: engine, its label version, own label names, and values."""
 Labels = tuple[tuple[str, str], ...]
-"""Sorted by name."""
+"""Label pairs, sorted by name."""
 
 NUMERIC = frozenset({"scalars", "reading", "constant"})
-"""Places of rows that have a plain number, or none, for each of their label values."""
+"""``Placed.where`` of rows that have a number or nothing for each of their label values."""
 
 
 def histogram_state(histogram: Histogram) -> State:
-    """What a text page shows of it."""
+    """Copy what a text page needs of a histogram."""
     return histogram.bounds, histogram.counts.copy(), histogram.sum
 
 
 def row_numbers(placed: Placed, engines: Sequence[Engine]) -> list[Number | None]:
-    """What ``engines`` have of a row that is ``IN_NUMBERS``, one after the other, as it is kept."""
+    """Return the stored numbers of a ``NUMERIC`` row, engine by engine."""
     slots, source = placed.slots, placed.row.source
     if placed.where == "scalars":
         if len(slots) == 1:
@@ -67,13 +67,13 @@ def row_numbers(placed: Placed, engines: Sequence[Engine]) -> list[Number | None
 def row_histograms(
     placed: Placed, engines: Sequence[Engine], copy: Callable[[Histogram], HistogramCopy]
 ) -> list[HistogramCopy | None]:
-    """Likewise, of histograms in slots."""
+    """Return copies of the histograms of a row, engine by engine."""
     slots = placed.slots
     return [
         None if one is None else copy(one)
         for engine in engines
-        for kept in (engine.histograms,)
-        for one in [kept[slot] for slot in slots]
+        for histograms in (engine.histograms,)
+        for one in [histograms[slot] for slot in slots]
     ]
 
 
@@ -83,13 +83,13 @@ def snapshot_engines(
     engines: Sequence[Engine],
     copy: Callable[[Histogram], HistogramCopy],
 ) -> Iterator[EngineSnapshot[HistogramCopy]]:
-    """What each of ``engines`` has of ``family`` at the moment of the call.
+    """Copy the values that ``engines`` have of ``family`` now; yield them engine by engine.
 
     Args:
         family: The family.
-        placed: Where the engines' dialect has it; None where they described it themselves.
-        engines: Those that ``view.showing`` has of a dialect, or had.
-        copy: Makes a copy of what is to be shown of a histogram.
+        placed: The slot assignment of the engines' dialect; None for a self-described family.
+        engines: Engines of that dialect that have the family.
+        copy: Copies what the page format needs of a histogram.
     """
     label_versions = [engine.looks for engine in engines]
     if placed is not None and (placed.where in NUMERIC or placed.where == "histogram"):
@@ -152,7 +152,7 @@ def _info_snapshots(
     label_versions: Sequence[int],
     info_name: Sequence[Mapping[str, str] | None],
 ) -> Iterator[EngineSnapshot[HistogramCopy]]:
-    """What is said is in the labels; the next Hello brings others."""
+    """Yield info metrics: their values are in the labels, which the next Hello replaces."""
     for engine, label_version, labels in zip(engines, label_versions, info_name, strict=True):
         if labels is None:
             yield engine, label_version, (), []
@@ -161,14 +161,14 @@ def _info_snapshots(
 
 
 def _scaled(children: Children[HistogramCopy], per: int) -> Children[HistogramCopy]:
-    """As it is shown; of what is kept in another unit there are plain numbers only."""
+    """Convert stored numbers to the exposed unit; only plain numbers are stored in another unit."""
     return [(k, value / per) for k, value in children if isinstance(value, int | float)]
 
 
 def _open_family(engine: Engine, family: Family) -> OpenFamily | None:
-    """What ``engine`` has of a family that it described itself."""
+    """Return the family that ``engine`` described itself, if it has the form of ``family``."""
     found = engine.open.get(family.name)
-    # Two engines may describe one name differently; the first one's form stands.
+    # Two engines may describe one name differently; the page shows the first form.
     if found is None or (found.kind, found.labels) != (family.kind, family.labels):
         return None
     return found
@@ -180,7 +180,7 @@ def _open_snapshots(
     found: Sequence[OpenFamily | None],
     copy: Callable[[Histogram], HistogramCopy],
 ) -> Iterator[EngineSnapshot[HistogramCopy]]:
-    """What Samples items brought, whose sender may have labels beside the row's."""
+    """Yield families that Samples items feed; their senders may have labels besides the row's."""
     kept: list[tuple[Key, Mapping[Key, Number | HistogramCopy]]] = []
     for one in found:
         if one is None:
@@ -189,7 +189,7 @@ def _open_snapshots(
             children = one.children.items()
             kept.append((one.labels, {k: copy(v) for k, v in children if isinstance(v, Histogram)}))
         else:
-            # All of them are numbers: what a family is fed with is of its kind.
+            # All are numbers: a family accepts only samples of its kind.
             kept.append((one.labels, cast("dict[Key, Number]", one.children.copy())))
     return (
         (engine, label_version, names, [*values.items()])
@@ -202,7 +202,7 @@ def _open_snapshots(
 def snapshot_family(
     registry: Registry, family: Family, copy: Callable[[Histogram], HistogramCopy]
 ) -> Iterator[EngineSnapshot[HistogramCopy]]:
-    """What all engines show of ``family`` at the moment of the call."""
+    """Copy the values that all engines have of ``family`` now."""
     found: list[Iterator[EngineSnapshot[HistogramCopy]]] = []
     if not family.assignments:
         all_engines = present_engines(registry, "", live=family.kind == "gauge")
@@ -220,7 +220,7 @@ def aggregate_snapshot(
     found: Iterable[EngineSnapshot[HistogramCopy]],
     aggregate: Aggregator[HistogramCopy],
 ) -> Iterator[tuple[Labels, Number | HistogramCopy] | None]:
-    """What all engines have of ``family``, one a label set; None where a turn may be due."""
+    """Yield one series per label set; None asks the caller to yield to the event loop."""
     groups: dict[Labels, list[Number | HistogramCopy]] = {}
     spent = 0
     for engine, _, names, children in found:

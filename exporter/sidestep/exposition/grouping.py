@@ -1,4 +1,7 @@
-"""Engines that only dropped labels tell apart, and those gone whose counts are still in sums."""
+"""Groups of engines whose labels become equal once dropped labels are removed.
+
+Groups of counters include retired engines, whose totals stay in the sum.
+"""
 
 from __future__ import annotations
 
@@ -16,27 +19,26 @@ from sidestep.metrics.engine import ORIGIN, Engine, Key
 from sidestep.metrics.registry import Registry
 
 Labels = tuple[tuple[str, str], ...]
-"""Sorted by name."""
+"""Label pairs, sorted by name."""
 
 MAX_LABEL_SETS = 20_000
-"""Label sets of engines that are kept."""
+"""Label sets of engines that the cache holds."""
 
 PER_SLICE = 100
-"""Engines that are looked at for the first time between two turns of the loop: some 5 us each."""
+"""New engines to read before yielding to the event loop: some 5 us each."""
 MAX_GROUPINGS = 16
-"""Lists of engines whose groups are kept, of which few differ: all, those alive, those with LoRA."""
+"""Groupings that the cache holds per query; few differ: all engines, live ones, those with LoRA."""
 
 Replica = tuple[Labels, tuple[int, ...]]
-"""What the ranks of one replica have in common, and which of them it is."""
+"""Labels that the ranks of one replica share, and the rank."""
 
 
 class Group:
-    """Engines whose series are told apart by dropped labels alone.
+    """Engines with equal labels.
 
     Attributes:
-        members: Those that are shown, and before them, of a family that counts, those that
-            are not any more.
-        speakers: Of them, one rank a replica.
+        members: Retired engines, if the family is cumulative, then exposed ones.
+        representatives: One rank of each replica.
     """
 
     def __init__(
@@ -48,7 +50,7 @@ class Group:
 
     @functools.cached_property
     def representatives(self) -> list[Engine]:
-        """See above; the other ranks tell the same of the same requests."""
+        """Return one rank of each replica: all ranks report the same requests."""
         if len(self.members) == 1:
             return self.members
         found: dict[Labels, list[tuple[tuple[int, ...], Engine]]] = {}
@@ -63,16 +65,16 @@ class Group:
 
 
 Contributors = tuple[Labels, Sequence[Engine]]
-"""Those of a group who have a say, and what labels they have in common."""
+"""Common labels of a group, and the engines whose values count."""
 
 
 class Grouping:
-    """All engines that show a family, by what labels they have.
+    """All engines that have a family, in groups.
 
     Attributes:
-        looks: How those look that are shown.
-        gone: Likewise, of others that may be together with them.
-        groups: Those that only dropped labels tell apart.
+        label_versions: Label versions of the exposed engines.
+        retired: Label versions of the retired engines.
+        groups: Engines by common labels.
     """
 
     def __init__(
@@ -83,7 +85,7 @@ class Grouping:
         self.groups = groups
 
     def contributors(self, row: Row) -> list[Contributors]:
-        """Those who have a say in ``row``, by group."""
+        """Return the engines whose values of ``row`` count, by group."""
         told = self._representatives if row.mirrored else self._members
         if told and row.name in told[0][1][0].layout.gated:
             return [
@@ -101,7 +103,13 @@ class Grouping:
 
 
 class GroupQuery(NamedTuple):
-    """Engines that show a family, the labels that it has not, and whether it counts."""
+    """Engines to group.
+
+    Attributes:
+        shown: Engines that have the family.
+        hidden: Engine labels that the family does not have.
+        counts: Whether values are cumulative, so that retired engines count.
+    """
 
     shown: Sequence[Engine]
     hidden: Key
@@ -109,7 +117,7 @@ class GroupQuery(NamedTuple):
 
 
 class GroupCache:
-    """Who is together with whom, kept from page to page while engines look the same."""
+    """Groupings of engines, cached from page to page until labels change."""
 
     def __init__(self, registry: Registry, series_filter: SeriesFilter) -> None:
         self._registry = registry
@@ -118,15 +126,15 @@ class GroupCache:
         self._common: dict[tuple[int, Key], Labels] = {}
         self._replicas: dict[int, Replica] = {}
         self._known: dict[tuple[Key, bool], list[Grouping]] = {}
-        """By the labels that a family has not, and whether it counts; the last used one first."""
+        """Groupings by hidden labels and whether values are cumulative; the last used one first."""
         self._version = -1
         self._retired: dict[Layout, list[Engine]] = {}
         self._asked: dict[tuple[int, Key, bool], tuple[GroupQuery, Grouping]] = {}
-        """Of this version of the registry, by the list, which is kept: no other gets its address."""
+        """Groupings at this registry version, by address of a list that the entry holds."""
         self._looks: Sequence[int] = ()
 
     def refresh(self) -> None:
-        """A page begins: forget what was of engines that have gone for good."""
+        """Start a page: drop what belongs to engines that are gone."""
         self._selections.refresh()
         self._version = -1
         self._asked = {}
@@ -146,15 +154,15 @@ class GroupCache:
                 texts.clear()
 
     def engines_of_row(self, dialect: str, placed: Placed) -> list[Engine]:
-        """The engines that have samples of a dialect's row."""
+        """Return the engines that have samples of a dialect's row."""
         return engines_with_samples(self._selections.of_row(dialect, placed).engines, placed)
 
     def all_engines(self, *, live: bool) -> Sequence[Engine]:
-        """The engines of all dialects."""
+        """Return the engines of all dialects."""
         return self._selections.of_all(live=live).engines
 
     def prepare(self, question: GroupQuery, *, mirrored: bool) -> Iterator[None]:
-        """Look at engines that ``of`` would see for the first time; a turn is due at each step."""
+        """Read the labels of engines that ``group`` would read for the first time, in slices."""
         spent = 0
         for engine in (*self._retired_beside(question), *question.shown):
             if (engine.looks, question.hidden) not in self._common:
@@ -168,7 +176,7 @@ class GroupCache:
                 spent = 0
 
     def cached(self, question: GroupQuery) -> Grouping | None:
-        """Who is together, if that was asked before."""
+        """Return the grouping for ``question`` if the cache has it."""
         shown, hidden, counts = question
         retired = self._retired_beside(question)
         asked = self._asked.get((id(shown), hidden, counts))
@@ -178,7 +186,7 @@ class GroupCache:
         left = [engine.looks for engine in retired]
         kept = self._known.get((hidden, counts), [])
         for place, known in enumerate(kept):
-            # No two engines look the same, and none goes back to what it looked like.
+            # Label versions are unique: no two engines share one, and none is used again.
             if known.label_versions == label_versions and known.retired == left:
                 kept.insert(0, kept.pop(place))
                 self._asked[id(shown), hidden, counts] = question, known
@@ -186,7 +194,7 @@ class GroupCache:
         return None
 
     def group(self, question: GroupQuery) -> Grouping:
-        """Who is together of those that are shown."""
+        """Return the grouping for ``question``."""
         known = self.cached(question)
         if known is None:
             shown, hidden, counts = question
@@ -214,7 +222,7 @@ class GroupCache:
         return Grouping([e.looks for e in shown], [e.looks for e in retired], groups)
 
     def _retired_beside(self, question: GroupQuery) -> Sequence[Engine]:
-        """Engines that are not shown any more, whose counts are in sums nevertheless."""
+        """Return engines that are no longer exposed but whose totals stay in the sums."""
         registry = self._registry
         if self._version != registry.version:
             self._version = registry.version
@@ -229,7 +237,7 @@ class GroupCache:
         return [engine for layout in layouts for engine in self._retired.get(layout, ())]
 
     def _common_labels(self, engine: Engine, hidden: Key) -> Labels:
-        """Labels that ``engine`` has in common with others on this page."""
+        """Return the labels of ``engine`` that remain on this page."""
         known = self._common.get((engine.looks, hidden))
         if known is None:
             pairs = engine.labels.items()
@@ -238,7 +246,7 @@ class GroupCache:
         return known
 
     def _replica(self, engine: Engine) -> Replica:
-        """Which replica ``engine`` belongs to."""
+        """Return the replica of ``engine``, and its rank."""
         known = self._replicas.get(engine.looks)
         if known is None:
             pairs = engine.labels.items()
@@ -252,7 +260,7 @@ class GroupCache:
 
 @functools.cache
 def missing_engine_labels(shown: Key) -> Key:
-    """Of the labels that nearly all families have, those that one of ``shown`` labels has not."""
+    """Return the engine labels that a family with ``shown`` labels does not have."""
     return tuple(name for name in ENGINE_LABELS if name not in shown)
 
 

@@ -1,4 +1,4 @@
-"""The page as JSON: for programs that would otherwise parse text."""
+"""The metrics page as JSON, for programs that would otherwise parse text."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from sidestep.metrics.histogram import State
 from sidestep.metrics.registry import Registry
 
 PER_SLICE = 32
-"""Samples that are encoded between two turns of the loop: some 10 us each."""
+"""Samples to encode before yielding to the event loop: some 10 us each."""
 
 Sample = dict[str, Any]
 
 
 def pieces(registry: Registry, names: Collection[str] = ()) -> Iterator[bytes]:
-    """The page, piece by piece; each family is of one moment, that when it begins."""
+    """Yield the page in pieces; each family is of the moment of its first piece."""
     separator = b"["
     for head, samples in _families(registry, names):
-        # To copy the state of a thousand engines takes most of a slice.
+        # Copying the state of a thousand engines takes most of a slice.
         yield b""
         begun = False
         waiting: list[bytes] = []

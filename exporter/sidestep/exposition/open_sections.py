@@ -1,4 +1,4 @@
-"""Parts of families as text whose children come and go, or that several engines have in common."""
+"""Parts of families as text whose series come and go, or that several engines share."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from sidestep.metrics.engine import Engine, Key, Number
 from sidestep.metrics.histogram import State
 
 ENGINES_PER_BLOCK = 32
-"""In a block."""
+"""Engines in a block."""
 PER_SLICE = 50
-"""Children that are written between two turns of the loop: a few microseconds each."""
+"""Series to write before yielding to the event loop: a few microseconds each."""
 
 
 class _BlockUpdate(NamedTuple):
-    """A block of engines as it was, by what their states of now are told, and which have changed."""
+    """A cached block of engines, their present versions, and the indexes of the changed ones."""
 
     start: int
     before: Block | None
@@ -39,11 +39,11 @@ class _BlockUpdate(NamedTuple):
 
 
 class OpenSection:
-    """Whatever is not in slots: an engine's part is kept until something of the engine changes.
+    """A family that is not in slots; an engine's text is cached until the engine changes.
 
     Args:
-        dialect: Empty of families that described themselves: engines of all may have them.
-        placed: None likewise.
+        dialect: The engines' dialect; empty for a self-described family, which any engine may have.
+        placed: The slot assignment; None for a self-described family.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class OpenSection:
         self._label_versions: Sequence[int] = ()
         self._blocks: dict[int, Block] = {}
         self._pairs: dict[int, dict[Key, bytes]] = {}
-        """By how the engine looks."""
+        """Label text by label version of the engine."""
 
     def begin(self, selections: Selections) -> Iterator[bytes]:
         """See ``Section``."""
@@ -72,14 +72,14 @@ class OpenSection:
             places = changed_entries(before, some)
             stale += [engines[start + place] for place in places]
             jobs.append(_BlockUpdate(start, before, some, places))
-        return self._texts(jobs, self.snapshot_engines(stale), self._blocks)
+        return self._texts(jobs, self.snapshot(stale), self._blocks)
 
-    def snapshot_engines(self, engines: Sequence[Engine]) -> Iterator[EngineSnapshot[State]]:
-        """What ``engines`` have of the family now."""
+    def snapshot(self, engines: Sequence[Engine]) -> Iterator[EngineSnapshot[State]]:
+        """Copy the values that ``engines`` have of the family."""
         return snapshot_engines(self._family, self._placed, engines, histogram_state)
 
     def engines(self, selections: Selections) -> Sequence[Engine]:
-        """Those that have the family now; what was kept of others, or as they looked, goes."""
+        """Return the engines that have the family; drop cached text of other label versions."""
         family = self._family
         if self._placed is None:
             found = selections.of_all(live=family.kind == "gauge").engines
@@ -96,7 +96,7 @@ class OpenSection:
         return found
 
     def versions(self, engines: Sequence[Engine]) -> Sequence[object]:
-        """What the states are told by that ``engines`` have the family in."""
+        """Return values that change whenever an engine's part of the family may have changed."""
         placed = self._placed
         source = None if placed is None else placed.row.source
         if placed is not None and isinstance(source, Reading):
@@ -105,10 +105,10 @@ class OpenSection:
             return [engine.looks for engine in engines]
         return [engine.version for engine in engines]
 
-    def cached(self, copy: EngineSnapshot[State]) -> Iterator[tuple[bytes, Number | State]]:
-        """Its children, by the text of their labels, which are kept as long as a child is there."""
-        engine, label_versions, names, children = copy
-        before, known = self._pairs.get(label_versions, {}), {}
+    def children(self, copy: EngineSnapshot[State]) -> Iterator[tuple[bytes, Number | State]]:
+        """Yield the values by their label text, which is cached while the series exists."""
+        engine, label_version, names, children = copy
+        before, known = self._pairs.get(label_version, {}), {}
         for key, value in children:
             if not key:
                 # Other families have the same labels.
@@ -120,9 +120,9 @@ class OpenSection:
             known[key] = pairs
             yield pairs, value
         if known:
-            self._pairs[label_versions] = known
+            self._pairs[label_version] = known
         else:
-            self._pairs.pop(label_versions, None)
+            self._pairs.pop(label_version, None)
 
     def _line(self, pairs: bytes, value: Number | State) -> bytes:
         if isinstance(value, tuple):
@@ -142,7 +142,7 @@ class OpenSection:
                 texts: dict[int, bytes] = {}
                 for place, copy in zip(places, snapshots, strict=False):
                     lines: list[bytes] = []
-                    for pairs, value in self.cached(copy):
+                    for pairs, value in self.children(copy):
                         lines.append(self._line(pairs, value))
                         spent += 1
                         if spent >= PER_SLICE:
@@ -154,57 +154,57 @@ class OpenSection:
 
 
 _Children = Sequence[tuple[bytes, Number | State]]
-"""What one engine has of a shared family, by the text of its labels."""
+"""One engine's part of a shared family, by label text."""
 _ChildrenSteps = Iterator[_Children | None]
-"""Of one engine after the other; None where a turn is due."""
+"""One engine after the other; None asks to yield to the event loop."""
 
 
 class _CachedChildren(NamedTuple):
-    """What one engine has, and what its state is told by."""
+    """One engine's part, and its version."""
 
     version: object
     children: _Children
 
 
 class _DialectPart:
-    """One dialect's part of a shared family: what its engines have is kept until it changes."""
+    """One dialect's part of a shared family, cached until an engine changes."""
 
     def __init__(self, section: OpenSection) -> None:
         self.section = section
         self.known: dict[int, _CachedChildren] = {}
-        """By how an engine looks."""
+        """By label version of the engine."""
 
     def begin(self, selections: Selections) -> tuple[Sequence[tuple[int, object]], _ChildrenSteps]:
-        """What the state of now is told by, and the parts that engines have in it."""
+        """Return the present versions, and an iterator of the engines' parts."""
         engines = self.section.engines(selections)
         label_versions = [engine.looks for engine in engines]
         versions = [*zip(label_versions, self.section.versions(engines), strict=True)]
         before = [self._unchanged(*version) for version in versions]
         stale = [engine for engine, cached in zip(engines, before, strict=True) if cached is None]
-        return versions, self._told(versions, before, self.section.snapshot_engines(stale))
+        return versions, self._children(versions, before, self.section.snapshot(stale))
 
     def _unchanged(self, label_version: int, version: object) -> _CachedChildren | None:
-        """What is kept of an engine, where that is what it has now."""
+        """Return an engine's cached part if it is current."""
         cached = self.known.get(label_version)
         return None if cached is None or cached.version != version else cached
 
-    def _told(
+    def _children(
         self,
         versions: Sequence[tuple[int, object]],
         before: Sequence[_CachedChildren | None],
         snapshots: Iterator[EngineSnapshot[State]],
     ) -> _ChildrenSteps:
-        """One engine after the other, at last all of them are kept.
+        """Yield one engine after the other, then cache them all.
 
-        Where there is nothing ``before`` the next of ``copies`` is the engine's. By how it looks
-        now nobody could tell: it may have said hello since they were made.
+        Without an entry in ``before``, the next of ``snapshots`` is the engine's. Its present label
+        version could not tell: a Hello may have changed it since the snapshot.
         """
         known: dict[int, _CachedChildren] = {}
         for (label_version, version), last in zip(versions, before, strict=True):
             cached = last
             if cached is None:
                 children: list[tuple[bytes, Number | State]] = []
-                for number, child in enumerate(self.section.cached(next(snapshots)), start=1):
+                for number, child in enumerate(self.section.children(next(snapshots)), start=1):
                     children.append(child)
                     if not number % PER_SLICE:
                         yield None
@@ -215,7 +215,7 @@ class _DialectPart:
 
 
 class SharedSection:
-    """A family in which engines can have the same labels: their series are combined."""
+    """A family in which engines can have equal labels: their series are aggregated."""
 
     def __init__(self, family: Family, labels: LabelTexts) -> None:
         self._family = family

@@ -28,19 +28,19 @@ Key = tuple[str, Format]
 
 
 class Durable(Protocol):
-    """What makes outlive the process what a page shows."""
+    """Snapshots of what pages expose."""
 
     async def settled(self) -> None:
-        """Return once a snapshot has all that was applied before this call."""
+        """Return once a snapshot holds all items applied before this call."""
 
 
 class Pages:
     """Renders pages, once for all concurrent requests of the same view and format.
 
     Args:
-        snapshots: Where given, a page is returned only once a snapshot holds what it shows,
-            so that no counter that Prometheus has seen decreases after a crash.
-        choice: Labels, families and buckets that pages leave out.
+        snapshots: If given, a page is returned only once a snapshot holds what it shows, so
+            that no counter that Prometheus has seen decreases after a crash.
+        series_filter: Labels, families and buckets to leave out.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Pages:
             "engine": AggregatedPage(registry, shown),
             "pod": AggregatedPage(registry, shown.for_pod),
         }
-        # The choice of labels and bounds applies to text formats only.
+        # The filter on labels and bounds applies to text formats only.
         self.has_protobuf = shown.keeps_labels_and_buckets and registry.native is not None
         self._texts: Mapping[str, TextPage | AggregatedPage] = {
             "engine": TextPage(registry)
@@ -77,15 +77,15 @@ class Pages:
     async def page(
         self, view: str, form: Format, names: frozenset[str] = frozenset(), *, packed: bool = False
     ) -> Sequence[bytes]:
-        """Return the parts of a page, or of its gzip where ``packed``.
+        """Return the parts of a page, or of its gzip if ``packed``.
 
-        The engines' families come first, then those passed on, then the exporter's own.
+        The engines' families come first, then passthrough families, then the exporter's own.
 
         Args:
             view: ``engine``, or ``pod``, which has no protobuf.
-            form: Its format.
-            names: Of samples whose families are wanted, a page that is not cached; none for all.
-            packed: Whether it is to be compressed.
+            form: The format.
+            names: Samples whose families to include, on a page that is not cached; empty for all.
+            packed: Whether to compress it.
         """
         if names:
             body = await self._render(view, form, names)
@@ -113,7 +113,7 @@ class Pages:
         """Render in slices, between which the event loop runs other work.
 
         Each family is of one moment. The snapshot that a page waits for is made after the last
-        slice, so it holds whatever the page shows.
+        slice, so it holds all that the page shows.
         """
         started = time.perf_counter()
         found = await collect_in_slices(self._pieces(view, form, names))

@@ -1,4 +1,4 @@
-"""Other exporters' families as text: after ours, in both formats."""
+"""Passthrough families as text and JSON; they follow the engines' families."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sidestep.exposition.text_format import header
 def pieces(
     registry: PassthroughRegistry, *, openmetrics: bool = False, names: Collection[str] = ()
 ) -> Iterator[list[bytes]]:
-    """The families, some thousand samples at a time; all are of the moment of the call."""
+    """Yield the families, some thousand samples at a time, all as of the call."""
     page_values = registry.page_values
     found = [(family, family.visible_parts) for family in registry.families(names)]
     for family, parts in found:
@@ -28,7 +28,7 @@ def pieces(
 
 def _header(family: PassthroughFamily, *, openmetrics: bool) -> str:
     kind: str = family.kind
-    # OpenMetrics has counters of one suffix only, and another word for what has no type.
+    # OpenMetrics requires the suffix _total of counters, and calls untyped "unknown".
     if openmetrics and (kind == "untyped" or not _has_openmetrics_counter_name(family)):
         kind = "unknown"
     return header(family.name, kind, family.help, openmetrics=openmetrics)
@@ -41,7 +41,7 @@ def _has_openmetrics_counter_name(family: PassthroughFamily) -> bool:
 def json_families(
     registry: PassthroughRegistry, names: Collection[str] = ()
 ) -> Iterator[tuple[dict[str, Any], Iterator[dict[str, Any] | None]]]:
-    """The families as values: what each is, and its samples; None where a turn is due."""
+    """Yield each family's description and its samples; None asks to yield to the event loop."""
     page_values = registry.page_values
     for family in registry.families(names):
         samples = _samples(family.visible_parts, page_values)
@@ -51,7 +51,7 @@ def json_families(
 
 
 Sample = tuple[Series, float, float | None]
-"""A sample: its value, and the time that the page has for it, in seconds."""
+"""A series, its value, and its timestamp on the page in seconds."""
 
 
 def _samples(parts: list[Part], page_values: PageValues) -> Iterator[Sample]:
@@ -71,7 +71,7 @@ def _plain_samples(samples: Iterator[Sample]) -> Iterator[dict[str, Any]]:
 def _grouped_samples(
     family: PassthroughFamily, samples: Iterator[Sample]
 ) -> Iterator[dict[str, Any] | None]:
-    """One a group; bounds and quantiles with their values, as an engine's histogram has them."""
+    """Yield one sample per histogram or summary, in the form of an engine's histogram."""
     label, key = ("le", "buckets") if family.kind == "histogram" else ("quantile", "quantiles")
     groups: dict[Labels, dict[str, Any]] = {}
     for series, value, _ in samples:

@@ -1,7 +1,7 @@
 """The engines' families in Prometheus' protobuf format, with native histograms.
 
-A histogram's bytes are kept until it changes. Exemplars are not told: nothing that engines send
-says which request an observation is of.
+The bytes of a histogram are cached until it changes. There are no exemplars: engines do not report
+which request an observation belongs to.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from sidestep.metrics.native_histogram import NativeHistogram
 from sidestep.metrics.registry import Registry
 
 PER_SLICE = 300
-"""Children that are encoded between two turns of the loop: two microseconds each."""
+"""Series to encode before yielding to the event loop: two microseconds each."""
 CHANGED_COST = 40
-"""What a histogram that has changed costs of them."""
+"""Cost of a changed histogram, in series."""
 NEW_LABELS_COST = 5
-"""What one costs whose labels are not known."""
+"""Cost of a series whose labels are not cached, in series."""
 
 Pair = tuple[str, str]
 
 
 Unencoded = tuple[Histogram, Histogram]
-"""A histogram that is to be encoded: as an engine keeps it, and as it was when it was copied."""
+"""A histogram to encode: the engine's own, and its copy of that moment."""
 HistogramSnapshot = bytes | Unencoded
-"""What is told of a histogram: its bytes, or what they are to be made of."""
+"""Encoded bytes, or a histogram to encode."""
 
 
 def snapshot_histogram(histogram: Histogram) -> HistogramSnapshot:
-    """What a page of now shows of it."""
+    """Return the present state of a histogram."""
     if not isinstance(histogram, NativeHistogram):
         return histogram, histogram.copy()
     if isinstance(histogram.encoded, bytes):
@@ -44,22 +44,22 @@ def snapshot_histogram(histogram: Histogram) -> HistogramSnapshot:
 
 
 def pieces(registry: Registry, names: Collection[str] = ()) -> Iterator[list[bytes]]:
-    """The page; the registry may change between two of them, yet a family is of one moment.
+    """Yield the page; the registry may change between pieces, yet each family is of one moment.
 
-    A piece is a family, or nothing where the next one takes a while.
+    A piece is a family, or empty if the next one takes a while.
     """
     for family in list(families(registry, names)):
         if is_shared(family):
             yield from _aggregated(registry, family)
         else:
             found = snapshot_family(registry, family, snapshot_histogram)
-            # To copy the state of a thousand engines takes most of a slice.
+            # Copying the state of a thousand engines takes most of a slice.
             yield []
             yield from _Family(registry, family).pieces(found)
 
 
 def _aggregated(registry: Registry, family: Family) -> Iterator[list[bytes]]:
-    """A family of which several engines have a series."""
+    """Yield a family in which several engines share a series."""
     made = _Family(registry, family)
     created = min([engine.created for engine in registry.engines.values()], default=0.0)
     found = snapshot_family(registry, family, lambda histogram: histogram.copy())
@@ -78,7 +78,7 @@ def _aggregated(registry: Registry, family: Family) -> Iterator[list[bytes]]:
 
 
 class _Family:
-    """The children of one family."""
+    """The encoded series of one family."""
 
     def __init__(self, registry: Registry, family: Family) -> None:
         self._family = family
@@ -87,7 +87,7 @@ class _Family:
         self._metrics: list[bytes] = []
 
     def pieces(self, found: Iterable[EngineSnapshot[HistogramSnapshot]]) -> Iterator[list[bytes]]:
-        """The family, after as many empty pieces as it takes turns."""
+        """Yield the family, after empty pieces at which to yield to the event loop."""
         spent = 0
         for engine, _, names, children in found:
             for key, value in children:
@@ -105,14 +105,14 @@ class _Family:
         yield self.finish()
 
     def finish(self) -> list[bytes]:
-        """The family, where it has children."""
+        """Return the encoded family; empty without series."""
         family = self._family
         if not self._metrics:
             return []
         return proto_format.family(family.name, self._kind, family.help, self._metrics)
 
     def add(self, own: bytes, value: Number | HistogramSnapshot, created: float) -> None:
-        """One child, by its labels."""
+        """Add one series by its encoded labels."""
         if isinstance(value, bytes):
             encoded = value
         elif isinstance(value, tuple):
@@ -126,15 +126,15 @@ class _Family:
         family = self._family
         found = proto_format.labels(sorted(series_labels(engine, family, names, key).items()))
         placed = family.assignments.get(engine.layout.dialect)
-        # Others come and go: adapters and the like.
+        # Other label values, such as adapters, come and go.
         if placed is not None and placed.where in ("scalars", "histogram"):
             engine.marks[family.name, key] = found
         return found
 
     def _encoded(self, kept: Histogram, state: Histogram, created: float) -> bytes:
-        """The bytes of ``state``, which are kept where it is that of ``kept``."""
+        """Encode ``state``, and cache the bytes in ``kept`` if it has not changed since."""
         if isinstance(state, NativeHistogram) and isinstance(state.encoded, bytes):
-            # Another page had it, too, and what was lent may have changed since.
+            # Another page encoded it, and the engine's histogram may have changed since.
             return state.encoded
         found = self._histogram(state, created)
         if isinstance(state, NativeHistogram) and isinstance(kept, NativeHistogram):
@@ -148,7 +148,7 @@ class _Family:
         if isinstance(state, NativeHistogram):
             bounds = (*state.bounds, math.inf) if self._both else ()
             return proto_format.histogram(state.sum, bounds, counts, state)
-        # One without native buckets: a summary, or several of other bounds.
+        # No native buckets: a summary, or an aggregate of different bounds.
         if self._kind == "summary":
             return proto_format.summary(counts[-1], state.sum, (), created)
         return proto_format.histogram(state.sum, (*state.bounds, math.inf), counts)

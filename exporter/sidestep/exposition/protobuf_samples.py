@@ -1,4 +1,4 @@
-"""Families that are told as samples, in Prometheus' protobuf format: passed and the exporter's own."""
+"""Families made of samples, in Prometheus' protobuf format: passthrough and the exporter's own."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from sidestep.exposition.passthrough.parser import unescape_labels
 from sidestep.exposition.passthrough.registry import PassthroughRegistry
 
 GROUPED = frozenset({"histogram", "summary"})
-"""Kinds of which several samples are one child."""
+"""Kinds of which several samples are one series."""
 PER_SLICE = 500
-"""Samples that are encoded between two turns of the loop."""
+"""Samples to encode before yielding to the event loop."""
 KINDS = {
     **{kind: kind for kind in ("counter", "gauge", "histogram", "summary")},
     "gaugehistogram": "histogram",
     "info": "gauge",
     "stateset": "gauge",
 }
-"""What prometheus_client has, as what this format has; the rest has no type."""
+"""Kinds of this format by those of prometheus_client; any other is untyped."""
 
 _GAUGE_HISTOGRAM_SUFFIXES = ("_gcount", "_gsum")
 
@@ -32,7 +32,7 @@ Pairs = tuple[tuple[str, str], ...]
 
 
 class Sample(NamedTuple):
-    """A sample: the end of its name, and where it has one its time in milliseconds."""
+    """A sample: the suffix of its name, labels, value, and its timestamp in milliseconds."""
 
     suffix: str
     labels: Pairs
@@ -43,7 +43,7 @@ class Sample(NamedTuple):
 def passthrough_pieces(
     registry: PassthroughRegistry, names: Collection[str] = ()
 ) -> Iterator[list[bytes]]:
-    """Other exporters' families; all are of the moment of the call."""
+    """Yield other exporters' families, all as of the call."""
     page_values = registry.page_values
     found = [(family, family.visible_parts) for family in registry.families(names)]
     for family, parts in found:
@@ -59,7 +59,7 @@ def passthrough_pieces(
 
 
 def generate(registry: Collector) -> bytes:
-    """What collectors of prometheus_client tell; as its own ``generate_latest``."""
+    """Encode the collectors of prometheus_client, as its own ``generate_latest`` does in text."""
     pieces = (piece for found in registry.collect() for piece in _own(found))
     return b"".join(part for piece in pieces for part in piece)
 
@@ -76,10 +76,10 @@ def _own(found: Metric) -> Iterator[list[bytes]]:
         if kind == "counter":
             name += "_total"
         elif kind not in GROUPED:
-            # A family without a type may have samples of several names.
+            # An untyped family may have samples of several names.
             name = sample.name
         elif suffix in _GAUGE_HISTOGRAM_SUFFIXES:
-            # As in text: Prometheus takes a histogram of this type for none at all.
+            # As in text: Prometheus does not read gauge histograms.
             families.setdefault((sample.name, "gauge"), []).append(read)
         families.setdefault((name, kind), []).append(read)
     for (name, shown), samples in families.items():
@@ -139,5 +139,5 @@ def _histogram(ends: dict[str, float], bounded: list[tuple[float, float]], total
 
 
 def _whole(value: float) -> int:
-    """A count, which text may have as anything."""
+    """Convert a count, which can be any float in text."""
     return min(int(value), proto_format.MAX_COUNT) if 0.0 < value < math.inf else 0

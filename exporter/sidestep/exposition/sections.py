@@ -1,8 +1,7 @@
-"""A dialect's part of a family as text: what engines keep in slots, and whatever else they have.
+"""One dialect's part of a family as text, for values in slots.
 
-A section first copies what it is to show, for all engines at once; then it writes, a block of them
-at a time, and the loop may have its turn between two blocks. What has not changed since it was
-written last is not written again.
+A section first copies the values of all engines; then it writes them block by block, and the caller
+may yield to the event loop between two blocks. Unchanged blocks are not written again.
 """
 
 from __future__ import annotations
@@ -24,22 +23,22 @@ from sidestep.metrics.engine import Engine, Key, Number
 from sidestep.metrics.histogram import State
 
 HISTOGRAMS_PER_BLOCK = 64
-"""In a block: 5 us each to write."""
+"""Histograms in a block: 5 us each to write."""
 SCALARS_PER_BLOCK = 100
-"""In a block: 0.1 us each, but 5 us as soon as engines come or go."""
+"""Numbers in a block: 0.1 us each to write, but 5 us after engines come or go."""
 MAX_TEMPLATES = 64
-"""Bounds that a family can have at once: engines can bring any."""
+"""Sets of bounds that a family can have at once; engines can send any bounds."""
 
 
 class Section(Protocol):
-    """A part of a family that keeps its texts."""
+    """Part of a family that caches its text."""
 
     def begin(self, selections: Selections) -> Iterator[bytes]:
-        """Copy what there is now; the texts are made as they are taken, nothing where a turn is due."""
+        """Copy the present values; yield their text, empty ones to pause for the event loop."""
 
 
 class HistogramTemplates:
-    """The frames of one family, by bounds."""
+    """Histogram templates of one family, by bounds."""
 
     def __init__(self, name: str, kind: Kind) -> None:
         self._name = name
@@ -49,14 +48,14 @@ class HistogramTemplates:
         self._text = b""
 
     def fill(self, pairs: bytes, state: State) -> bytes:
-        """The lines of one histogram."""
+        """Return the lines of one histogram."""
         bounds, counts, total = state
         if bounds is not self._last or not pairs:
             self._text = self._of(bounds, labelled=bool(pairs))
             self._last = bounds if pairs else None
         counts = [*accumulate(counts)]
-        # A summary shows no bucket. A histogram without bounds shows one: several engines' that
-        # have no bound in common.
+        # A summary has no buckets. A histogram without bounds has one: the aggregate of engines
+        # without a common bound.
         shown = () if self._kind == "summary" else counts
         return (self._text % (*shown, counts[-1], total)).replace(LABELS_PLACEHOLDER, pairs)
 
@@ -71,7 +70,7 @@ class HistogramTemplates:
 
 
 class SlotSection:
-    """What sections of slots have in common: blocks of engines, of which the labels are kept."""
+    """Base of sections with values in slots: engines in blocks, with cached labels."""
 
     def __init__(self, family: Family, dialect: str, placed: Placed, labels: LabelTexts) -> None:
         self.family = family
@@ -84,23 +83,23 @@ class SlotSection:
         self._label_versions: Sequence[int] = ()
 
     def same(self, label_versions: Sequence[int]) -> bool:
-        """Whether engines look as they did the last time."""
+        """Return whether the label versions are those of the last call."""
         if label_versions == self._label_versions:
             return True
         self._label_versions = label_versions
         return False
 
     def pairs(self, engine: Engine, key: Key) -> bytes:
-        """The text of a child's labels."""
+        """Return the label text of a series."""
         names = self.placed.row.own_labels
         return self._labels.text(engine, self.family, self._form, names, key)
 
 
 class _ScalarBlock:
-    """Values of some engines, written by one template.
+    """Numbers of some engines, written by one template.
 
     Attributes:
-        missing: Places of the slots without a value.
+        missing: Indexes of the slots without a value.
     """
 
     __slots__ = ("missing", "template", "text", "values")
@@ -112,7 +111,7 @@ class _ScalarBlock:
 
 
 class ScalarSection(SlotSection):
-    """Plain numbers, kept or computed for a page: the static text of a block has a place for each."""
+    """Numbers, stored or computed: a block is a template with a placeholder for each value."""
 
     def __init__(self, family: Family, dialect: str, placed: Placed, labels: LabelTexts) -> None:
         super().__init__(family, dialect, placed, labels)
@@ -136,7 +135,7 @@ class ScalarSection(SlotSection):
         for start in range(0, len(engines), size):
             block = blocks.setdefault(start, _ScalarBlock())
             some = values[start * width : (start + size) * width]
-            # What is the same object has the same text; 1 and 1.0 are equal and have not.
+            # The same object has the same text; 1 and 1.0 are equal but have different text.
             if block.values is None or not all(map(is_, some, block.values)):
                 self._write(block, engines[start : start + size], some)
             yield block.text
@@ -152,7 +151,7 @@ class ScalarSection(SlotSection):
         shown = [value for value in values if value is not None] if missing else values
         if per != 1:
             shown = [value / per for value in shown if value is not None]
-        # The text first: values without theirs would pass for written.
+        # The text first: on an error, new values with the old text would count as written.
         block.text = block.template % (*shown,)
         block.values = values
 
@@ -164,12 +163,12 @@ class ScalarSection(SlotSection):
             for place, value in zip(places, values, strict=True)
             if value is not None
         ]
-        # %a is what repr has.
+        # %a formats as repr does.
         return "".join([line.replace("%", "%%") + "%a\n" for line in lines]).encode()
 
 
 class _BlockUpdate(NamedTuple):
-    """A block of histograms as it was, what they are now, and copies of those that have changed."""
+    """A cached block of histograms, their present versions, and copies of the changed ones."""
 
     start: int
     before: Block | None
@@ -178,7 +177,7 @@ class _BlockUpdate(NamedTuple):
 
 
 class HistogramSection(SlotSection):
-    """Histograms in slots, each told from its earlier states by its mark."""
+    """Histograms in slots; a version object distinguishes the states of each."""
 
     def __init__(self, family: Family, dialect: str, placed: Placed, labels: LabelTexts) -> None:
         super().__init__(family, dialect, placed, labels)
@@ -193,13 +192,11 @@ class HistogramSection(SlotSection):
         if not self.same(label_versions):
             self._blocks, self._pairs = {}, {}
         jobs: list[_BlockUpdate] = []
-        # One for all of this moment: whatever changes later has none, and gets another.
+        # One object for all states of this moment: a change removes it.
         mark = object()
         for start in range(0, len(engines), self._size):
             some = engines[start : start + self._size]
-            found = [
-                cached[slot] for e in some for cached in (e.histograms,) for slot in self.slots
-            ]
+            found = [slots[slot] for e in some for slots in (e.histograms,) for slot in self.slots]
             versions = [None if one is None else one.mark or one.marked(mark) for one in found]
             before = self._blocks.get(start)
             states = {

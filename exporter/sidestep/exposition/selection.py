@@ -1,4 +1,4 @@
-"""Which engines a page shows in a family, and the text of their labels."""
+"""Selection of the engines that a page exposes in a family, and the text of their labels."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from sidestep.metrics.engine import Engine, Key
 from sidestep.metrics.registry import Registry
 
 LabelForm = tuple[object, ...]
-"""Of label sets: what decides which of an engine's labels are in one, but for own values."""
+"""Rows with an equal form put the same engine labels into their series."""
 
 
 class Selection(NamedTuple):
-    """Engines, and how they look: where ``looks`` are the same, so are all their labels."""
+    """Engines and their label versions; equal versions mean that all labels are equal."""
 
     engines: list[Engine]
     label_versions: list[int]
 
 
 class Selections:
-    """The engines of a registry that are shown now, each question asked once a moment."""
+    """Engines by the requirements of a row, cached for one version of the registry."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
@@ -32,15 +32,15 @@ class Selections:
         self._found: dict[tuple[str, bool, str], Selection] = {}
 
     def refresh(self) -> None:
-        """Ask anew: a page begins."""
+        """Start a page: select again."""
         self._version = -1
 
     def of_row(self, dialect: str, placed: Placed) -> Selection:
-        """Those that may have samples of a dialect's row."""
+        """Return the engines that may have samples of a dialect's row."""
         return self._get(dialect, *row_requirements(self._registry, dialect, placed))
 
     def of_all(self, *, live: bool) -> Selection:
-        """Those of all dialects."""
+        """Return the engines of all dialects."""
         return self._get("", live, "")
 
     def _get(self, dialect: str, live: bool, feature: str) -> Selection:
@@ -55,18 +55,18 @@ class Selections:
 
 
 def selection(engines: list[Engine]) -> Selection:
-    """These engines, as they look now."""
+    """Return ``engines`` with their present label versions."""
     return Selection(engines, [engine.looks for engine in engines])
 
 
 class LabelTexts:
-    """The text of engines' label sets, kept while an engine looks the same."""
+    """Text of label sets, cached until an engine's label version changes."""
 
     def __init__(self) -> None:
         self._by_version: dict[int, dict[tuple[LabelForm, Key], bytes]] = {}
 
     def text(self, engine: Engine, family: Family, form: LabelForm, names: Key, key: Key) -> bytes:
-        """Labels of the child that has the values ``key`` of its own labels, which are ``names``."""
+        """Return the label text of one series; ``names`` and ``key`` are its own labels."""
         known = self._by_version.get(engine.looks)
         if known is None:
             known = self._by_version[engine.looks] = {}
@@ -77,13 +77,13 @@ class LabelTexts:
         return text
 
     def retain(self, label_versions: Sequence[int]) -> None:
-        """Forget all engines but those that look so."""
+        """Drop the texts of all but these label versions."""
         for gone in self._by_version.keys() - set(label_versions):
             del self._by_version[gone]
 
 
 def label_form(placed: Placed) -> LabelForm:
-    """What rows have in common whose series have the same labels."""
+    """Return the form of a row's labels."""
     row = placed.row
     if isinstance(row.source, Info):
         return (row.name,)

@@ -1,4 +1,4 @@
-"""Which part of the engines' series pages show: families, labels, buckets."""
+"""The filter on exposed series: families, labels and buckets."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from sidestep.catalog.buckets import Bounds
 from sidestep.metrics.engine import ORIGIN
 
 RANK_LABELS = ("pp_rank", "tp_rank", "moe_ep_rank", "attn_cp_rank")
-"""Labels of SGLang that tell the ranks of one data-parallel replica apart."""
+"""Labels of SGLang that distinguish the ranks of one data-parallel replica."""
 POD_DROPPED_LABELS = frozenset({"engine", ORIGIN, "dp_rank", "engine_type", *RANK_LABELS})
-"""Labels that tell the engines of a pod apart, and nothing of what they serve."""
+"""Labels that distinguish only the engines of a pod; the pod view drops them."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SeriesFilter:
-    """What an administrator has chosen.
+    """Families, labels and buckets that the configuration selects.
 
     Attributes:
-        dropped: Labels that no series has: those that only they told apart are one.
-        allow: Patterns of families that are shown; empty is all.
-        deny: Patterns of those that are not, whatever ``allow`` says.
-        thinning: Of the bounds of a histogram every such one is shown.
-        kept: By pattern of a family, the bounds that are shown instead.
+        dropped_labels: Labels to remove; series that become equal are aggregated.
+        allow: Patterns of families to expose; empty for all.
+        deny: Patterns of families to hide, even if ``allow`` has them.
+        bucket_thinning: Expose every n-th bound of a histogram.
+        shown_buckets: Bounds to expose instead, by pattern of a family.
     """
 
     dropped_labels: frozenset[str] = frozenset()
@@ -35,25 +35,25 @@ class SeriesFilter:
 
     @property
     def keeps_labels_and_buckets(self) -> bool:
-        """Whether every series of a family that is shown is as its engine has it."""
+        """Return whether every exposed series has all its labels and buckets."""
         return not self.dropped_labels and not self.shown_buckets and self.bucket_thinning == 1
 
     @property
     def for_pod(self) -> SeriesFilter:
-        """The same for the pod's page."""
+        """Return this filter for the pod view."""
         return dataclasses.replace(self, dropped_labels=self.dropped_labels | POD_DROPPED_LABELS)
 
     def shows(self, family: str) -> bool:
-        """Whether ``family`` is shown."""
+        """Return whether ``family`` is exposed."""
         if self.allow and not any(fnmatchcase(family, pattern) for pattern in self.allow):
             return False
         return not any(fnmatchcase(family, pattern) for pattern in self.deny)
 
     def shown_bounds(self, family: str, bounds: Bounds) -> tuple[int, ...] | None:
-        """Which of ``bounds`` are shown; None is all.
+        """Return the indexes of the exposed ``bounds``; None for all.
 
-        Buckets are cumulative, so that what is left is as exact as it was. The highest
-        bound stays: above it no quantile can be told.
+        Buckets are cumulative, so the remaining ones are exact. The highest bound stays: quantiles
+        above it cannot be estimated.
         """
         for pattern, shown_buckets in self.shown_buckets.items():
             if fnmatchcase(family, pattern):

@@ -1,7 +1,7 @@
-"""Prometheus text 0.0.4 and OpenMetrics 1.0, of which all that has not changed is kept.
+"""Text pages, Prometheus 0.0.4 and OpenMetrics 1.0, that rewrite only what has changed.
 
-A page costs what changed since the one before. Its texts are kept in blocks of some engines of one
-family, which both formats and all pages share: only headers differ.
+The text of a family is cached in blocks of some engines, which both formats and all pages share:
+only headers differ.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from sidestep.metrics.registry import Registry
 
 
 def render(registry: Registry, *, openmetrics: bool = False, names: Collection[str] = ()) -> bytes:
-    """The engines' page, without OpenMetrics' closing line, from nothing."""
+    """Return the engines' page without cached text and without the closing line of OpenMetrics."""
     found = TextPage(registry).pieces(openmetrics=openmetrics, names=names)
     return b"".join(chain.from_iterable(found))
 
 
 class _FamilyTexts:
-    """A family and its texts."""
+    """A family and its cached text."""
 
     def __init__(self, family: Family, labels: LabelTexts) -> None:
         self.family = family
@@ -54,14 +54,14 @@ class _FamilyTexts:
                     self.sections.append(OpenSection(family, dialect, placed, labels))
 
     def texts(self, version: int, selections: Selections) -> Iterator[bytes]:
-        """Its samples now, in that ``version`` of the registry; nothing where a turn is due."""
+        """Yield its samples at this ``version`` of the registry; an empty text asks to yield."""
         if version == self._version:
             return iter(self._texts)
         begun = [section.begin(selections) for section in self.sections]
         return self._made(version, chain.from_iterable(begun))
 
     def _made(self, version: int, texts: Iterable[bytes]) -> Iterator[bytes]:
-        # To copy the state of a thousand engines takes most of a slice.
+        # Copying the state of a thousand engines takes most of a slice.
         yield b""
         found: list[bytes] = []
         for text in texts:
@@ -71,7 +71,7 @@ class _FamilyTexts:
         self._version, self._texts = version, found
 
     def head(self, *, openmetrics: bool) -> bytes:
-        """The lines before its samples."""
+        """Return the HELP and TYPE lines."""
         found = self._heads.get(openmetrics)
         if found is None:
             family = self.family
@@ -81,7 +81,7 @@ class _FamilyTexts:
 
 
 class TextPage:
-    """The texts of a registry's families, kept from page to page."""
+    """The text of a registry's families, cached from page to page."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
@@ -94,10 +94,10 @@ class TextPage:
     def pieces(
         self, *, openmetrics: bool = False, names: Collection[str] = ()
     ) -> Iterator[list[bytes]]:
-        """The page, piece by piece; the registry may change between two of them.
+        """Yield the page in pieces; the registry may change between two of them.
 
-        Each family is of one moment: that when its first piece is made. A piece may be empty,
-        where the next one takes a while.
+        Each family is of one moment: that of its first piece. An empty piece means that the next
+        one takes a while.
         """
         self._refresh()
         for cached in [*self._catalogued, *self._described.values()]:
@@ -114,7 +114,7 @@ class TextPage:
             yield []
 
     def _refresh(self) -> None:
-        """See which families and engines there are now, and forget what was of others."""
+        """Read the present families and engines, and drop the text of others."""
         registry = self._registry
         self._selections.refresh()
         self._labels.retain([engine.looks for engine in registry.engines.values()])

@@ -1,4 +1,4 @@
-"""One connection: between its transport and aiohttp's protocol, with a deadline."""
+"""One HTTP connection with a deadline, between its transport and aiohttp's protocol."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ Admit = Callable[[ssl.SSLObject | None], bool]
 
 
 class Connection(asyncio.Protocol):
-    """Passes everything on to ``inner``, and knows when the peer is late.
+    """Forwards all events to ``inner`` and enforces a deadline on the peer.
 
-    aiohttp closes an idle connection, but lets a client take a byte a minute, in either
-    direction, for ever. The peer has to be through with the handshake and the head of its
-    request, or with taking the answer, by ``deadline``.
+    aiohttp closes an idle connection, but lets a client send or read a byte a minute for ever. By
+    ``deadline``, the peer must have finished the handshake and its request head, or have read the
+    response.
 
     Attributes:
         deadline: On the loop's clock.
-        asked: Whether it has ever sent a whole request.
+        has_sent_request: Whether the peer has ever sent a whole request.
         transport: None before the handshake is done and after the end.
     """
 
@@ -43,19 +43,19 @@ class Connection(asyncio.Protocol):
         self.closed: asyncio.Future[None] = self._loop.create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The handshake is done; who may not come does not reach aiohttp."""
+        """Start aiohttp's protocol after the handshake, unless the client is not admitted."""
         self.transport = cast(asyncio.Transport, transport)
         if not self._admit(transport.get_extra_info("ssl_object")):
             self.transport.abort()
             return
         self._inner = self._make()
-        # aiohttp starts its task here: whatever it runs knows whose it is.
+        # aiohttp starts its task here, which inherits the context.
         context = contextvars.copy_context()
         context.run(serving.set, self)
         context.run(self._inner.connection_made, transport)
 
     def data_received(self, data: bytes) -> None:
-        """The peer began a request, or sends what nobody reads: that has a bound."""
+        """Forward received bytes; abort a peer that sends more than a request may have."""
         if self._inner is None or self.transport is None:
             return
         if not self._received and not self._answering:
@@ -67,43 +67,43 @@ class Connection(asyncio.Protocol):
         self._inner.data_received(data)
 
     def request_started(self) -> None:
-        """The head of a request is whole; it is being answered from now on."""
+        """Start the response's deadline: the head of a request is complete."""
         self._answering = self.has_sent_request = True
         self._received = 0
         self.deadline = self._loop.time() + self._limits.response_seconds
 
     def response_finished(self) -> None:
-        """The answer is with the transport; idle, unless more of the peer has come meanwhile."""
+        """Start the idle deadline, or that of the next request if it has begun to arrive."""
         self._answering = False
-        is_overdue = (
+        timeout = (
             self._limits.request_seconds
             if self._received
             else self._limits.idle_seconds + self._limits.request_seconds
         )
-        self.deadline = self._loop.time() + is_overdue
+        self.deadline = self._loop.time() + timeout
 
     def is_overdue(self, now: float) -> bool:
-        """Whether the deadline is over; a connection that is closing has no idle time."""
+        """Return whether the deadline has passed; a closing connection gets no idle time."""
         if self.transport is not None and self.transport.is_closing():
             self.deadline = min(self.deadline, now + self._limits.request_seconds)
         return now > self.deadline
 
     def eof_received(self) -> bool | None:
-        """For ``inner``."""
+        """Forward to ``inner``."""
         return self._inner.eof_received() if self._inner is not None else None
 
     def pause_writing(self) -> None:
-        """For ``inner``."""
+        """Forward to ``inner``."""
         if self._inner is not None:
             self._inner.pause_writing()
 
     def resume_writing(self) -> None:
-        """For ``inner``."""
+        """Forward to ``inner``."""
         if self._inner is not None:
             self._inner.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The end, of either side's making."""
+        """Mark the connection as closed."""
         self.transport = None
         if not self.closed.done():
             self.closed.set_result(None)
@@ -112,4 +112,4 @@ class Connection(asyncio.Protocol):
 
 
 serving: contextvars.ContextVar[Connection] = contextvars.ContextVar("serving")
-"""The connection whose request a task works on."""
+"""The connection whose request the current task handles."""

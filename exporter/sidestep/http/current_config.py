@@ -1,4 +1,4 @@
-"""The web configuration in force: read again when one of its files changes."""
+"""The active web configuration, read again when one of its files changes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sidestep.telemetry.self_metrics import SelfMetrics
 log = logging.getLogger(__name__)
 
 INTERVAL = 1.0
-"""Seconds between two looks at the files."""
+"""Seconds between two checks of the files."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -33,23 +33,23 @@ class ActiveConfig:
 
     @property
     def client_trust(self) -> object:
-        """Who may connect: connections made under another answer have to end."""
+        """Return the rules on client certificates; connections made under other rules must end."""
         tls = self.config.tls
         return tls and (tls.client_auth, tls.client_ca and tls.client_ca.content, tls.allowed_sans)
 
 
 class CurrentConfig:
-    """The configuration in force.
+    """The active configuration.
 
-    What is wrong with a changed file is logged, and the last good one stays: no mistake, and no
-    file that is just being written, lets anybody in.
+    If a changed file is invalid, the error is logged and the last valid configuration stays active:
+    neither a mistake nor a partly written file admits a client.
 
     Args:
-        path: The file; None where there is none, then nobody is asked for anything.
-        changed: Called with the former and the present one, in the loop, before anybody sees it.
+        path: The file; None for no file, which means no TLS and no authentication.
+        changed: Called with the old and the new configuration, in the loop, before it is active.
 
     Raises:
-        ConfigError: The file cannot be used; one line.
+        ConfigError: The file is invalid; one line.
     """
 
     def __init__(
@@ -73,9 +73,9 @@ class CurrentConfig:
             metrics.set("sidestep_web_config_current", 1)
 
     async def refreshed(self) -> ActiveConfig:
-        """What is in force, of files no older than a second.
+        """Return the active configuration, from files read at most a second ago.
 
-        Whoever asks while they are read waits for them.
+        Callers wait while the files are being read.
         """
         now = self._clock()
         if self._path is not None and self._reading is None and now - self._checked_at >= INTERVAL:
@@ -94,10 +94,10 @@ class CurrentConfig:
             after = await loop.run_in_executor(None, _read, path, self._files)
             if lost := protection_lost(before.config, after.config):
                 raise ConfigError(f"{path}: {lost}, which takes a restart")  # noqa: TRY301
-        except Exception as error:  # noqa: BLE001 - no file may end a process that runs well
+        except Exception as error:  # noqa: BLE001 - no file may end a running process
             self._metrics.set("sidestep_web_config_current", 0)
             reason = " ".join((str(error) or repr(error)).split())
-            self._limited.error("bad", "web configuration not taken over: %s", reason)
+            self._limited.error("bad", "web configuration not reloaded: %s", reason)
         else:
             self._metrics.set("sidestep_web_config_current", 1)
             if after.config != before.config:
@@ -114,9 +114,9 @@ def _read(path: Path, files: WatchedFiles) -> ActiveConfig:
 
 
 def protection_lost(before: WebConfig, after: WebConfig) -> str:
-    """What ``after`` no longer protects from; empty where it protects as well.
+    """Return the protection that ``after`` lacks; empty if it protects as well as ``before``.
 
-    A file that is read while it is written lacks its end, and is as good a file as any.
+    A file that is read while it is written lacks its end, and may still be valid.
     """
     if (before.tls is None) != (after.tls is None):
         return "tls_server_config comes or goes"

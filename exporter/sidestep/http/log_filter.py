@@ -1,4 +1,4 @@
-"""What aiohttp logs: a bad request is the peer's fault, and no traceback."""
+"""Filter on aiohttp's log lines: a bad request is the peer's fault and gets no traceback."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 class _AiohttpFilter(logging.Filter):
-    """Drops aiohttp's own lines, and logs in their stead: few, and short where it is not us."""
+    """Replaces aiohttp's lines by rate-limited ones, which are short unless it is a bug."""
 
     def __init__(self, metrics: SelfMetrics) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class _AiohttpFilter(logging.Filter):
         error = record.exc_info[1] if record.exc_info else None
         if isinstance(error, HttpProcessingError):
             self._metrics.add("sidestep_http_refused_total", 1, "bad_request")
-            # The message has the peer's own bytes in it, and several lines.
+            # The message contains bytes of the peer, and several lines.
             what = type(error).__name__
             self._limited.warning("bad_request", "%s: %s", record.getMessage(), what)
         elif record.levelno >= logging.WARNING:
@@ -33,7 +33,7 @@ class _AiohttpFilter(logging.Filter):
 
 
 def aiohttp_logger(metrics: SelfMetrics) -> logging.Logger:
-    """A logger for aiohttp's server."""
-    logger = logging.Logger("sidestep.http.aiohttp", logging.DEBUG)  # noqa: LOG001 - one a server
+    """Return a logger for aiohttp's server."""
+    logger = logging.Logger("sidestep.http.aiohttp", logging.DEBUG)  # noqa: LOG001 - one per server
     logger.addFilter(_AiohttpFilter(metrics))
     return logger

@@ -1,4 +1,4 @@
-"""What every request passes: rate limit, password, a place in the queue; and what it gets."""
+"""Checks on every request: rate limit, password, overload; and headers of every response."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DENIED = ("client_cert", "no_password", "password", "rate_limit", "overload")
 
 
 class Guard:
-    """Stands before every page, health and the landing page included, as the toolkit does."""
+    """Middleware before every page, health included, as in exporter-toolkit."""
 
     def __init__(self, current: CurrentConfig, metrics: SelfMetrics, limits: Limits) -> None:
         self._current = current
@@ -43,16 +43,16 @@ class Guard:
             metrics.add("sidestep_auth_denied_total", 0, reason)
 
     def attach(self, app: web.Application) -> None:
-        """Stand before the pages of ``app``."""
+        """Add the middleware to ``app``."""
         app.middlewares.append(self._middleware)
         app.on_response_prepare.append(self._headers)
 
     def close(self) -> None:
-        """Verify no more passwords."""
+        """Stop verifying passwords."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     def apply(self, config: WebConfig) -> None:
-        """Take over the users, with nothing remembered of others, and the rate."""
+        """Apply users and rate limit; changed users start with an empty cache of passwords."""
         if config.users != self._config.users:
             known = PasswordVerifier(config.users, self._executor, self._limits.waiting_passwords)
             self._passwords = known if config.users else None
@@ -79,7 +79,7 @@ class Guard:
                 return _refused(503, "Service Unavailable", {"Retry-After": "1"})
 
     async def _refusal(self, request: web.Request) -> web.StreamResponse | None:
-        """The answer to who may not ask, or not now."""
+        """Return the error response to a request that is denied; None if it is admitted."""
         if self._bucket is not None and not self._bucket.take():
             self._deny("rate_limit", request)
             return _refused(429, "Too Many Requests", {})
@@ -103,7 +103,7 @@ class Guard:
         self._limited.warning(reason, "denied a request of %s: %s", request.remote, reason)
 
     async def _headers(self, _: web.Request, response: web.StreamResponse) -> None:
-        """The configured headers; the server's versions are nobody's business."""
+        """Set the configured headers; Server reveals no versions."""
         response.headers["Server"] = "sidestep"
         for name, value in self._config.headers.items():
             if value:
@@ -125,7 +125,7 @@ def _unauthorized() -> web.StreamResponse:
 
 
 def _refused(status: int, text: str, headers: dict[str, str]) -> web.StreamResponse:
-    """An answer and the end of the connection: only who is let in may keep one open."""
+    """Return an error response that closes the connection: only admitted clients keep one open."""
     response = web.Response(status=status, text=f"{text}\n", headers=headers)
     response.force_close()
     return response

@@ -1,4 +1,4 @@
-"""What answering may cost: pages made at once, and memory for what clients do not take."""
+"""Limits on responses: concurrent renders, and memory for bytes that clients do not read."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from sidestep.http.chunked_response import PIECE, PartsResponse
 from sidestep.http.limits import Limits
 
 
-class Overload(Exception):  # noqa: N818 - it is an answer, and no fault
-    """Too much is under way."""
+class Overload(Exception):  # noqa: N818 - a result, not an error
+    """Too much is in progress."""
 
 
 class ResponseLimiter:
-    """Bounds the answers that are being made and sent."""
+    """Bounds the responses that are being rendered and sent."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -27,10 +27,10 @@ class ResponseLimiter:
 
     @contextlib.asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Wait for a place among those who make a page.
+        """Wait for one of the concurrent renders.
 
         Raises:
-            Overload: Too many wait already.
+            Overload: Too many requests wait already.
         """
         if self._waiting >= self._limits.waiting_requests:
             raise Overload
@@ -45,13 +45,13 @@ class ResponseLimiter:
             self._turns.release()
 
     async def send(self, request: web.Request, response: web.StreamResponse) -> web.StreamResponse:
-        """Send a long body, as the client takes it.
+        """Send a long body as the client reads it.
 
         Returns:
-            A response that is sent, or ``response`` as it is, short or without a body.
+            A response that is sent, or ``response`` unchanged if it is short or has no body.
 
         Raises:
-            Overload: With it, too much would wait for clients.
+            Overload: With it, too many bytes would wait for clients.
         """
         body = response.body if isinstance(response, web.Response) else None
         if isinstance(body, bytes) and len(body) > PIECE:
@@ -65,7 +65,7 @@ class ResponseLimiter:
             await response.prepare(request)
             await response.write_eof()
         except ConnectionError:
-            pass  # the client is gone: aiohttp meets the same, and ends without a word
+            pass  # the client has disconnected; aiohttp ends the connection silently
         finally:
             self.unsent -= response.size
         return response

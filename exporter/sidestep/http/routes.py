@@ -1,4 +1,4 @@
-"""The HTTP routes: metrics page, health, landing page, typed JSON."""
+"""HTTP routes: metrics pages, health, landing page, JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sidestep.metrics.engine import Engine
 from sidestep.telemetry.cooperative import collect_in_slices
 
 POD_PATH = "/pod"
-"""Behind the metrics page's path: the page on which all engines are one."""
+"""Suffix of the metrics page's path for the pod view, which aggregates all engines."""
 JSON = "application/json"
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -29,7 +29,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 def application(
     pages: Pages, path: str, ready: Callable[[], bool], view: str = "engine"
 ) -> web.Application:
-    """The routes; ``path`` is where the metrics page is, in ``view`` unless asked otherwise."""
+    """Return the application; the metrics page at ``path`` has ``view`` by default."""
 
     async def metrics(request: web.Request) -> web.StreamResponse:
         chosen_view = request.query.get("view", view)
@@ -68,7 +68,7 @@ def application(
         [
             web.get("/", landing),
             web.get(path, metrics),
-            # Of those who poll, some can be told a path, and no query.
+            # Some clients can be configured with a path but not with a query.
             web.get(pod_path, functools.partial(_page, pages, "pod")),
             web.get("/-/healthy", healthy),
             web.get("/-/ready", is_ready),
@@ -91,8 +91,8 @@ async def _page(pages: Pages, view: str, request: web.Request) -> web.StreamResp
 
 
 def _answer(parts: Sequence[bytes], kind: str, *, packed: bool) -> web.StreamResponse:
-    """An answer with this body, which is in gzip where it is ``packed``."""
-    # What lies between may keep it, and must not hand one form to who asked for another.
+    """Return a response with this body, gzipped if ``packed``."""
+    # A cache in between must not return one format to a client that asked for another.
     headers = {"Content-Type": kind, "Vary": "Accept, Accept-Encoding"}
     if packed:
         headers["Content-Encoding"] = "gzip"
@@ -105,7 +105,7 @@ def _takes_gzip(request: web.Request) -> bool:
 
 
 def _cardinality(pages: Pages) -> Handler:
-    """What makes pages long."""
+    """Return the handler of the cardinality report."""
 
     async def cardinality(_: web.Request) -> web.StreamResponse:
         *_rest, report = await collect_in_slices(count_series(pages.registry, pages.views))

@@ -1,4 +1,4 @@
-"""The HTTP side put together: configuration, guard and listener around an application."""
+"""The HTTP server: configuration, guard and listener around an application."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ REFUSED = ("bad_request", "connections", "handshake", "overload", "slow")
 
 
 class HttpServer:
-    """Serves an application to whom the web configuration lets in.
+    """Serves an application to clients that the web configuration admits.
 
     Args:
         config_file: Path of the web configuration; empty for none.
 
     Raises:
-        ConfigError: The file cannot be used; one line.
+        ConfigError: The file is invalid; one line.
     """
 
     def __init__(
@@ -45,19 +45,19 @@ class HttpServer:
 
     @property
     def scheme(self) -> str:
-        """``https`` where there is TLS."""
+        """Return ``https`` with TLS, else ``http``."""
         return "https" if self.current.active.context is not None else "http"
 
     @property
     def connections(self) -> int:
-        """Open ones."""
+        """Return the number of open connections."""
         return self._listener.connections if self._listener is not None else 0
 
     @contextlib.asynccontextmanager
     async def serving(
         self, app: web.Application, sockets: Iterable[socket.socket]
     ) -> AsyncIterator[None]:
-        """Serve until the block ends, then let requests under way end; closes the sockets."""
+        """Serve until the block ends, then finish requests in flight; closes the sockets."""
         self._guard.attach(app)
         runner = web.AppRunner(
             app,
@@ -82,6 +82,6 @@ class HttpServer:
 
     def _changed(self, before: ActiveConfig, after: ActiveConfig) -> None:
         self._guard.apply(after.config)
-        # Whom another authority or name let in has to come again.
+        # Clients that other authorities or names admitted must connect again.
         if self._listener is not None and before.client_trust != after.client_trust:
             self._listener.drop_all()

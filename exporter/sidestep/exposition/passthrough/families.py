@@ -1,4 +1,4 @@
-"""Which family each series of another exporter's page belongs to, and in which order it is shown."""
+"""Sorting of a target's series into families, in the order of exposition."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from sidestep.exposition.passthrough import parser
 from sidestep.exposition.passthrough.parser import Comment, Labels, PageKind
 
 SLICE = 200
-"""Series between two turns of the loop."""
+"""Series to sort before yielding to the event loop."""
 MAX_FAMILIES = 1000
 MAX_SORTED = 1000
 _SUFFIXES: dict[PageKind, tuple[str, ...]] = {
     "histogram": ("_bucket", "_count", "_sum"),
     "summary": ("", "_count", "_sum"),
 }
-"""Of the names that samples have, in the order of the page."""
+"""Suffixes of sample names, in the order of the page."""
 _BOUND: dict[PageKind, str] = {"histogram": "le", "summary": "quantile"}
 
 
 class Sample(Protocol):
-    """What is asked of a series."""
+    """The part of a series that sorting needs."""
 
     name: str
     labels: Labels
@@ -36,10 +36,10 @@ class Sample(Protocol):
 
 @dataclasses.dataclass(eq=False, slots=True)
 class FamilyLines:
-    """One family.
+    """One family of a page.
 
     Attributes:
-        places: Lines of its samples, in the order in which they are to be shown.
+        line_numbers: Lines of its samples, in the order of exposition.
     """
 
     name: str
@@ -49,16 +49,16 @@ class FamilyLines:
 
     @property
     def names(self) -> AbstractSet[str]:
-        """What the family and its samples may be called in the text format."""
+        """Return the names that the family and its samples can have in the text format."""
         return {self.name, *(self.name + suffix for suffix in _SUFFIXES.get(self.kind, ()))}
 
 
 class FamilySorter:
-    """Sorts one page's series by family; what says TYPE may stand anywhere.
+    """Sorts the series of one page by family; TYPE lines may be anywhere on it.
 
     Args:
-        left_out: Where what is left out is counted.
-        excluded: Families that are.
+        left_out: Counter of left-out samples by reason.
+        excluded: Families to leave out.
     """
 
     def __init__(self, left_out: Counter[str], excluded: AbstractSet[str]) -> None:
@@ -68,7 +68,7 @@ class FamilySorter:
         self._helps: dict[str, str] = {}
 
     def comment(self, found: Comment | None) -> None:
-        """Note what the page says about a family; the first word counts."""
+        """Record a HELP or TYPE line; the first one of a family counts."""
         if found is None:
             return
         if not found.is_type:
@@ -79,7 +79,7 @@ class FamilySorter:
             self.left_out["second_type"] += 1
 
     def sorted(self, order: Sequence[Sample | None]) -> Generator[None, None, list[FamilyLines]]:
-        """The families of the series in ``order``: those with a TYPE first."""
+        """Return the families of the series in ``order``: those with a TYPE first."""
         samples = yield from self._by_family(order)
         families: list[FamilyLines] = []
         taken: set[str] = set()
@@ -105,10 +105,10 @@ class FamilySorter:
     def _by_family(
         self, order: Sequence[Sample | None]
     ) -> Generator[None, None, dict[str, list[int]]]:
-        """Places by family, none twice."""
+        """Return line numbers by family, without duplicate series."""
         found: dict[str, list[int]] = {name: [] for name in self._kinds}
         known: dict[str, list[int]] = {}
-        """By a sample's name the same list as by its family's."""
+        """The same lists by sample name."""
         seen: set[bytes] = set()
         for at, series in enumerate(order):
             if series is not None:
@@ -136,7 +136,7 @@ class FamilySorter:
     def _ordered(
         self, family: FamilyLines, order: Sequence[Sample | None], line_numbers: list[int]
     ) -> Generator[None, None, list[int]]:
-        """``places`` as both formats want them: what belongs to one histogram stands together."""
+        """Return the lines in exposition order: one histogram or summary after the other."""
         if family.kind not in OBSERVED:
             return line_numbers
         groups: dict[Labels, list[tuple[int, float, int]]] = {}
@@ -154,7 +154,7 @@ class FamilySorter:
                 yield
         found: list[int] = []
         for group in groups.values():
-            # No histogram has more, and to sort those of one that lies takes long.
+            # No real histogram has more, and sorting a malicious one would take long.
             if len(group) <= MAX_SORTED:
                 group.sort()
             found += [at for *_, at in group]
@@ -163,7 +163,7 @@ class FamilySorter:
 
 
 def _rank(family: FamilyLines, series: Sample) -> tuple[int, float] | None:
-    """Where in its group a sample of a histogram or summary stands; None where it is none."""
+    """Return the rank of a sample within its histogram or summary; None if it does not fit."""
     suffixes = _SUFFIXES[family.kind]
     suffix = series.name.removeprefix(family.name)
     if suffix not in suffixes:
@@ -179,5 +179,5 @@ def _rank(family: FamilyLines, series: Sample) -> tuple[int, float] | None:
 
 
 def group_labels(kind: PageKind, labels: Labels) -> Labels:
-    """What the samples of one histogram or summary have in common."""
+    """Return the labels that the samples of one histogram or summary share."""
     return tuple(sorted(pair for pair in labels if pair[1] and pair[0] != _BOUND[kind]))

@@ -1,7 +1,6 @@
-"""Another exporter's page, from poll to poll: its series, their values, and what was left out.
+"""One target's page: its series and values from poll to poll, and the samples left out.
 
-A line whose series was on the page before is known by its beginning; one that has not changed at
-all costs next to nothing.
+A line is recognised by its series from the page before; an unchanged line costs next to nothing.
 """
 
 from __future__ import annotations
@@ -21,22 +20,22 @@ MAX_PAGE_BYTES = 8 << 20
 PART = 1000
 """Samples whose text is made at once."""
 SLICE = 200
-"""Known lines that are read between two turns of the loop."""
+"""Known lines to read before yielding to the event loop."""
 _NEW_LINE_COST = 10
-"""What one that is not known costs, in known ones; and one more for each so many bytes."""
+"""Cost of a new line in known lines; each ``_BYTES_PER_COST`` bytes cost one more."""
 _BYTES_PER_COST = 16
 _EXPORTED_PREFIX = "exported_"
 
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Series:
-    """One of a page.
+    """One series of a page.
 
     Attributes:
-        raw: How its line begins on the page, up to the value.
-        labels: Those that are shown, values with their escapes.
-        text: The same as it is shown, without the blank before the value.
-        key: Equal where Prometheus takes two series for one.
+        raw: The line on the page, up to the value.
+        labels: Exposed labels; values are escaped.
+        text: The exposed series, without the blank before the value.
+        key: Equal for series that are equal to Prometheus.
     """
 
     raw: bytes
@@ -50,10 +49,10 @@ Values = tuple[bytes, ...]
 
 
 class Part:
-    """Samples of one family, and their text, kept until one of them changes.
+    """Samples of one family, and their text, cached until one of them changes.
 
     Args:
-        places: Their lines in the plan.
+        line_numbers: Their lines on the page.
     """
 
     def __init__(self, parsed: ParsedPage, line_numbers: Sequence[int]) -> None:
@@ -69,7 +68,7 @@ class Part:
         self._texts: dict[bool, bytes] = {}
 
     def values(self, page_values: PageValues) -> Values:
-        """By series: value and timestamp as the page has them."""
+        """Return value and timestamp of each series, as the page has them."""
         values = page_values[self.parsed]
         if values is not self._from:
             self._from = values
@@ -80,7 +79,7 @@ class Part:
         return self._values
 
     def text(self, page_values: PageValues, *, openmetrics: bool) -> bytes:
-        """The lines."""
+        """Return the lines."""
         values = self.values(page_values)
         found = self._texts.get(openmetrics)
         if found is None:
@@ -107,12 +106,12 @@ class Family:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class ParsedPage:
-    """What is on a page. Of a later page with the same series only lines and values are new.
+    """Content of a page; a later page with the same series replaces only lines and values.
 
     Attributes:
-        page: Whose it is, or was.
-        order: By line: its series; None where it has none.
-        values: By line: value and timestamp. Another object when one of them has changed.
+        page: The target's page.
+        order: Series by line; None for a line without one.
+        values: Value and timestamp by line; another object once one of them has changed.
         left_out: Lines and samples that are not in ``families``, by reason.
     """
 
@@ -125,27 +124,27 @@ class ParsedPage:
 
     @property
     def samples(self) -> int:
-        """How many are in ``families``."""
+        """Return the number of samples in ``families``."""
         return sum(len(family.found.line_numbers) for family in self.families)
 
 
 PageValues = Mapping[ParsedPage, list[bytes]]
-"""The values of each page at one time."""
+"""Values of each page at one moment."""
 
 
 class Page:
-    """One target's.
+    """Page of one target.
 
     Args:
-        labels: Of every sample. One that the page has under such a name is called
+        labels: Labels to add to every sample. A label of the page with such a name becomes
             ``exported_NAME``.
-        excluded: Families that are left out.
-        merge: Puts what is on all pages together where that is another, a slice at each step.
-        forget: Lets go of what a page had.
+        excluded: Families to leave out.
+        merge: Merges all pages after their series have changed, one slice per step.
+        forget: Drops what a page had.
 
     Attributes:
-        plan: What it has; None where nothing of it is to be shown.
-        changes: Grows with every value that is another, and when nothing is shown any more.
+        parsed: The content; None if the page exposes nothing.
+        changes: Increases when values change and when the page is hidden.
     """
 
     def __init__(
@@ -162,12 +161,12 @@ class Page:
         self._forget = forget
         self._excluded = frozenset(excluded)
         self._known: dict[bytes, Series] = {}
-        """By ``raw`` without its last blank."""
+        """Series by ``raw`` without its last blank."""
         self._pairs: dict[tuple[str, str], tuple[str, str]] = {}
-        """Labels of the page that is read: many series have one, and it is kept once."""
+        """Labels of the page being read: many series share one, so it is stored once."""
 
     def hide(self) -> None:
-        """Show nothing, and keep nothing."""
+        """Expose nothing, and drop the content."""
         self._known = {}
         if self.parsed is not None:
             self._replace(None)
@@ -175,10 +174,10 @@ class Page:
             self.changes += 1
 
     def update(self, chunks: Iterable[bytes]) -> Iterator[None]:
-        """Read a page, a slice at each step; after the last one it is what is shown.
+        """Read a page, one slice per step; the last step exposes it.
 
         Raises:
-            PollError: It is no page of metrics; what was shown before stays.
+            PollError: This is no metrics page; the page before stays exposed.
         """
         lines, is_whole = yield from _lines(chunks)
         parsed = self.parsed
@@ -195,13 +194,13 @@ class Page:
 
     def _replace(self, parsed: ParsedPage | None) -> None:
         if self.parsed is not None:
-            # Its parts refer to it: without them it goes as soon as nobody shows it any more, and
-            # does not wait for the garbage collector, which holds the loop for ten times as long.
+            # Its parts refer to it: without the cycle it is freed with its last reader, instead of
+            # by the garbage collector, which would block the loop for ten times as long.
             self.parsed.families = []
         self.parsed = parsed
 
     def _read(self, lines: list[bytes], *, is_whole: bool) -> Generator[None, None, ParsedPage]:
-        """A plan of ``lines``, of which some may be known."""
+        """Parse ``lines``, some of which may be known."""
         parsed = ParsedPage(self, lines, [], [], [], Counter())
         sorter = FamilySorter(parsed.left_out, self._excluded)
         known: dict[bytes, Series] = {}
@@ -232,7 +231,7 @@ class Page:
         return parsed
 
     def _parse_line(self, line: bytes, sorter: FamilySorter) -> tuple[Series | None, bytes]:
-        """What is on a line that is not known; a comment or a mistake is for ``sorting``."""
+        """Parse a new line; comments and errors go to ``sorter``."""
         if not line.strip():
             return None, b""
         try:
@@ -253,7 +252,7 @@ class Page:
         text = parser.series_text(name, labels)
         pairs = tuple(sorted(labels))
         if not all(dict(pairs).values()):
-            # To Prometheus an empty label is none.
+            # To Prometheus an empty label is absent.
             pairs = tuple(pair for pair in pairs if pair[1])
         key = text if pairs == labels else parser.series_text(name, pairs)
         return Series(raw, name, labels, text, key)
@@ -262,7 +261,7 @@ class Page:
 def make_parts(
     parsed: ParsedPage, line_numbers: Sequence[int]
 ) -> Generator[None, None, list[Part]]:
-    """The samples of a family on these lines."""
+    """Return the samples of a family on these lines, in parts."""
     parts: list[Part] = []
     for start in range(0, len(line_numbers), PART):
         parts.append(Part(parsed, line_numbers[start : start + PART]))
@@ -271,7 +270,7 @@ def make_parts(
 
 
 def add_labels(labels: Labels, added: Labels) -> Labels:
-    """``labels`` and ``added``; one of the former that has a name of the latter gets another."""
+    """Return ``labels`` and ``added``; a label with the name of an added one is renamed."""
     if not added:
         return labels
     names = {name for name, _ in (*labels, *added)}
@@ -290,9 +289,9 @@ def add_labels(labels: Labels, added: Labels) -> Labels:
 
 
 def _lines(chunks: Iterable[bytes]) -> Generator[None, None, tuple[list[bytes], bool]]:
-    """The lines of a page, and whether the last one has its end.
+    """Return the lines of a page, and whether the last one is complete.
 
-    Of one that is too long no more is kept than tells that it is.
+    A line that is too long is cut right above the limit.
     """
     lines: list[bytes] = []
     rest = b""
@@ -316,9 +315,9 @@ def _lines(chunks: Iterable[bytes]) -> Generator[None, None, tuple[list[bytes], 
 
 
 def _values(parsed: ParsedPage, lines: list[bytes]) -> Generator[None, None, list[bytes] | None]:
-    """The values in ``lines``; None where not all are of the same series as in ``plan``.
+    """Return the values in ``lines``; None if their series differ from those of ``parsed``.
 
-    Where none has changed they are the same object.
+    Without changes, the result is the object ``parsed.values``.
     """
     values = parsed.values
     for start in range(0, len(lines), SLICE):
@@ -337,7 +336,7 @@ def _values(parsed: ParsedPage, lines: list[bytes]) -> Generator[None, None, lis
 
 
 def _updated_value(series: Series | None, line: bytes) -> bytes | None:
-    """The value in ``line``, if it is one of ``series``."""
+    """Return the value in ``line`` if it belongs to ``series``."""
     if series is None or not line.startswith(series.raw):
         return None
     text = line[len(series.raw) :]

@@ -1,6 +1,6 @@
-"""The lines of another exporter's page, Prometheus' text format 0.0.4: what each says, strictly.
+"""Strict parser for the lines of Prometheus' text format 0.0.4.
 
-What is not as the format has it raises WireError with a reason of ``REASONS``.
+An invalid line raises WireError with a fixed reason.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sidestep.errors import WireError
 
 PageKind = Literal["counter", "gauge", "histogram", "summary", "untyped"]
 Labels = tuple[tuple[str, str], ...]
-"""Names and values, these as a line has them, with escapes."""
+"""Names and values; values are escaped as on the line."""
 
 KINDS: Mapping[str, PageKind] = {
     "counter": "counter",
@@ -26,7 +26,7 @@ KINDS: Mapping[str, PageKind] = {
 }
 MAX_LINE_BYTES = 16 << 10
 MAX_VALUE_BYTES = 128
-"""Of a value and its timestamp."""
+"""Length limit of a value and its timestamp."""
 
 _NAME = rb"[a-zA-Z_:][a-zA-Z0-9_:]*"
 # A NUL ends the page for Prometheus.
@@ -36,28 +36,28 @@ _HEAD = re.compile(
     % (_NAME, _LABEL, _LABEL)
 )
 _PAIR = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*"([^"\\]*(?:\\.[^"\\]*)*)"')
-"""Of text that ``_HEAD`` has found to be labels."""
+"""Matches labels in text that ``_HEAD`` has matched."""
 _SHORT = re.compile(rb"[+-]?\d{1,30}(?:\.\d{0,30})?(?:[eE][+-]?\d{1,2})?")
-"""What cannot be beyond a double; nearly every value."""
+"""Numbers that cannot exceed a double; nearly every value."""
 _LONG = re.compile(
     rb"([+-]?(?:(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?|(?i:inf(?:inity)?))|(?i:nan))"
     rb"(?:[ \t]+(\d{1,18}))?[ \t]*"
 )
-"""Prometheus stumbles over a time before 1970, and gives the whole page up."""
+"""Any other number; no negative timestamp, for which Prometheus rejects the whole page."""
 _COMMENT = re.compile(rb"[ \t]*#[ \t]*(HELP|TYPE)[ \t]+(%b)(?:[ \t]+(.*))?" % _NAME, re.DOTALL)
 _ESCAPES = {"\\\\": "\\", "\\n": "\n", '\\"': '"'}
 _LABEL_ESCAPE = re.compile(r'\\[\\n"]')
 _HELP_ESCAPE = re.compile(r"\\[\\n]")
 
 is_plain_value = _SHORT.fullmatch
-"""Whether text is a value, without a timestamp, and not a rare one."""
+"""Match a common value without a timestamp."""
 
 
 class SeriesHead(NamedTuple):
-    """What stands before a value.
+    """The text before a value.
 
     Attributes:
-        end: Where the value begins.
+        end: Index of the value.
     """
 
     end: int
@@ -66,7 +66,7 @@ class SeriesHead(NamedTuple):
 
 
 class Comment(NamedTuple):
-    """A HELP or TYPE line that can be read."""
+    """A readable HELP or TYPE line."""
 
     is_type: bool
     name: str
@@ -74,10 +74,10 @@ class Comment(NamedTuple):
 
 
 def parse_head(line: bytes) -> SeriesHead:
-    """The series of a sample's line.
+    """Parse the series of a sample line.
 
     Raises:
-        WireError: Nothing that is one begins the line.
+        WireError: The line does not begin with a series.
     """
     if len(line) > MAX_LINE_BYTES:
         raise WireError("too_long")
@@ -97,10 +97,10 @@ def parse_head(line: bytes) -> SeriesHead:
 
 
 def parse_value(text: bytes) -> bytes:
-    """A value, and behind a blank its timestamp if it has one, as ``text`` has them.
+    """Return the value and, after a blank, the timestamp if there is one.
 
     Raises:
-        WireError: It is none, or cannot be a double: whoever reads it would stumble.
+        WireError: This is no number, or exceeds a double, which a reader would reject.
     """
     if is_plain_value(text):
         return text
@@ -114,10 +114,10 @@ def parse_value(text: bytes) -> bytes:
 
 
 def parse_comment(line: bytes) -> Comment | None:
-    """A HELP or TYPE line; any other comment is none.
+    """Parse a HELP or TYPE line; return None for any other comment.
 
     Raises:
-        WireError: It says nothing that can be read.
+        WireError: The line is not readable.
     """
     if len(line) > MAX_LINE_BYTES:
         raise WireError("too_long")
@@ -138,7 +138,7 @@ def parse_comment(line: bytes) -> Comment | None:
 
 
 def timestamp_in_seconds(text: bytes) -> bytes:
-    """A value with its timestamp as OpenMetrics has it: not in milliseconds."""
+    """Convert the timestamp after a value from milliseconds to OpenMetrics' seconds."""
     number, blank, stamp = text.partition(b" ")
     if not blank:
         return number
@@ -147,7 +147,7 @@ def timestamp_in_seconds(text: bytes) -> bytes:
 
 
 def series_text(name: str, labels: Labels) -> bytes:
-    """The series as a page has it, without the blank before a value."""
+    """Return the series as on a page, without the blank before a value."""
     if not labels:
         return name.encode()
     pairs = ",".join([f'{label}="{text}"' for label, text in labels])
@@ -155,12 +155,12 @@ def series_text(name: str, labels: Labels) -> bytes:
 
 
 def unescape_labels(labels: Labels) -> dict[str, str]:
-    """``labels`` without escapes."""
+    """Return ``labels`` without escapes."""
     return {name: _unescape(text, _LABEL_ESCAPE) for name, text in labels}
 
 
 def escape(text: str) -> str:
-    """A label value as both formats write it."""
+    """Escape a label value, as both formats do."""
     return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
 
 

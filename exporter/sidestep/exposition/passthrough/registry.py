@@ -1,4 +1,4 @@
-"""The families of all pages that are passed on, one block a name: who shows what two of them have."""
+"""Families of all passthrough pages, one block per name; the first page wins conflicts."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from sidestep.exposition.passthrough.page import (
 from sidestep.exposition.passthrough.parser import Labels, PageKind
 
 OWN_PREFIXES = ("sidestep_", "process_", "python_")
-"""How the exporter's own names begin."""
+"""Prefixes of the exporter's own names."""
 SLICE = 50
-"""Families that are merged between two turns of the loop."""
+"""Families to merge before yielding to the event loop."""
 
 Key = bytes | Labels
 
 
 @dataclasses.dataclass(eq=False, slots=True)
 class PassthroughFamily:
-    """One family, of all pages that have it.
+    """One family, merged from all pages that have it.
 
     Attributes:
-        names: All that it takes, as ``plan.taken`` has them.
-        is_openmetrics: Whether it can be shown in that format, where a name may belong to
-            several families: ``x_created`` is a part of ``x`` there.
+        names: All sample names that it takes, as ``layout.taken`` returns them.
+        is_openmetrics: Whether OpenMetrics can have it: there a name may belong to several
+            families, as ``x_created`` is a part of ``x``.
     """
 
     name: str
@@ -48,16 +48,16 @@ class PassthroughFamily:
 
     @property
     def visible_parts(self) -> list[Part]:
-        """The parts of pages that are."""
+        """Return the parts of pages that are exposed."""
         return [part for part in self.parts if part.parsed.page.parsed is not None]
 
 
 @dataclasses.dataclass(eq=False, slots=True)
 class _Claim:
-    """A family as those pages have it that came first.
+    """A family as merged from the pages so far.
 
     Attributes:
-        places: By page, where it has samples.
+        line_numbers: The family's lines, by page.
     """
 
     family: PassthroughFamily
@@ -65,39 +65,39 @@ class _Claim:
 
 
 class _MergedPages:
-    """What is on all pages, put together."""
+    """Merged content of all pages."""
 
     def __init__(self) -> None:
         self.families: list[PassthroughFamily] = []
         self.left_out: dict[int, Counter[str]] = {}
-        """By page: samples that another shows."""
+        """By page: samples that another page exposes."""
 
 
 class PassthroughRegistry:
-    """All pages.
+    """All passthrough pages.
 
     Args:
-        ours: The names that the exporter's own families take.
+        own_names: Returns the names that the exporter's own families take.
     """
 
     def __init__(self, own_names: Callable[[], Iterable[AbstractSet[str]]]) -> None:
         self._own_names = own_names
         self._pages: list[Page] = []
         self._overlapping: list[frozenset[int]] = []
-        """By page: those before it that can have a sample equal to one of it."""
-        self._plans: list[ParsedPage | None] = []
-        """What is put together in ``_merged``."""
+        """By page: earlier pages that can have a sample equal to one of its own."""
+        self._merged_contents: list[ParsedPage | None] = []
+        """The pages' content in ``_merged``."""
         self._merged = _MergedPages()
         self._merges = 0
 
     @property
     def version(self) -> int:
-        """Changes with what is on the pages, so that a text can be reused."""
+        """Return a number that changes with the content, so that text can be cached."""
         return self._merges + sum(page.changes for page in self._pages)
 
     @property
     def page_values(self) -> PageValues:
-        """The values of now: what is shown of one page shall be of one time."""
+        """Return the present values, so that all samples of a page are of one moment."""
         return {
             part.parsed: part.parsed.values
             for f in self._merged.families
@@ -105,7 +105,7 @@ class PassthroughRegistry:
         }
 
     def page(self, labels: Labels = (), excluded: Collection[str] = ()) -> Page:
-        """One more; see ``Page``."""
+        """Add a page; see ``Page``."""
         page = Page(labels, excluded, self._merge, self._forget)
         overlapping = [
             i for i, one in enumerate(self._pages) if not _are_disjoint(page.labels, one.labels)
@@ -115,7 +115,7 @@ class PassthroughRegistry:
         return page
 
     def families(self, names: Collection[str] = ()) -> list[PassthroughFamily]:
-        """Those that are shown, all or those that have one of the sample ``names``."""
+        """Return the exposed families: all, or those with one of the sample ``names``."""
         if not self._merged.families:
             return []
         own_names = list(self._own_names())
@@ -128,7 +128,7 @@ class PassthroughRegistry:
         ]
 
     def left_out(self, page: Page) -> Counter[str]:
-        """What is on ``page`` and not shown, by reason."""
+        """Return the samples of ``page`` that are not exposed, by reason."""
         if page.parsed is None:
             return Counter()
         own_names = list(self._own_names())
@@ -142,26 +142,26 @@ class PassthroughRegistry:
         return page.parsed.left_out + others + Counter(ours=lost)
 
     def _forget(self, page: Page) -> None:
-        """Keep nothing of ``page``; what it had before others is theirs with the next poll."""
-        self._plans = []
+        """Drop ``page``; after its next poll, another page exposes a sample it shared."""
+        self._merged_contents = []
         for family in self._merged.families:
             family.parts = [part for part in family.parts if part.parsed.page is not page]
 
     def _merge(self) -> Iterator[None]:
-        """Put together what is on all pages, until it is what they have now."""
-        while (plans := [page.parsed for page in self._pages]) != self._plans:
-            self._merged = yield from self._merge_pages(plans)
-            self._plans = plans
+        """Merge all pages until the result is up to date."""
+        while (contents := [page.parsed for page in self._pages]) != self._merged_contents:
+            self._merged = yield from self._merge_pages(contents)
+            self._merged_contents = contents
             self._merges += 1
 
     def _merge_pages(
-        self, plans: Sequence[ParsedPage | None]
+        self, contents: Sequence[ParsedPage | None]
     ) -> Generator[None, None, _MergedPages]:
-        """One block for each family; of two that cannot be one the first page's stays."""
+        """Merge families by name; in a conflict the first page's stays."""
         claims: dict[str, _Claim] = {}
         owners: dict[str, str] = {}
         merged = _MergedPages()
-        for at, parsed in enumerate(plans):
+        for at, parsed in enumerate(contents):
             if parsed is None:
                 continue
             left_out = merged.left_out[at] = Counter()
@@ -175,7 +175,7 @@ class PassthroughRegistry:
                 if claim is None:
                     claim = claims[found.name] = _Claim(_family(found), {})
                     owners.update(dict.fromkeys(found.names, found.name))
-                parts = yield from self._parts(plans, at, family, claim)
+                parts = yield from self._parts(contents, at, family, claim)
                 claim.line_numbers[at] = found
                 claim.family.parts += parts
                 visible_parts = sum(len(part.series) for part in parts)
@@ -187,16 +187,16 @@ class PassthroughRegistry:
         return merged
 
     def _parts(
-        self, plans: Sequence[ParsedPage | None], at: int, family: Family, claim: _Claim
+        self, contents: Sequence[ParsedPage | None], at: int, family: Family, claim: _Claim
     ) -> Generator[None, None, list[Part]]:
-        """The samples of ``family`` that no page before has shown."""
-        parsed = plans[at]
+        """Return the samples of ``family`` that no earlier page exposes."""
+        parsed = contents[at]
         overlapping = self._overlapping[at] & claim.line_numbers.keys()
         if parsed is None or not overlapping:
             return family.parts
         known: set[Key] = set()
         for rival in overlapping:
-            for keys in _keys(plans[rival], claim.line_numbers[rival]):
+            for keys in _keys(contents[rival], claim.line_numbers[rival]):
                 known.update(keys)
                 yield
         left: list[int] = []
@@ -212,9 +212,9 @@ class PassthroughRegistry:
 
 
 def _keys(parsed: ParsedPage | None, found: FamilyLines) -> Iterator[list[Key]]:
-    """What tells the samples of ``found`` apart, some at a time, in their order.
+    """Yield the keys of the samples in ``found``, in order, some at a time.
 
-    Of a histogram it is the same for all: one cannot be from several pages.
+    All samples of a histogram have the same key, so that one cannot come from several pages.
     """
     if parsed is None:
         return
@@ -232,13 +232,13 @@ def _family(found: FamilyLines) -> PassthroughFamily:
 
 
 def _are_disjoint(labels: Labels, others: Labels) -> bool:
-    """Whether no sample with the ones can be equal to one with the others."""
+    """Return whether samples with these labels and with the others always differ."""
     known = dict(others)
     return any(known.get(name, text) != text for name, text in labels)
 
 
 def _mark_openmetrics(families: Iterable[PassthroughFamily]) -> None:
-    """Which families OpenMetrics can have, where one takes more names than it shows."""
+    """Mark the families that OpenMetrics can have: there a family can take more names."""
     owned: set[str] = set()
     for family in sorted(families, key=lambda family: family.name.endswith("_created")):
         names = family.names
