@@ -1,4 +1,4 @@
-"""A front with a small application behind it, real certificates, and clients to try it with."""
+"""An HTTP server with a small application, real certificates, and test clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages that are passed on, without a socket: what is fed and what is shown."""
+"""Passthrough pages without a socket: input and exposed output."""
 
 from __future__ import annotations
 

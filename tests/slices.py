@@ -1,4 +1,4 @@
-"""How much is done between two turns of the event loop, in calls of functions: the same on any machine."""
+"""Work per slice of the event loop, in function calls: the same on any machine."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def slices(items: Iterator[Any]) -> list[int]:
 
 
 def made(making: Steps[Result]) -> Result:
-    """What comes of work that gives the loop its turns."""
+    """Return the result of work that runs in steps."""
     while True:
         try:
             next(making)

@@ -1,4 +1,4 @@
-"""What is kept from page to page never shows: each page is as one made from nothing."""
+"""Cached text: each page equals one rendered without a cache."""
 
 from __future__ import annotations
 

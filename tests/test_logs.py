@@ -1,4 +1,4 @@
-"""Lines that a peer can cause: few, with a count of the rest."""
+"""Rate-limited log lines, with a count of the suppressed ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Series of several engines as one: nothing lost, nothing doubled, by the catalogue's rules."""
+"""Aggregation of engines' series: nothing lost or counted twice, by the catalogue's rules."""
 
 from __future__ import annotations
 

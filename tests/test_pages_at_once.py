@@ -1,7 +1,7 @@
-"""Pages of all kinds in the making at once, while engines come, go, say hello and count.
+"""Concurrent pages of all formats while engines come, go, send Hello and count.
 
-Each family of each page is what the registry had at one moment while the page was made, as a page
-from nothing has it, which keeps nothing and is made in one go.
+Each family of each page is what the registry had at one moment during the render, as a page
+rendered in one go without a cache has it.
 """
 
 from __future__ import annotations

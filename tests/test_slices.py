@@ -1,4 +1,4 @@
-"""The event loop gets its turn after little work, however many engines there are."""
+"""Slices: the event loop runs other tasks after little work, for any number of engines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines of other exporters' pages: what each says, or the one reason why it says nothing."""
+"""The parser of passthrough lines: values, or one fixed reason for an invalid line."""
 
 from __future__ import annotations
 

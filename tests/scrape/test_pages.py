@@ -1,4 +1,4 @@
-"""A page that is passed on: the same samples, or fewer with a reason, and never a broken page."""
+"""Passthrough pages: the same samples, or fewer with a reason, and never an invalid page."""
 
 from __future__ import annotations
 

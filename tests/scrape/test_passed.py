@@ -1,4 +1,4 @@
-"""Several pages on one: who shows a family that two of them have, or that is ours."""
+"""Several passthrough pages on one: conflicts among them and with the exporter's own families."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Passwords: who is let in, what it costs, and what a flood of wrong ones does."""
+"""Basic auth: admission, cost of verification, and floods of wrong passwords."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Counted:
 
 
 async def test_who_is_let_in(tmp_path: Path) -> None:
-    """A user with their password; health and unknown pages are no exception."""
+    """Users with the right password are admitted; health and unknown paths need one as well."""
     async with front(tmp_path, USERS) as site:
         for path in ("/", "/-/healthy"):
             assert (await site.get(path, headers=user("alice", "sesame"))).status == 200
@@ -68,19 +68,19 @@ async def test_who_is_let_in(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_headers_that_are_no_credentials(header: str) -> None:
-    """Another scheme, no base64, no colon."""
+    """Another scheme, invalid base64 and a missing colon give no credentials."""
     assert credentials(header) is None
 
 
 def test_credentials() -> None:
-    """The first colon parts them; the scheme is of any case; any bytes are a password."""
+    """The first colon separates user and password; the scheme ignores case; any bytes are valid."""
     for text in (b"alice:a:b", b"alice:", b":", b"\xff\0:\xfe"):
         header = f"bAsIc {base64.b64encode(text).decode()}"
         assert credentials(header) == text.partition(b":")[::2]
 
 
 def test_long_passwords_and_odd_ones() -> None:
-    """Bcrypt looks at 72 bytes, as in Go; nothing raises."""
+    """Bcrypt reads 72 bytes, as in Go; no password raises an error."""
     assert not verify(b"a\0b", HASH.encode())
     assert not verify(b"x" * 1000, HASH.encode())
     assert verify(b"x" * 1000, bcrypt.hashpw(b"x" * 72, bcrypt.gensalt(4)))
@@ -88,7 +88,7 @@ def test_long_passwords_and_odd_ones() -> None:
 
 
 async def test_an_answer_is_remembered(executor: ThreadPoolExecutor) -> None:
-    """Right or wrong, bcrypt runs once for it, for any number of requests at a time."""
+    """Bcrypt runs once per password, right or wrong, for any number of concurrent requests."""
     counted = Counted()
     passwords = PasswordVerifier({b"alice": HASH.encode()}, executor, 4, counted)
     counted.gate.clear()
@@ -105,7 +105,7 @@ async def test_an_answer_is_remembered(executor: ThreadPoolExecutor) -> None:
 
 
 async def test_wrong_passwords_do_not_push_out_right_ones(executor: ThreadPoolExecutor) -> None:
-    """However many there are; of them only the last are remembered."""
+    """Any number of wrong passwords leaves the right ones cached; only the last wrong ones are."""
     counted = Counted()
     passwords = PasswordVerifier({b"alice": HASH.encode()}, executor, 4, counted)
     assert await passwords.is_valid(b"alice", b"sesame")
@@ -121,7 +121,7 @@ async def test_wrong_passwords_do_not_push_out_right_ones(executor: ThreadPoolEx
 
 
 async def test_an_unknown_user_costs_what_a_known_one_does(executor: ThreadPoolExecutor) -> None:
-    """Bcrypt with a hash of the same cost, the same for the same name; and never lets in."""
+    """An unknown user runs bcrypt with a hash of equal cost, the same per name, and is denied."""
     counted = Counted()
     hashes = [HASH.replace("$2b$", kind).encode() for kind in ("$2a$", "$2b$", "$2y$")]
     known = dict(zip([b"a", b"b", b"c"], hashes, strict=True))
@@ -135,7 +135,7 @@ async def test_an_unknown_user_costs_what_a_known_one_does(executor: ThreadPoolE
 
 
 async def test_too_many_wait(executor: ThreadPoolExecutor) -> None:
-    """The rest is turned away at once; what is remembered is answered all the same."""
+    """More waiting passwords are rejected at once; cached ones are still answered."""
     counted = Counted()
     passwords = PasswordVerifier({b"alice": HASH.encode()}, executor, 4, counted)
     assert await passwords.is_valid(b"alice", b"sesame")
@@ -155,7 +155,7 @@ async def test_too_many_wait(executor: ThreadPoolExecutor) -> None:
 
 
 async def test_one_at_a_time() -> None:
-    """Two never run at once: a flood has one core."""
+    """Two verifications never run at once, so a flood uses one core."""
     running, most = 0, 0
     lock = threading.Lock()
 
@@ -177,7 +177,7 @@ async def test_one_at_a_time() -> None:
 
 
 async def test_a_flood_of_wrong_passwords_is_answered(tmp_path: Path) -> None:
-    """401 or 503, none is let in, nothing is left waiting, and who is known goes on."""
+    """Each gets 401 or 503, no queue remains, and users with cached passwords are served."""
     costly = USERS.replace("$04$", "$10$")
     async with front(tmp_path, costly + f"  carol: {HASH}\n") as site:
         assert await site.status(headers=user("carol", "sesame")) == 200

@@ -1,4 +1,4 @@
-"""The file while it is in use: changes are taken over, mistakes are not."""
+"""Reload of the web configuration: valid changes apply, invalid ones do not."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Clock:
 
 
 async def test_a_removed_user_is_out_a_second_later(tmp_path: Path) -> None:
-    """The first request of the next second already meets the new file; not one before."""
+    """The first request of the next second sees the new file; none before does."""
     file, clock = tmp_path / "web.yml", Clock()
     file.write_text(BOTH)
     current = CurrentConfig(file, SelfMetrics(), clock=clock)
@@ -41,7 +41,7 @@ async def test_a_removed_user_is_out_a_second_later(tmp_path: Path) -> None:
 
 
 async def test_changes_reach_requests(tmp_path: Path) -> None:
-    """Users, headers and the rate; a remembered password of a removed user is none."""
+    """Users, headers and rate change; a removed user's cached password is dropped."""
     async with front(tmp_path, BOTH) as site:
         for name in ("alice", "bob"):
             assert await site.status(headers=user(name, "sesame")) == 200
@@ -73,7 +73,7 @@ async def test_changes_reach_requests(tmp_path: Path) -> None:
 async def test_a_bad_file_changes_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str | None, why: str
 ) -> None:
-    """Nobody is let in by it and nobody put out; one line says why, a number says that."""
+    """Admission is unchanged; one log line has the reason and a metric the state."""
     file, clock, metrics = tmp_path / "web.yml", Clock(), SelfMetrics()
     file.write_text(ALICE)
     current = CurrentConfig(file, metrics, clock=clock)
@@ -100,7 +100,7 @@ async def test_a_bad_file_changes_nothing(
 
 
 async def test_protection_is_not_taken_away_while_running(tmp_path: Path) -> None:
-    """What a file lacks that is being written: its end. A restart takes it over."""
+    """A file without its end, still being written, removes no protection; a restart applies it."""
     authority = Authority(tmp_path)
     authority.server()
     base = "tls_server_config:\n  cert_file: server.pem\n  key_file: server-key.pem\n"
@@ -126,7 +126,7 @@ async def test_protection_is_not_taken_away_while_running(tmp_path: Path) -> Non
 
 
 async def test_a_key_that_comes_after_its_certificate(tmp_path: Path) -> None:
-    """The pair is taken over when both are there, the former one serves until then."""
+    """The new pair applies once both files are there; the old pair serves until then."""
     authority = Authority(tmp_path)
     authority.server()
     file, clock = tmp_path / "web.yml", Clock()
@@ -144,7 +144,7 @@ async def test_a_key_that_comes_after_its_certificate(tmp_path: Path) -> None:
 
 
 async def test_a_mounted_secret_is_swapped_by_a_link(tmp_path: Path) -> None:
-    """As Kubernetes does it: the file's own link never changes."""
+    """Kubernetes swaps a directory link; the file's own link never changes."""
     for number, text in enumerate((BOTH, ALICE)):
         (tmp_path / str(number)).mkdir()
         (tmp_path / str(number) / "web.yml").write_text(text)

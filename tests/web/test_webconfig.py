@@ -1,4 +1,4 @@
-"""The web configuration file: what is taken, what is refused, and never anything else."""
+"""The web configuration file: accepted files, and one-line errors for all others."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ NEWER = {
 
 @pytest.mark.parametrize("text", [*ACCEPTED.values(), *NEWER.values()], ids=[*ACCEPTED, *NEWER])
 def test_what_is_taken(directory: Path, text: str) -> None:
-    """Files as they are written for other exporters."""
+    """Files written for other exporters are accepted."""
     read(directory, text)
 
 
@@ -123,7 +123,7 @@ def promtool(file: Path) -> str:
 @needs_promtool
 @pytest.mark.parametrize("text", ACCEPTED.values(), ids=ACCEPTED)
 def test_promtool_takes_the_same(directory: Path, text: str) -> None:
-    """So the table above is the toolkit's, not ours."""
+    """Promtool accepts the same files, so that the table above is exporter-toolkit's."""
     file = directory / "web.yml"
     file.write_text(text)
 
@@ -135,7 +135,7 @@ EXAMPLES = re.findall(r"```yaml\n(.*?)```", SECURITY.read_text(), re.DOTALL)
 
 @pytest.mark.parametrize("text", EXAMPLES)
 def test_the_documents_examples(directory: Path, text: str) -> None:
-    """Taken as they stand, by promtool as well but for keys that are newer than it."""
+    """The documents' examples are valid, also for promtool unless a key is newer than it."""
     file = directory / "web.yml"
     read(directory, text)
     older = "\n".join(
@@ -244,7 +244,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("text", "why"), REFUSED.items(), ids=range(len(REFUSED)))
 def test_what_is_refused(directory: Path, text: str, why: str) -> None:
-    """By name, in one line that begins with a file and says what to do about it."""
+    """The error is one line that begins with the file and names the key and the remedy."""
     with pytest.raises(ConfigError) as refused:
         read(directory, text)
 
@@ -254,7 +254,7 @@ def test_what_is_refused(directory: Path, text: str, why: str) -> None:
 
 
 def test_files_that_cannot_be_read(directory: Path) -> None:
-    """None there, a directory, not text, too long, and a name that none can have."""
+    """Missing, directory, binary, too long and impossible names give an error."""
     for path, why in {
         directory / "gone.yml": "No such file",
         directory: "it is not a file",
@@ -269,7 +269,7 @@ def test_files_that_cannot_be_read(directory: Path) -> None:
 
 
 def test_aliases_cost_what_they_are(directory: Path) -> None:
-    """Nine levels of nine would be a thousand million; here each is looked at once, or never."""
+    """Nine levels of nine aliases would expand to a billion nodes; each is visited at most once."""
     levels = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     levels += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 9)]
     users = f"basic_auth_users: &b\n  alice: {HASH}\n"
@@ -283,7 +283,7 @@ def test_aliases_cost_what_they_are(directory: Path) -> None:
 def test_relative_paths_are_relative_to_the_file(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not to where the process was started."""
+    """Paths do not depend on the working directory."""
     monkeypatch.chdir("/")
 
     assert read(directory, SERVER).tls is not None
@@ -291,7 +291,7 @@ def test_relative_paths_are_relative_to_the_file(
 
 
 def test_certificates_inline(directory: Path) -> None:
-    """As block texts; secrets are in no repr."""
+    """Certificates can be block texts; no repr shows secrets."""
     document = {
         "tls_server_config": {
             "cert": (directory / "server.pem").read_text(),
@@ -316,7 +316,7 @@ def test_certificates_inline(directory: Path) -> None:
     ],
 )  # fmt: skip
 def test_durations_are_gos(directory: Path, text: str, seconds: float) -> None:
-    """In all its units."""
+    """All of Go's units work."""
     config = read(directory, f"rate_limit: {{interval: {text}, burst: 2}}")
 
     assert config.rate_limit == RateLimit(seconds, 2)
@@ -343,7 +343,7 @@ SYNTAX = st.text(
 
 @given(st.text() | SYNTAX | st.binary() | TREES.map(yaml.safe_dump))
 def test_any_file_is_taken_or_refused(content: str | bytes) -> None:
-    """No text, bytes or tree of the right keys raises anything else."""
+    """No text, bytes or tree of known keys raises anything but ConfigError."""
     with tempfile.TemporaryDirectory() as name:
         file = Path(name) / "web.yml"
         text = content.encode("utf-8", "replace") if isinstance(content, str) else content

@@ -75,7 +75,7 @@ class _DialectQuery(NamedTuple):
     """Engines of one dialect, or of none, that have a family, as a query to ``GroupCache``."""
 
     placed: Placed | None
-    question: GroupQuery
+    query: GroupQuery
 
     @property
     def is_mirrored(self) -> bool:
@@ -110,9 +110,9 @@ class AggregatedSeries:
     def series(self, family: Family) -> Iterator[Series | None]:
         """Yield the series of ``family`` at one moment; None asks to yield to the event loop."""
         queries = self._queries(family)
-        if any(self._groups.cached(one.question) is None for one in queries):
+        if any(self._groups.cached(one.query) is None for one in queries):
             for one in queries:
-                yield from self._groups.prepare(one.question, mirrored=one.is_mirrored)
+                yield from self._groups.prepare(one.query, mirrored=one.is_mirrored)
             # Engines may have connected meanwhile.
             queries = self._queries(family)
         found = [*self._contributions(family, queries)]
@@ -126,23 +126,23 @@ class AggregatedSeries:
         """Return the engines that have ``family`` now, by dialect, without empty dialects."""
         if not family.assignments:
             all_engines = self._open_engines(family)
-            question = GroupQuery(all_engines, (), family.kind != "gauge")
-            return [_DialectQuery(None, question)] if all_engines else []
+            query = GroupQuery(all_engines, (), family.kind != "gauge")
+            return [_DialectQuery(None, query)] if all_engines else []
         found = []
         for dialect, placed in family.assignments.items():
             shown = self._groups.engines_of_row(dialect, placed)
             if shown:
                 hidden = missing_engine_labels(placed.row.labels)
-                question = GroupQuery(shown, hidden, placed.row.kind != "gauge")
-                found.append(_DialectQuery(placed, question))
+                query = GroupQuery(shown, hidden, placed.row.kind != "gauge")
+                found.append(_DialectQuery(placed, query))
         return found
 
     def _contributions(
         self, family: Family, queries: Iterable[_DialectQuery]
     ) -> Iterator[Iterable[_Contribution | None]]:
         """Copy the values that all engines have of ``family`` now, to be read afterwards."""
-        for placed, question in queries:
-            found = self._groups.group(question)
+        for placed, query in queries:
+            found = self._groups.group(query)
             if placed is None:
                 yield self._self_described(family, found)
                 continue
@@ -154,11 +154,11 @@ class AggregatedSeries:
             engines = [engine for _, some in contributors for engine in some]
             if isinstance(row.source, Info):
                 name = row.source.name
-                said = [
+                infos_by_group = [
                     (own, [e.info[name] for e in some if name in e.info])
                     for own, some in contributors
                 ]
-                yield self._info(said)
+                yield self._info(infos_by_group)
             elif placed.where == "histogram":
                 yield self._from_slots(
                     placed, contributors, row_histograms(placed, engines, histogram_state)
@@ -209,9 +209,9 @@ class AggregatedSeries:
                     yield _Contribution(outer, self._own(names, key, unless_empty=total), (value,))
 
     def _info(
-        self, said: Iterable[tuple[Labels, Sequence[Mapping[str, str]]]]
+        self, infos_by_group: Iterable[tuple[Labels, Sequence[Mapping[str, str]]]]
     ) -> Iterator[_Contribution | None]:
-        for outer, infos in said:
+        for outer, infos in infos_by_group:
             if infos:
                 labels = yield from aggregate_info(infos)
                 own = (
@@ -235,19 +235,19 @@ class AggregatedSeries:
             capacity[group.labels] = sum(
                 int(one) for one in contributors if one.isascii() and one.isdigit()
             )
-        kept = [
+        adapters_by_group = [
             (group.labels, [item for e in group.members for item in e.keyed[slot].items()])
             for group in groups
         ]
-        return self._aggregated_adapters(placed, kept, capacity)
+        return self._aggregated_adapters(placed, adapters_by_group, capacity)
 
     def _aggregated_adapters(
         self,
         placed: Placed,
-        kept: Iterable[tuple[Labels, Sequence[tuple[Key, Number]]]],
+        adapters_by_group: Iterable[tuple[Labels, Sequence[tuple[Key, Number]]]],
         capacity: Mapping[Labels, int],
     ) -> Iterator[_Contribution]:
-        for outer, combinations in kept:
+        for outer, combinations in adapters_by_group:
             if combinations:
                 key = (
                     str(capacity.get(outer, 0)),
@@ -286,8 +286,8 @@ class AggregatedSeries:
             children = [copy[3] for copy in some]
             if max(map(len, children)) == 1:
                 keys = [key for each in children for key, _ in each]
-                said = [dict(zip(family.labels, key, strict=True)) for key in keys]
-                yield from self._info([(outer, said)])
+                infos_by_group = [dict(zip(family.labels, key, strict=True)) for key in keys]
+                yield from self._info([(outer, infos_by_group)])
             else:
                 yield from self._from_snapshots([one], iter(some), None)
 

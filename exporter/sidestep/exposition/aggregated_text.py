@@ -41,9 +41,9 @@ class AggregatedPage(AggregatedSeries):
 
         Each family is of one moment. An empty piece means that the next one takes a while.
         """
-        kept = (self._heads, self._pairs, self._templates, self._bound_indexes)
-        if sum(len(one) for one in kept) > MAX_TEXTS:
-            for one in kept:
+        caches = (self._heads, self._pairs, self._templates, self._bound_indexes)
+        if sum(len(one) for one in caches) > MAX_TEXTS:
+            for one in caches:
                 one.clear()
         self.refresh()
         for family in self.families(names):
@@ -61,12 +61,12 @@ class AggregatedPage(AggregatedSeries):
             yield texts
 
     def _head(self, family: Family, *, openmetrics: bool) -> bytes:
-        asked = family.name, family.kind, family.help, openmetrics
-        known = self._heads.get(asked)
+        cache_key = family.name, family.kind, family.help, openmetrics
+        known = self._heads.get(cache_key)
         if known is None:
-            name, kind, text, _ = asked
+            name, kind, text, _ = cache_key
             known = header(name, kind, text, openmetrics=openmetrics).encode()
-            self._heads[asked] = known
+            self._heads[cache_key] = known
         return known
 
     def _text(self, family: Family, labels: Labels, value: Value) -> bytes:
@@ -96,7 +96,7 @@ class AggregatedPage(AggregatedSeries):
             return indexes
 
     def _histogram(self, family: Family, pairs: bytes, state: State) -> bytes:
-        bounds, told, total = state
+        bounds, bucket_counts, total = state
         labelled = bool(pairs)
         indexes = self._shown(family, bounds)
         text = self._templates.get((family.name, bounds, labelled))
@@ -104,7 +104,7 @@ class AggregatedPage(AggregatedSeries):
             shown = bounds if indexes is None else tuple(bounds[index] for index in indexes)
             text = histogram_template(family.name, family.kind, shown, labelled=labelled)
             self._templates[family.name, bounds, labelled] = text
-        counts = [*accumulate(told)]
+        counts = [*accumulate(bucket_counts)]
         buckets = counts
         if family.kind == "summary":
             buckets = []

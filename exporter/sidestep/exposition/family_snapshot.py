@@ -104,8 +104,8 @@ def snapshot_engines(
             for engine in engines:
                 settle(engine)
         slot = placed.slots[0]
-        kept = [engine.keyed[slot].copy() for engine in engines]
-        return _keyed_snapshots(placed, engines, label_versions, kept)
+        stored = [engine.keyed[slot].copy() for engine in engines]
+        return _keyed_snapshots(placed, engines, label_versions, stored)
     if placed is not None and isinstance(placed.row.source, Info):
         info_name = placed.row.source.name
         return _info_snapshots(
@@ -139,10 +139,12 @@ def _keyed_snapshots(
     placed: Placed,
     engines: Sequence[Engine],
     label_versions: Sequence[int],
-    kept: Sequence[Mapping[Key, Number]],
+    values_by_engine: Sequence[Mapping[Key, Number]],
 ) -> Iterator[EngineSnapshot[HistogramCopy]]:
     names, per = placed.row.own_labels, placed.row.per
-    for engine, label_version, values in zip(engines, label_versions, kept, strict=True):
+    for engine, label_version, values in zip(
+        engines, label_versions, values_by_engine, strict=True
+    ):
         children: Children[HistogramCopy] = [*values.items()]
         yield engine, label_version, names, children if per == 1 else _scaled(children, per)
 
@@ -150,10 +152,10 @@ def _keyed_snapshots(
 def _info_snapshots(
     engines: Sequence[Engine],
     label_versions: Sequence[int],
-    info_name: Sequence[Mapping[str, str] | None],
+    infos: Sequence[Mapping[str, str] | None],
 ) -> Iterator[EngineSnapshot[HistogramCopy]]:
     """Yield info metrics: their values are in the labels, which the next Hello replaces."""
-    for engine, label_version, labels in zip(engines, label_versions, info_name, strict=True):
+    for engine, label_version, labels in zip(engines, label_versions, infos, strict=True):
         if labels is None:
             yield engine, label_version, (), []
         else:
@@ -181,20 +183,22 @@ def _open_snapshots(
     copy: Callable[[Histogram], HistogramCopy],
 ) -> Iterator[EngineSnapshot[HistogramCopy]]:
     """Yield families that Samples items feed; their senders may have labels besides the row's."""
-    kept: list[tuple[Key, Mapping[Key, Number | HistogramCopy]]] = []
+    values_by_engine: list[tuple[Key, Mapping[Key, Number | HistogramCopy]]] = []
     for one in found:
         if one is None:
-            kept.append(((), {}))
+            values_by_engine.append(((), {}))
         elif one.kind in OBSERVED:
             children = one.children.items()
-            kept.append((one.labels, {k: copy(v) for k, v in children if isinstance(v, Histogram)}))
+            values_by_engine.append(
+                (one.labels, {k: copy(v) for k, v in children if isinstance(v, Histogram)})
+            )
         else:
             # All are numbers: a family accepts only samples of its kind.
-            kept.append((one.labels, cast("dict[Key, Number]", one.children.copy())))
+            values_by_engine.append((one.labels, cast("dict[Key, Number]", one.children.copy())))
     return (
         (engine, label_version, names, [*values.items()])
         for engine, label_version, (names, values) in zip(
-            engines, label_versions, kept, strict=True
+            engines, label_versions, values_by_engine, strict=True
         )
     )
 

@@ -86,12 +86,13 @@ class Grouping:
 
     def contributors(self, row: Row) -> list[Contributors]:
         """Return the engines whose values of ``row`` count, by group."""
-        told = self._representatives if row.mirrored else self._members
-        if told and row.name in told[0][1][0].layout.gated:
+        contributors = self._representatives if row.mirrored else self._members
+        if contributors and row.name in contributors[0][1][0].layout.gated:
             return [
-                (labels, [e for e in some if row.feature in e.features]) for labels, some in told
+                (labels, [e for e in some if row.feature in e.features])
+                for labels, some in contributors
             ]
-        return told
+        return contributors
 
     @functools.cached_property
     def _members(self) -> list[Contributors]:
@@ -123,33 +124,35 @@ class GroupCache:
         self._registry = registry
         self._dropped = series_filter.dropped_labels
         self._selections = Selections(registry)
-        self._common: dict[tuple[int, Key], Labels] = {}
+        self._common_label_sets: dict[tuple[int, Key], Labels] = {}
         self._replicas: dict[int, Replica] = {}
-        self._known: dict[tuple[Key, bool], list[Grouping]] = {}
+        self._groupings: dict[tuple[Key, bool], list[Grouping]] = {}
         """Groupings by hidden labels and whether values are cumulative; the last used one first."""
         self._version = -1
         self._retired: dict[Layout, list[Engine]] = {}
-        self._asked: dict[tuple[int, Key, bool], tuple[GroupQuery, Grouping]] = {}
+        self._by_query: dict[tuple[int, Key, bool], tuple[GroupQuery, Grouping]] = {}
         """Groupings at this registry version, by address of a list that the entry holds."""
-        self._looks: Sequence[int] = ()
+        self._label_versions: Sequence[int] = ()
 
     def refresh(self) -> None:
         """Start a page: drop what belongs to engines that are gone."""
         self._selections.refresh()
         self._version = -1
-        self._asked = {}
-        there = chain(self._registry.engines.values(), self._registry.kept.values())
-        label_versions = [engine.looks for engine in there]
-        if label_versions != self._looks:
-            self._looks = label_versions
+        self._by_query = {}
+        present = chain(self._registry.engines.values(), self._registry.kept.values())
+        label_versions = [engine.looks for engine in present]
+        if label_versions != self._label_versions:
+            self._label_versions = label_versions
             known = frozenset(label_versions)
-            self._known = {
-                asked: [
-                    one for one in kept if known.issuperset((*one.label_versions, *one.retired))
+            self._groupings = {
+                key: [
+                    one
+                    for one in groupings
+                    if known.issuperset((*one.label_versions, *one.retired))
                 ]
-                for asked, kept in self._known.items()
+                for key, groupings in self._groupings.items()
             }
-        for texts in (self._common, self._replicas):
+        for texts in (self._common_label_sets, self._replicas):
             if len(texts) > MAX_LABEL_SETS:
                 texts.clear()
 
@@ -161,12 +164,12 @@ class GroupCache:
         """Return the engines of all dialects."""
         return self._selections.of_all(live=live).engines
 
-    def prepare(self, question: GroupQuery, *, mirrored: bool) -> Iterator[None]:
+    def prepare(self, query: GroupQuery, *, mirrored: bool) -> Iterator[None]:
         """Read the labels of engines that ``group`` would read for the first time, in slices."""
         spent = 0
-        for engine in (*self._retired_beside(question), *question.shown):
-            if (engine.looks, question.hidden) not in self._common:
-                self._common_labels(engine, question.hidden)
+        for engine in (*self._retired_beside(query), *query.shown):
+            if (engine.looks, query.hidden) not in self._common_label_sets:
+                self._common_labels(engine, query.hidden)
                 spent += 1
             if mirrored and engine.looks not in self._replicas:
                 self._replica(engine)
@@ -175,74 +178,74 @@ class GroupCache:
                 yield
                 spent = 0
 
-    def cached(self, question: GroupQuery) -> Grouping | None:
+    def cached(self, query: GroupQuery) -> Grouping | None:
         """Return the grouping for ``question`` if the cache has it."""
-        shown, hidden, counts = question
-        retired = self._retired_beside(question)
-        asked = self._asked.get((id(shown), hidden, counts))
-        if asked is not None:
-            return asked[1]
+        shown, hidden, counts = query
+        retired = self._retired_beside(query)
+        entry = self._by_query.get((id(shown), hidden, counts))
+        if entry is not None:
+            return entry[1]
         label_versions = [engine.looks for engine in shown]
-        left = [engine.looks for engine in retired]
-        kept = self._known.get((hidden, counts), [])
-        for place, known in enumerate(kept):
+        retired_versions = [engine.looks for engine in retired]
+        groupings = self._groupings.get((hidden, counts), [])
+        for index, known in enumerate(groupings):
             # Label versions are unique: no two engines share one, and none is used again.
-            if known.label_versions == label_versions and known.retired == left:
-                kept.insert(0, kept.pop(place))
-                self._asked[id(shown), hidden, counts] = question, known
+            if known.label_versions == label_versions and known.retired == retired_versions:
+                groupings.insert(0, groupings.pop(index))
+                self._by_query[id(shown), hidden, counts] = query, known
                 return known
         return None
 
-    def group(self, question: GroupQuery) -> Grouping:
+    def group(self, query: GroupQuery) -> Grouping:
         """Return the grouping for ``question``."""
-        known = self.cached(question)
+        known = self.cached(query)
         if known is None:
-            shown, hidden, counts = question
-            known = self._grouped(shown, self._retired_beside(question), hidden)
-            kept = self._known.setdefault((hidden, counts), [])
-            kept.insert(0, known)
-            del kept[MAX_GROUPINGS:]
-            self._asked[id(shown), hidden, counts] = question, known
+            shown, hidden, counts = query
+            known = self._grouped(shown, self._retired_beside(query), hidden)
+            groupings = self._groupings.setdefault((hidden, counts), [])
+            groupings.insert(0, known)
+            del groupings[MAX_GROUPINGS:]
+            self._by_query[id(shown), hidden, counts] = query, known
         return known
 
     def _grouped(self, shown: Sequence[Engine], retired: Sequence[Engine], hidden: Key) -> Grouping:
         by_labels: dict[Labels, list[Engine]] = {}
         for engine in shown:
             by_labels.setdefault(self._common_labels(engine, hidden), []).append(engine)
-        before: dict[Labels, list[Engine]] = {}
-        there = set(shown)
+        retired_members: dict[Labels, list[Engine]] = {}
+        present = set(shown)
         for engine in retired:
             labels = self._common_labels(engine, hidden)
-            if labels in by_labels and engine not in there:
-                before.setdefault(labels, []).append(engine)
+            if labels in by_labels and engine not in present:
+                retired_members.setdefault(labels, []).append(engine)
         groups = [
-            Group(labels, before.get(labels, []) + members, self._replica)
+            Group(labels, retired_members.get(labels, []) + members, self._replica)
             for labels, members in by_labels.items()
         ]
         return Grouping([e.looks for e in shown], [e.looks for e in retired], groups)
 
-    def _retired_beside(self, question: GroupQuery) -> Sequence[Engine]:
+    def _retired_beside(self, query: GroupQuery) -> Sequence[Engine]:
         """Return engines that are no longer exposed but whose totals stay in the sums."""
         registry = self._registry
         if self._version != registry.version:
             self._version = registry.version
-            self._asked = {}
+            self._by_query = {}
             self._retired = {}
             absent = [engine for engine in registry.engines.values() if engine.absent]
             for engine in (*registry.kept.values(), *absent):
                 self._retired.setdefault(engine.layout, []).append(engine)
-        if not question.counts or not self._dropped or not self._retired:
+        if not query.counts or not self._dropped or not self._retired:
             return ()
-        layouts = dict.fromkeys([engine.layout for engine in question.shown])
+        layouts = dict.fromkeys([engine.layout for engine in query.shown])
         return [engine for layout in layouts for engine in self._retired.get(layout, ())]
 
     def _common_labels(self, engine: Engine, hidden: Key) -> Labels:
         """Return the labels of ``engine`` that remain on this page."""
-        known = self._common.get((engine.looks, hidden))
+        known = self._common_label_sets.get((engine.looks, hidden))
         if known is None:
             pairs = engine.labels.items()
             shown = ((n, v) for n, v in pairs if n not in self._dropped and n not in hidden)
-            known = self._common[engine.looks, hidden] = tuple(sorted(shown))
+            known = self._common_label_sets[engine.looks, hidden] = tuple(sorted(shown))
         return known
 
     def _replica(self, engine: Engine) -> Replica:

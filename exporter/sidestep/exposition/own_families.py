@@ -32,7 +32,7 @@ class OwnFamilies:
 
     def __init__(self, registry: OwnRegistry) -> None:
         self._registry = registry
-        self._heads: dict[tuple[str, bool], bytes] = {}
+        self._headers: dict[tuple[str, bool], bytes] = {}
         self._series: dict[tuple[str, Labels], str] = {}
         self._labels: dict[tuple[str, Labels], bytes] = {}
         self._parts: dict[tuple[str, bool], dict[int, _Part]] = {}
@@ -43,16 +43,16 @@ class OwnFamilies:
 
         An empty piece means that the next one takes a while.
         """
-        for kept in (self._series, self._labels):
-            if len(kept) > MAX_TEXTS:
-                kept.clear()
+        for cache in (self._series, self._labels):
+            if len(cache) > MAX_TEXTS:
+                cache.clear()
         for found in self._registry.metrics.samples(names):
             if found is None:
                 yield b""
             elif form == "protobuf":
                 yield from self._messages(*found)
             else:
-                yield self._head(found[0], openmetrics=form == "openmetrics")
+                yield self._header(found[0], openmetrics=form == "openmetrics")
                 yield from self._written(*found, self._lines, is_protobuf=False)
         others: Any = self._registry.others
         yield WRITERS[form](others.restricted_registry(names) if names else others)
@@ -84,11 +84,11 @@ class OwnFamilies:
         for start in [start for start in parts if start >= len(samples)]:
             del parts[start]
 
-    def _head(self, row: SelfRow, *, openmetrics: bool) -> bytes:
-        found = self._heads.get((row.name, openmetrics))
+    def _header(self, row: SelfRow, *, openmetrics: bool) -> bytes:
+        found = self._headers.get((row.name, openmetrics))
         if found is None:
             found = header(row.name, row.kind, row.help, openmetrics=openmetrics).encode()
-            self._heads[row.name, openmetrics] = found
+            self._headers[row.name, openmetrics] = found
         return found
 
     def _lines(self, row: SelfRow, samples: Sequence[Sample]) -> bytes:
@@ -104,11 +104,13 @@ class OwnFamilies:
     def _metrics(self, row: SelfRow, samples: Sequence[Sample]) -> bytes:
         found: list[bytes] = []
         for labels, value in samples:
-            own = self._labels.get((row.name, labels))
-            if own is None:
+            label_bytes = self._labels.get((row.name, labels))
+            if label_bytes is None:
                 pairs = sorted(zip(row.labels, labels, strict=True))
-                own = self._labels[row.name, labels] = proto_format.labels(pairs)
-            found.append(proto_format.metric(own, proto_format.single(row.kind, float(value))))
+                label_bytes = self._labels[row.name, labels] = proto_format.labels(pairs)
+            found.append(
+                proto_format.metric(label_bytes, proto_format.single(row.kind, float(value)))
+            )
         return b"".join(found)
 
 

@@ -91,13 +91,13 @@ class _Family:
         spent = 0
         for engine, _, names, children in found:
             for key, value in children:
-                own = engine.marks.get((self._family.name, key))
-                if own is None:
-                    own = self._labels(engine, names, key)
+                label_bytes = engine.marks.get((self._family.name, key))
+                if label_bytes is None:
+                    label_bytes = self._labels(engine, names, key)
                     spent += NEW_LABELS_COST
                 if isinstance(value, tuple):
                     spent += CHANGED_COST
-                self.add(own, value, engine.created)
+                self.add(label_bytes, value, engine.created)
                 spent += 1
                 if spent >= PER_SLICE:
                     yield []
@@ -111,16 +111,16 @@ class _Family:
             return []
         return proto_format.family(family.name, self._kind, family.help, self._metrics)
 
-    def add(self, own: bytes, value: Number | HistogramSnapshot, created: float) -> None:
+    def add(self, label_bytes: bytes, value: Number | HistogramSnapshot, created: float) -> None:
         """Add one series by its encoded labels."""
         if isinstance(value, bytes):
             encoded = value
         elif isinstance(value, tuple):
-            kept, state = value
-            encoded = self._encoded(kept, state, created)
+            histogram, state = value
+            encoded = self._encoded(histogram, state, created)
         else:
             encoded = proto_format.single(self._kind, value, created)
-        self._metrics.append(proto_format.metric(own, encoded))
+        self._metrics.append(proto_format.metric(label_bytes, encoded))
 
     def _labels(self, engine: Engine, names: Key, key: Key) -> bytes:
         family = self._family
@@ -131,15 +131,15 @@ class _Family:
             engine.marks[family.name, key] = found
         return found
 
-    def _encoded(self, kept: Histogram, state: Histogram, created: float) -> bytes:
+    def _encoded(self, histogram: Histogram, state: Histogram, created: float) -> bytes:
         """Encode ``state``, and cache the bytes in ``kept`` if it has not changed since."""
         if isinstance(state, NativeHistogram) and isinstance(state.encoded, bytes):
             # Another page encoded it, and the engine's histogram may have changed since.
             return state.encoded
         found = self._histogram(state, created)
-        if isinstance(state, NativeHistogram) and isinstance(kept, NativeHistogram):
-            if kept.encoded is state:
-                kept.encoded = found
+        if isinstance(state, NativeHistogram) and isinstance(histogram, NativeHistogram):
+            if histogram.encoded is state:
+                histogram.encoded = found
             state.encoded = found
         return found
 

@@ -115,7 +115,7 @@ class StatsLog:
             found.append((self._level(engine.id, line), line))
         known = self.registry.engines.keys() | self.registry.kept.keys()
         if len(self._before) > 2 * len(known):
-            self._before = {who: t for who, t in self._before.items() if who in known}
+            self._before = {name: t for name, t in self._before.items() if name in known}
             self._busy &= {*known, ""}
         if len(engines) > 1:
             sums = zip(*map(dataclasses.astuple, differences), strict=True)
@@ -123,12 +123,12 @@ class StatsLog:
             found.append((self._level("", line), line))
         return found
 
-    def _level(self, who: str, line: Line) -> int:
-        was_busy = who in self._busy
+    def _level(self, name: str, line: Line) -> int:
+        was_busy = name in self._busy
         if line.prompt_throughput or line.generation_throughput:
-            self._busy.add(who)
+            self._busy.add(name)
             return logging.INFO
-        self._busy.discard(who)
+        self._busy.discard(name)
         return logging.INFO if was_busy else logging.DEBUG
 
     async def run(self, interval: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -143,7 +143,7 @@ class StatsLog:
             last = now
 
 
-def _line(who: str, engines: Sequence[Engine], since: _Totals, interval: float) -> Line:
+def _line(name: str, engines: Sequence[Engine], since: _Totals, interval: float) -> Line:
     def total(name: str) -> float:
         return sum(scalar(engine, name) for engine in engines)
 
@@ -156,7 +156,7 @@ def _line(who: str, engines: Sequence[Engine], since: _Totals, interval: float) 
 
     deferred = [engine.layout.find("vllm:num_requests_waiting_by_reason") for engine in engines]
     return Line(
-        who=who,
+        who=name,
         engines=len(engines),
         prompt_throughput=since.prompt / interval,
         generation_throughput=since.generation / interval,

@@ -34,7 +34,7 @@ class Connection(asyncio.Protocol):
         self._limits = limits
         self._loop = asyncio.get_running_loop()
         self._inner: asyncio.Protocol | None = None
-        self._answering = False
+        self._is_responding = False
         self._received = 0
         self.peer = peer
         self.transport: asyncio.Transport | None = None
@@ -58,7 +58,7 @@ class Connection(asyncio.Protocol):
         """Forward received bytes; abort a peer that sends more than a request may have."""
         if self._inner is None or self.transport is None:
             return
-        if not self._received and not self._answering:
+        if not self._received and not self._is_responding:
             self.deadline = min(self.deadline, self._loop.time() + self._limits.request_seconds)
         self._received += len(data)
         if self._received > self._limits.body_bytes:
@@ -68,13 +68,13 @@ class Connection(asyncio.Protocol):
 
     def request_started(self) -> None:
         """Start the response's deadline: the head of a request is complete."""
-        self._answering = self.has_sent_request = True
+        self._is_responding = self.has_sent_request = True
         self._received = 0
         self.deadline = self._loop.time() + self._limits.response_seconds
 
     def response_finished(self) -> None:
         """Start the idle deadline, or that of the next request if it has begun to arrive."""
-        self._answering = False
+        self._is_responding = False
         timeout = (
             self._limits.request_seconds
             if self._received

@@ -32,7 +32,7 @@ class Guard:
         self._current = current
         self._metrics = metrics
         self._limits = limits
-        self._answers = ResponseLimiter(limits)
+        self._responses = ResponseLimiter(limits)
         self._limited = RateLimitedLog(log)
         self._executor = ThreadPoolExecutor(1, "sidestep-bcrypt")
         self._config = WebConfig()
@@ -62,7 +62,7 @@ class Guard:
 
     @web.middleware
     async def _middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        with _answering():
+        with _response_deadline():
             await self._current.refreshed()
             refusal = await self._refusal(request)
             if refusal is not None:
@@ -70,9 +70,9 @@ class Guard:
             try:
                 if request.path.startswith("/-/"):
                     return await handler(request)
-                async with self._answers.turn():
+                async with self._responses.render_slot():
                     response = await handler(request)
-                return await self._answers.send(request, response)
+                return await self._responses.send(request, response)
             except Overload:
                 self._metrics.add("sidestep_http_refused_total", 1, "overload")
                 self._limited.warning("overload", "too many requests at once")
@@ -111,7 +111,7 @@ class Guard:
 
 
 @contextlib.contextmanager
-def _answering() -> Iterator[None]:
+def _response_deadline() -> Iterator[None]:
     connection = serving.get()
     connection.request_started()
     try:

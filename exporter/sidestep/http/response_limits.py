@@ -21,12 +21,12 @@ class ResponseLimiter:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._turns = asyncio.Semaphore(limits.concurrent_renders)
+        self._render_slots = asyncio.Semaphore(limits.concurrent_renders)
         self._waiting = 0
         self.unsent = 0
 
     @contextlib.asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
+    async def render_slot(self) -> AsyncIterator[None]:
         """Wait for one of the concurrent renders.
 
         Raises:
@@ -36,13 +36,13 @@ class ResponseLimiter:
             raise Overload
         self._waiting += 1
         try:
-            await self._turns.acquire()
+            await self._render_slots.acquire()
         finally:
             self._waiting -= 1
         try:
             yield
         finally:
-            self._turns.release()
+            self._render_slots.release()
 
     async def send(self, request: web.Request, response: web.StreamResponse) -> web.StreamResponse:
         """Send a long body as the client reads it.

@@ -60,7 +60,7 @@ def application(
         packed = _takes_gzip(request)
         if packed:
             parts = await pack(parts)
-        return _answer(parts, JSON, packed=packed)
+        return _make_response(parts, JSON, packed=packed)
 
     pod_path = path.rstrip("/") + POD_PATH
     app = web.Application()
@@ -87,10 +87,10 @@ async def _page(pages: Pages, view: str, request: web.Request) -> web.StreamResp
     names = frozenset(request.query.getall("name[]", []))
     packed = _takes_gzip(request)
     parts = await pages.page(view, form, names, packed=packed)
-    return _answer(parts, CONTENT_TYPES[form], packed=packed)
+    return _make_response(parts, CONTENT_TYPES[form], packed=packed)
 
 
-def _answer(parts: Sequence[bytes], kind: str, *, packed: bool) -> web.StreamResponse:
+def _make_response(parts: Sequence[bytes], kind: str, *, packed: bool) -> web.StreamResponse:
     """Return a response with this body, gzipped if ``packed``."""
     # A cache in between must not return one format to a client that asked for another.
     headers = {"Content-Type": kind, "Vary": "Accept, Accept-Encoding"}

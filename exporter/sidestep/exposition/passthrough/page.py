@@ -247,8 +247,8 @@ class Page:
         return self._known.get(raw[:-1]) or self._series(raw, head.name, head.labels), value
 
     def _series(self, raw: bytes, name: str, labels: Labels) -> Series:
-        kept = self._pairs.setdefault
-        labels = tuple([kept(pair, pair) for pair in add_labels(labels, self.labels)])
+        intern_pair = self._pairs.setdefault
+        labels = tuple([intern_pair(pair, pair) for pair in add_labels(labels, self.labels)])
         text = parser.series_text(name, labels)
         pairs = tuple(sorted(labels))
         if not all(dict(pairs).values()):
