@@ -24,7 +24,7 @@ from sidestep.engines.items import VllmRejection, VllmSleep, encode_item
 from sidestep.errors import ConfigError, WireError
 from sidestep.exposition.text_page import render
 from sidestep.federation.messages import FORWARD_VERSION, Forward, Standing, encode_forward
-from sidestep.http.config_files import Files
+from sidestep.http.config_files import WatchedFiles
 from sidestep.http.web_config import load
 from sidestep.protocol.limits import VERSION
 from sidestep.protocol.messages import (
@@ -177,7 +177,7 @@ def web(data: bytes) -> None:
         path = Path(directory) / "web.yml"
         path.write_bytes(data)
         with contextlib.suppress(ConfigError):
-            load(path, Files())
+            load(path, WatchedFiles())
 
 
 def _memory() -> str | None:

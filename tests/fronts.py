@@ -1,4 +1,4 @@
-"""A front with a small application behind it, real certificates, and clients to try it with."""
+"""An HTTP server with a small application, real certificates, and test clients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import trustme
 from aiohttp import web
 
 from sidestep.http.limits import Limits
-from sidestep.http.server import Front
+from sidestep.http.server import HttpServer
 from sidestep.telemetry.self_metrics import SelfMetrics
 
 HASH = bcrypt.hashpw(b"sesame", bcrypt.gensalt(4)).decode()
@@ -54,7 +54,7 @@ class Authority:
 class Site:
     """A running front."""
 
-    front: Front
+    front: HttpServer
     metrics: SelfMetrics
     port: int
     file: Path
@@ -135,7 +135,7 @@ async def front(
     if config is not None:
         file.write_text(config)
     metrics = SelfMetrics()
-    served = Front(str(file) if config is not None else "", metrics, limits)
+    served = HttpServer(str(file) if config is not None else "", metrics, limits)
     bound = socket.create_server(("127.0.0.1", 0))
     port = bound.getsockname()[1]
     async with served.serving(app or application(), [bound]):

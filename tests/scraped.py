@@ -1,4 +1,4 @@
-"""Pages that are passed on, without a socket: what is fed and what is shown."""
+"""Passthrough pages without a socket: input and exposed output."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sidestep.exposition.passthrough.page import Page
 from sidestep.exposition.passthrough.parser import Labels
-from sidestep.exposition.passthrough.registry import Passed
+from sidestep.exposition.passthrough.registry import PassthroughRegistry
 from sidestep.exposition.passthrough_text import pieces
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]], object], str]
@@ -26,14 +26,14 @@ class Passing:
         self, *labels: Labels, ours: Collection[str] = (), excluded: Collection[str] = ()
     ) -> None:
         self.ours = frozenset(ours)
-        self.passed = Passed(lambda: [self.ours])
+        self.passed = PassthroughRegistry(lambda: [self.ours])
         self.pages = [self.passed.page(given, excluded) for given in labels or ((),)]
 
     def take(self, text: str | bytes, at: int = 0, size: int = 1 << 16) -> int:
         """Feed a page in chunks of ``size``; in how many slices it was read."""
         data = text.encode() if isinstance(text, str) else text
         chunks = [data[start : start + size] for start in range(0, len(data), size)]
-        return sum(1 for _ in self.pages[at].take(chunks))
+        return sum(1 for _ in self.pages[at].update(chunks))
 
     def show(self, *names: str, openmetrics: bool = False) -> str:
         """What is shown."""

@@ -1,4 +1,4 @@
-"""How much is done between two turns of the event loop, in calls of functions: the same on any machine."""
+"""Work per slice of the event loop, in function calls: the same on any machine."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import sys
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
-from sidestep.exposition.aggregate import Turns
+from sidestep.exposition.aggregate import Steps
 
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 
 MOST = 8000
 """Calls that fit well into a millisecond: some 0.1 us each."""
@@ -49,11 +49,11 @@ def slices(items: Iterator[Any]) -> list[int]:
     return found
 
 
-def made(making: Turns[Made]) -> Made:
-    """What comes of work that gives the loop its turns."""
+def made(making: Steps[Result]) -> Result:
+    """Return the result of work that runs in steps."""
     while True:
         try:
             next(making)
         except StopIteration as done:
-            found: Made = done.value
+            found: Result = done.value
             return found

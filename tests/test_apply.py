@@ -18,9 +18,9 @@ from sidestep.engines.vllm.wire import (
     SpecDecodingStats,
 )
 from sidestep.errors import WireError
-from sidestep.exposition.aggregate import merged_histograms
-from sidestep.exposition.families import families, is_shared, labels_with
-from sidestep.exposition.family_snapshot import combined_of, copies
+from sidestep.exposition.aggregate import aggregate_histograms
+from sidestep.exposition.families import families, is_shared, series_labels
+from sidestep.exposition.family_snapshot import aggregate_snapshot, snapshot_family
 from sidestep.exposition.text_page import render
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.histogram import Histogram
@@ -65,9 +65,9 @@ class Bench:
     def values(self, name: str) -> dict[tuple[str, ...], Any]:
         """Samples of ``name`` by the label values that are not engine or model."""
         (family,) = families(self.registry, {name})
-        found = copies(self.registry, family, Histogram.copy)
+        found = snapshot_family(self.registry, family, Histogram.copy)
         if is_shared(family):
-            combined = combined_of(family, found, merged_histograms)
+            combined = aggregate_snapshot(family, found, aggregate_histograms)
             told = [one for one in combined if one is not None]
             return {tuple(text for _, text in labels): value for labels, value in told}
         return {key: value for _, _, _, children in found for key, value in children}
@@ -563,8 +563,8 @@ def test_labels_are_escaped_once(bench: Bench) -> None:
 def test_every_sample_carries_its_labels(bench: Bench) -> None:
     """Each child of the page names the engine it belongs to, unless its family has no such label."""
     for found in families(bench.registry):
-        row = found.places["vllm"].row
-        for engine, _, names, children in copies(bench.registry, found, Histogram.copy):
+        row = found.assignments["vllm"].row
+        for engine, _, names, children in snapshot_family(bench.registry, found, Histogram.copy):
             for key, _ in children:
-                labels = labels_with(engine, found, names, key)
+                labels = series_labels(engine, found, names, key)
                 assert set(row.labels) <= set(labels) | {"max_lora"}

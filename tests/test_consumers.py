@@ -9,8 +9,8 @@ import pytest
 
 from consumers import Families, aibrix, endpoint_picker, go_text, production_stack
 from intakes import Fed, Step, steps
-from sidestep.exposition.aggregated_text import Merged
-from sidestep.exposition.series_filter import Choice
+from sidestep.exposition.aggregated_text import AggregatedPage
+from sidestep.exposition.series_filter import SeriesFilter
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.messages import EngineInfo
 
@@ -26,7 +26,7 @@ WVA = (
 
 def pod_page(registry: Registry) -> str:
     """The engines' part of the pod's page."""
-    found = Merged(registry, Choice().of_pod).pieces()
+    found = AggregatedPage(registry, SeriesFilter().for_pod).pieces()
     return b"".join(line for family in found for line in family).decode()
 
 

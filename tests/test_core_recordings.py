@@ -17,7 +17,7 @@ from sidestep.engines.apply import Applier
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.items import Item, decode_item
 from sidestep.exposition.families import families
-from sidestep.exposition.family_snapshot import copies, state_of
+from sidestep.exposition.family_snapshot import histogram_state, snapshot_family
 from sidestep.exposition.text_page import render
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.registry import Registry
@@ -92,7 +92,7 @@ class Played:
         (family,) = families(self.registry, {name})
         return {
             key: value
-            for shown, _, _, children in copies(self.registry, family, state_of)
+            for shown, _, _, children in snapshot_family(self.registry, family, histogram_state)
             for key, value in children
             if shown is engine and isinstance(value, int | float)
         }

@@ -1,4 +1,4 @@
-"""Pages as clients see them: formats, filters, health, JSON; read by foreign parsers."""
+"""HTTP pages: formats, filters, health, JSON, read by independent parsers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from conftest import MAIN_RUN, SPEC_RUN, Start
 from pages import get, parse
 from sidestep.app import Exporter
 from sidestep.config.settings import read
-from sidestep.exposition.negotiation import CONTENT_TYPES, Format, chosen
+from sidestep.exposition.negotiation import CONTENT_TYPES, Format, negotiate
 from sidestep_adapters.recording.replay import Replay
 
 
@@ -69,8 +69,8 @@ PROMETHEUS = (
     ],
 )
 def test_openmetrics_only_where_it_is_preferred(accept: str, expected: Format) -> None:
-    """By the weights of the Accept header; whoever asks for nothing gets text."""
-    assert chosen(accept) == expected
+    """The weights of the Accept header decide; without a header the page is text."""
+    assert negotiate(accept) == expected
 
 
 @pytest.mark.parametrize(
@@ -92,11 +92,11 @@ def test_openmetrics_only_where_it_is_preferred(accept: str, expected: Format) -
 )
 def test_protobuf_only_where_it_is_preferred(accept: str, expected: Format) -> None:
     """By its weight, the first of equals; only in the one form that is offered."""
-    assert chosen(accept, protobuf=True) == expected
+    assert negotiate(accept, protobuf=True) == expected
 
 
 async def test_text_is_the_default(exporter: Exporter) -> None:
-    """With its content type, and readable."""
+    """Text has its content type, and parses."""
     async with aiohttp.ClientSession() as session, session.get(exporter.url) as answer:
         assert answer.headers["Content-Type"] == CONTENT_TYPES["text"]
         families = parse(await answer.text())
@@ -109,7 +109,7 @@ async def test_text_is_the_default(exporter: Exporter) -> None:
 
 
 async def test_openmetrics_passes_the_strict_parser(exporter: Exporter) -> None:
-    """The whole page of a run with every option, the exporter's own families included."""
+    """The whole page of a run with every option parses, the exporter's own families included."""
     accept = "application/openmetrics-text;version=1.0.0"
     async with (
         aiohttp.ClientSession() as session,
@@ -125,7 +125,7 @@ async def test_openmetrics_passes_the_strict_parser(exporter: Exporter) -> None:
 
 
 async def test_both_formats_hold_the_same(exporter: Exporter) -> None:
-    """Every sample of the engines, with its value."""
+    """Both formats have every sample of the engines with the same value."""
     text = await get(exporter.url)
     openmetrics = await get(exporter.url, Accept="application/openmetrics-text")
 
@@ -136,7 +136,7 @@ async def test_both_formats_hold_the_same(exporter: Exporter) -> None:
 
 
 async def test_names_choose_families(exporter: Exporter) -> None:
-    """By family or sample name, of ours and of the exporter's own; others are left out."""
+    """Families are selected by family or sample name, the exporter's own included."""
     names = ["vllm:e2e_request_latency_seconds_bucket", "sidestep_items_total", "nothing"]
     async with (
         aiohttp.ClientSession() as session,
@@ -148,7 +148,7 @@ async def test_names_choose_families(exporter: Exporter) -> None:
 
 
 async def test_gzip_where_it_is_taken(exporter: Exporter) -> None:
-    """Compressed once, equal when unpacked."""
+    """The page is compressed once, and equal after decompression."""
     url = exporter.url + "?name[]=vllm:request_success_total"
     async with (
         aiohttp.ClientSession(auto_decompress=False) as session,
@@ -176,13 +176,13 @@ async def test_a_page_shows_what_was_applied_since_the_last(exporter: Exporter) 
     [("/-/healthy", 200), ("/-/ready", 200), ("/", 200), ("/nothing", 404)],
 )
 async def test_health_and_landing_page(exporter: Exporter, path: str, status: int) -> None:
-    """As every exporter has them."""
+    """The paths are those of every exporter."""
     async with aiohttp.ClientSession() as session, session.get(base(exporter) + path) as answer:
         assert answer.status == status
 
 
 async def test_engines_as_json(exporter: Exporter) -> None:
-    """Who feeds this exporter, and whether it still does."""
+    """The list has the engines, and whether streams feed them."""
     engines = json.loads(await get(base(exporter) + "/api/v1/engines"))
 
     assert [engine["id"] for engine in engines] == ["test/tiny/0"]
@@ -225,7 +225,7 @@ class Broken(Collector):
 
 
 async def test_a_users_collectors_stand_beside_ours(tmp_path: Path) -> None:
-    """One that fails costs its own samples and is counted."""
+    """A failing collector loses its own samples and is counted."""
     flags = {
         "web_listen_address": ("127.0.0.1:0",),
         "ingest_endpoint": (f"ipc://{tmp_path}/i.ipc",),
@@ -243,7 +243,7 @@ DESERVED = ("metric names should not contain ':'", "vllm:iteration_tokens_total"
 
 @pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed (apt: prometheus)")
 async def test_promtool_finds_nothing_but_the_engines_own_names(exporter: Exporter) -> None:
-    """Colons, and a histogram called total, are the engine's."""
+    """Colons, and a histogram called total, are the engine's names."""
     page = await get(exporter.url)
     found = subprocess.run(  # noqa: ASYNC221 - nothing else is to happen meanwhile
         [str(PROMTOOL), "check", "metrics"], input=page, capture_output=True, text=True, check=False

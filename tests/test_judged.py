@@ -19,10 +19,9 @@ from sidestep.catalog.slo import REQUESTS, UNJUDGED, Limit, Objective
 from sidestep.config.slo import parse
 from sidestep.engines.folding import ItemFolder
 from sidestep.engines.items import Item, VllmStep, encode_item
-from sidestep.exposition import json_format as values
-from sidestep.exposition import protobuf_page as protobuf
-from sidestep.exposition.aggregated_text import Merged
-from sidestep.exposition.series_filter import Choice
+from sidestep.exposition import json_format, protobuf_page
+from sidestep.exposition.aggregated_text import AggregatedPage
+from sidestep.exposition.series_filter import SeriesFilter
 from sidestep.exposition.text_page import render
 from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.native_histogram import Native, NativeHistogram
@@ -322,12 +321,15 @@ def forms(node: Fed) -> dict[str, list[bytes]]:
     """The page in all forms: lines of text, else families."""
     registry = node.intake.registry
     choices = {
-        "pod": Choice().of_pod,
-        "thinned": Choice(thinning=3),
-        "kept": Choice(kept={"vllm:*": (0.25, 0.5), "sglang:*": (0.4,)}),
-        "dropped": Choice(dropped=frozenset({"engine", "tp_rank"})),
+        "pod": SeriesFilter().for_pod,
+        "thinned": SeriesFilter(bucket_thinning=3),
+        "kept": SeriesFilter(shown_buckets={"vllm:*": (0.25, 0.5), "sglang:*": (0.4,)}),
+        "dropped": SeriesFilter(dropped_labels=frozenset({"engine", "tp_rank"})),
     }
-    merged = {name: Merged(registry, choice).pieces() for name, choice in choices.items()}
+    merged = {
+        name: AggregatedPage(registry, series_filter).pieces()
+        for name, series_filter in choices.items()
+    }
     texts = {
         "text": render(registry),
         "openmetrics": render(registry, openmetrics=True),
@@ -335,8 +337,8 @@ def forms(node: Fed) -> dict[str, list[bytes]]:
     }
     return {
         **{name: text.splitlines() for name, text in texts.items()},
-        "json": msgspec.json.decode(b"".join(values.pieces(registry)), type=list[msgspec.Raw]),
-        "protobuf": [*map(b"".join, protobuf.pieces(registry))],
+        "json": msgspec.json.decode(b"".join(json_format.pieces(registry)), type=list[msgspec.Raw]),
+        "protobuf": [*map(b"".join, protobuf_page.pieces(registry))],
     }
 
 
@@ -501,7 +503,9 @@ def test_ranks_that_tell_the_same_count_once_in_the_pod_view() -> None:
         labels = {**LABELS, **dict.fromkeys(RANKS, "0"), "tp_rank": rank}
         node.greet(rank, [EngineInfo(f"s/{rank}", "sglang", labels)])
         node.items(rank, [tokenizer(family)])
-    pod = b"".join(b"".join(p) for p in Merged(node.intake.registry, Choice().of_pod).pieces())
+    pod = b"".join(
+        b"".join(p) for p in AggregatedPage(node.intake.registry, SeriesFilter().for_pod).pieces()
+    )
 
     assert counted(node.page) == {("queue", "good"): 2, ("queue", "bad"): 4}
     assert counted(pod.decode()) == {("queue", "good"): 1, ("queue", "bad"): 2}

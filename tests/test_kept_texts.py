@@ -1,4 +1,4 @@
-"""What is kept from page to page never shows: each page is as one made from nothing."""
+"""Cached text: each page equals one rendered without a cache."""
 
 from __future__ import annotations
 
@@ -24,16 +24,14 @@ from pages import parse
 from sidestep.catalog.layout_builder import compile_layout
 from sidestep.engines.apply import Applier
 from sidestep.engines.dialects import DIALECTS
-from sidestep.exposition import json_format as values
-from sidestep.exposition import protobuf_page as protobuf
-from sidestep.exposition import protobuf_samples
-from sidestep.exposition.aggregated_text import Merged
-from sidestep.exposition.block_cache import Block, changed, renewed
-from sidestep.exposition.compression import SHORT, Body, compress, pack
-from sidestep.exposition.own_families import OwnTexts
+from sidestep.exposition import json_format, protobuf_page, protobuf_samples
+from sidestep.exposition.aggregated_text import AggregatedPage
+from sidestep.exposition.block_cache import Block, changed_entries, updated
+from sidestep.exposition.compression import MAX_INLINE_BYTES, Body, compress, pack
+from sidestep.exposition.own_families import OwnFamilies
 from sidestep.exposition.selection import LabelTexts
-from sidestep.exposition.series_filter import Choice
-from sidestep.exposition.text_page import Texts, render
+from sidestep.exposition.series_filter import SeriesFilter
+from sidestep.exposition.text_page import TextPage, render
 from sidestep.federation.aggregate import Aggregate
 from sidestep.http.chunked_response import PIECE, pieces
 from sidestep.metrics.engine import Engine
@@ -63,10 +61,10 @@ LABELS = {
 NAMES = ("a", 'q"\\\n', "100%d", "ü\0")
 BOUNDS = ([0.5, 1.0, 7.0], [0.1, 1.0])
 CHOICES = (
-    Choice(),
-    Choice().of_pod,
-    Choice(dropped=frozenset({"model_name"})),
-    Choice(thinning=2),
+    SeriesFilter(),
+    SeriesFilter().for_pod,
+    SeriesFilter(dropped_labels=frozenset({"model_name"})),
+    SeriesFilter(bucket_thinning=2),
 )
 SOME = ("vllm:e2e_request_latency_seconds_bucket", "sglang:num_running_reqs", "own_total", "nv_")
 VALUES = st.sampled_from([None, 0, 1, 1.0, 0.25, 10**15, 1e22])
@@ -86,8 +84,8 @@ class Kept(RuleBasedStateMachine):
         super().__init__()
         self.registry = Registry(LAYOUTS, {})
         self.applier = Applier(self.registry)
-        self.texts = Texts(self.registry)
-        self.merged = [Merged(self.registry, choice) for choice in CHOICES]
+        self.texts = TextPage(self.registry)
+        self.merged = [AggregatedPage(self.registry, series_filter) for series_filter in CHOICES]
         self.under_way: list[Iterator[list[bytes]]] = []
         self.now = 0.0
         self.seen = -1
@@ -221,7 +219,7 @@ class Kept(RuleBasedStateMachine):
     def merged_pages_are_as_from_nothing(self, which: int, openmetrics: bool) -> None:
         """Likewise, what they keep."""
         merged = self.merged[which]
-        fresh = Merged(self.registry, merged.choice)
+        fresh = AggregatedPage(self.registry, merged.series_filter)
         found = joined(merged.pieces(openmetrics=openmetrics))
         assert found == joined(fresh.pieces(openmetrics=openmetrics))
 
@@ -229,7 +227,7 @@ class Kept(RuleBasedStateMachine):
         """Nothing is kept of engines that are not there."""
         joined(self.texts.pieces())
         looks = {engine.looks for engine in self.registry.engines.values()}
-        assert looks.issuperset(self.texts._labels._by_looks)
+        assert looks.issuperset(self.texts._labels._by_version)
 
 
 def joined(found: Iterator[list[bytes]]) -> bytes:
@@ -264,7 +262,7 @@ def fleet(engines: int, dialect: str = "vllm") -> Registry:
 def test_what_did_not_change_is_the_same_object() -> None:
     """A page after which nothing came costs nothing; after one engine, nearly nothing."""
     registry = fleet(40)
-    texts = Texts(registry)
+    texts = TextPage(registry)
     first = [text for piece in texts.pieces() for text in piece]
     again = [text for piece in texts.pieces(openmetrics=False) for text in piece]
     assert all(one is other for one, other in zip(first, again, strict=True))
@@ -289,7 +287,7 @@ def test_a_family_is_of_one_moment() -> None:
     registry = fleet(300)
     name = "vllm:e2e_request_latency_seconds"
     (slot,) = LAYOUTS["vllm"].find(name).slots
-    page = Texts(registry).pieces(names={name})
+    page = TextPage(registry).pieces(names={name})
     found = [*next(page), *next(page)]
     for engine in registry.engines.values():
         engine.histogram(slot).observe(0.5)
@@ -308,7 +306,7 @@ def test_a_family_is_of_one_moment() -> None:
 def test_equal_numbers_of_two_kinds_are_written_as_they_are() -> None:
     """1 and 1.0 are equal, and two texts."""
     registry = fleet(2)
-    texts = Texts(registry)
+    texts = TextPage(registry)
     for value in (1, 1.0, 1):
         for engine in registry.engines.values():
             engine.values = [value] * len(engine.values)
@@ -332,13 +330,13 @@ def test_an_alias_between_two_slices() -> None:
 )
 def test_a_block_is_its_entries(texts: list[bytes], others: dict[int, bytes]) -> None:
     """Whatever of them is another; and what has not changed has its mark."""
-    marks: list[object] = [object() for _ in texts]
-    block = renewed(None, marks, dict(enumerate(texts)))
-    assert changed(block, list(marks)) == ()
+    versions: list[object] = [object() for _ in texts]
+    block = updated(None, versions, dict(enumerate(texts)))
+    assert changed_entries(block, list(versions)) == ()
     some = {place: text for place, text in sorted(others.items()) if place < len(texts)}
-    later = [object() if place in some else mark for place, mark in enumerate(marks)]
-    assert [*changed(block, later)] == [*some]
-    found = renewed(block, later, some)
+    later = [object() if place in some else version for place, version in enumerate(versions)]
+    assert [*changed_entries(block, later)] == [*some]
+    found = updated(block, later, some)
     wanted = [some.get(place, text) for place, text in enumerate(texts)]
     assert found == Block(later, [len(text) for text in wanted], b"".join(wanted))
 
@@ -371,9 +369,9 @@ async def test_a_body_is_packed_once() -> None:
 async def test_short_parts_are_packed_without_a_thread() -> None:
     """To wake one up takes longer."""
     before = threading.active_count()
-    await pack([b"x" * SHORT])
+    await pack([b"x" * MAX_INLINE_BYTES])
     assert threading.active_count() == before
-    await pack([b"x" * SHORT, b"x"])
+    await pack([b"x" * MAX_INLINE_BYTES, b"x"])
     assert threading.active_count() == before + 1
 
 
@@ -386,7 +384,7 @@ def test_the_exporters_own_families_are_as_prometheus_client_has_them() -> None:
     metrics.set("sidestep_snapshot_bytes", float("inf"))
     metrics.read("sidestep_http_connections", lambda: iter([((), 7)]))
     registry = own_registry(metrics, [])
-    texts = OwnTexts(registry)
+    texts = OwnFamilies(registry)
 
     def stable(page: bytes) -> list[str]:
         """Without what is another whenever it is asked for."""
@@ -414,7 +412,7 @@ def test_the_exporters_own_families_are_as_prometheus_client_has_them() -> None:
 def test_values_are_the_pages() -> None:
     """JSON tells the same numbers as the text."""
     registry = fleet(3)
-    told = json.loads(b"".join(values.pieces(registry)))
+    told = json.loads(b"".join(json_format.pieces(registry)))
     page = parse(render(registry).decode())
 
     def base(family: dict[str, Any]) -> str:
@@ -429,23 +427,23 @@ def test_values_are_the_pages() -> None:
             end = "" if "value" in sample else "_count"
             value = sample["value"] if "value" in sample else sample["count"]
             assert found[family["name"] + end, labels] == value
-    assert json.loads(b"".join(values.pieces(Registry(LAYOUTS, {})))) == []
+    assert json.loads(b"".join(json_format.pieces(Registry(LAYOUTS, {})))) == []
 
 
 def test_labels_of_engines_that_went_are_forgotten() -> None:
     """Only what is asked for and still there is kept."""
     registry = fleet(3)
     labels = LabelTexts()
-    texts = Texts(registry)
+    texts = TextPage(registry)
     joined(texts.pieces())
-    assert len(texts._labels._by_looks) == 3
+    assert len(texts._labels._by_version) == 3
     for number in (0, 1):
         registry._hide(registry.engines[f"e{number}"])
     registry.version += 1
     joined(texts.pieces())
-    assert len(texts._labels._by_looks) == 1
-    labels.keep([])
-    assert labels._by_looks == {}
+    assert len(texts._labels._by_version) == 1
+    labels.retain([])
+    assert labels._by_version == {}
 
 
 async def test_a_long_page_is_sent_in_parts(start: Start) -> None:
@@ -498,7 +496,7 @@ def test_labels_that_a_forwarded_engine_calls_something_else() -> None:
     info = EngineInfo("e", "sglang", LABELS["sglang"])
     registry = Registry(LAYOUTS, {}, native=Native({}, lambda: 0.0))
     engine = registry.register(info)
-    texts = Texts(registry)
+    texts = TextPage(registry)
     for label in ("tenant", "customer"):
         counting = Registry(LAYOUTS, {})
         counted = counting.register(info)
@@ -513,5 +511,5 @@ def test_labels_that_a_forwarded_engine_calls_something_else() -> None:
         page = joined(texts.pieces())
         assert page == render(registry)
         assert f'{label}="x"'.encode() in page
-        binary = b"".join(b"".join(piece) for piece in protobuf.pieces(registry))
+        binary = b"".join(b"".join(piece) for piece in protobuf_page.pieces(registry))
         assert label.encode() in binary

@@ -1,4 +1,4 @@
-"""Lines that a peer can cause: few, with a count of the rest."""
+"""Rate-limited log lines, with a count of the suppressed ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from sidestep.telemetry.logs import Limited
+from sidestep.telemetry.logs import RateLimitedLog
 
 log = logging.getLogger("sidestep.test")
 
@@ -27,7 +27,7 @@ class Clock:
 def test_one_line_of_a_kind_in_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     """The next one says how many there were; other kinds are not kept back by it."""
     clock = Clock()
-    limited = Limited(log, clock=clock)
+    limited = RateLimitedLog(log, clock=clock)
     for number in range(10):
         limited.warning("a", "first %d", number)
     limited.error("b", "second")
@@ -47,7 +47,7 @@ def test_one_line_of_a_kind_in_a_minute(caplog: pytest.LogCaptureFixture) -> Non
 def test_kinds_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
     """Those over the bound are one; what they left out is counted with it, none is lost."""
     clock = Clock()
-    limited = Limited(log, kinds=4, clock=clock)
+    limited = RateLimitedLog(log, kinds=4, clock=clock)
     for number in range(1000):
         limited.warning(str(number), "x")
     assert len(limited._known) == 5
@@ -70,7 +70,7 @@ def test_kinds_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_a_line_below_the_level_is_none(caplog: pytest.LogCaptureFixture) -> None:
     """It does not take the place of one that would be shown."""
-    limited = Limited(log)
+    limited = RateLimitedLog(log)
     with caplog.at_level(logging.WARNING, "sidestep.test"):
         limited.info("a", "quiet")
         limited.warning("a", "loud")
@@ -80,7 +80,7 @@ def test_a_line_below_the_level_is_none(caplog: pytest.LogCaptureFixture) -> Non
 
 def test_a_traceback_where_it_is_asked_for(caplog: pytest.LogCaptureFixture) -> None:
     """Of a bug; the exception need not be the one being handled."""
-    Limited(log).error("bug", "a bug: %s", "x", trace=ValueError("y"))
+    RateLimitedLog(log).error("bug", "a bug: %s", "x", trace=ValueError("y"))
 
     assert "ValueError: y" in caplog.text
 

@@ -1,4 +1,4 @@
-"""Series of several engines as one: nothing lost, nothing doubled, by the catalogue's rules."""
+"""Aggregation of engines' series: nothing lost or counted twice, by the catalogue's rules."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from pages import Family, Labels, parse
 from sidestep.catalog.layout_builder import compile_layout
 from sidestep.engines.apply import Applier
 from sidestep.engines.dialects import DIALECTS
-from sidestep.exposition.aggregate import combined_info, combined_numbers, merged_histograms
-from sidestep.exposition.aggregated_text import Merged
-from sidestep.exposition.series_filter import POD, Choice
+from sidestep.exposition.aggregate import aggregate_histograms, aggregate_info, aggregate_numbers
+from sidestep.exposition.aggregated_text import AggregatedPage
+from sidestep.exposition.series_filter import POD_DROPPED_LABELS, SeriesFilter
 from sidestep.exposition.text_page import render
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.histogram import Histogram
@@ -64,9 +64,9 @@ def fleet(random: Random) -> Registry:
     return registry
 
 
-def page(registry: Registry, choice: Choice) -> dict[str, Family]:
+def page(registry: Registry, series_filter: SeriesFilter) -> dict[str, Family]:
     """What ``choice`` leaves of it, by a foreign reader."""
-    found = Merged(registry, choice).pieces()
+    found = AggregatedPage(registry, series_filter).pieces()
     return parse(b"".join(line for family in found for line in family).decode())
 
 
@@ -105,12 +105,12 @@ def test_the_pod_is_its_engines_by_each_familys_rule(random: Random) -> None:
     """Every sample of every family of two dialects, against brute force over the engines' page."""
     registry = fleet(random)
     engines = parse(render(registry).decode())
-    pod = page(registry, Choice().of_pod)
+    pod = page(registry, SeriesFilter().for_pod)
 
     assert pod.keys() == engines.keys()
     for name, family in engines.items():
         assert pod[name].kind == family.kind
-        wanted = expected(family, name, POD)
+        wanted = expected(family, name, POD_DROPPED_LABELS)
         assert pod[name].samples == pytest.approx(wanted), name
 
 
@@ -134,7 +134,7 @@ def test_dropping_labels_never_changes_totals(random: Random, dropped: set[str])
     """And no sample has a label that was dropped."""
     registry = fleet(random)
 
-    found = page(registry, Choice(dropped=frozenset(dropped)))
+    found = page(registry, SeriesFilter(dropped_labels=frozenset(dropped)))
 
     assert totals(found) == pytest.approx(totals(parse(render(registry).decode())))
     names = {label for family in found.values() for _, ls in family.samples for label, _ in ls}
@@ -148,7 +148,7 @@ def test_thinning_takes_buckets_and_nothing_else(random: Random, thinning: int) 
     registry = fleet(random)
     whole = parse(render(registry).decode())
 
-    thin = page(registry, Choice(thinning=thinning))
+    thin = page(registry, SeriesFilter(bucket_thinning=thinning))
 
     assert thin.keys() == whole.keys()
     for name, family in whole.items():
@@ -172,7 +172,7 @@ def test_bounds_can_be_named_by_family() -> None:
     )
     kept = {"vllm:e2e_*": (0.3, 0.123, 60.0)}
 
-    found = page(registry, Choice(kept=kept))
+    found = page(registry, SeriesFilter(shown_buckets=kept))
 
     name = "vllm:e2e_request_latency_seconds"
     bounds = {dict(labels)["le"] for _, labels in found[name].samples if "le" in dict(labels)}
@@ -197,7 +197,7 @@ def test_ranks_of_one_replica_count_once() -> None:
             ]
             applier.apply(engine, Samples(0, 1.0, families))
 
-    found = page(registry, Choice().of_pod)
+    found = page(registry, SeriesFilter().for_pod)
 
     left = (("model_name", "m"),)
     assert found["sglang:num_used_tokens"].samples == {("sglang:num_used_tokens", left): 30}
@@ -221,7 +221,7 @@ def test_an_info_metric_that_described_itself() -> None:
         )
         applier.apply(engine, Samples(0, 1.0, [told]))
 
-    found = page(registry, Choice().of_pod)["sglang:cache_config_info"].samples
+    found = page(registry, SeriesFilter().for_pod)["sglang:cache_config_info"].samples
 
     left = (("model_name", "m"), ("num_pages", "150"), ("page_size", "16"))
     assert found == {("sglang:cache_config_info", left): 1}
@@ -238,13 +238,13 @@ def test_what_an_engine_counted_stays_when_it_goes() -> None:
         filled(registry.register(info), Random(number))
     engine = registry.engines["0"]
     registry.engines["1"].streams.add(1)
-    before = page(registry, Choice().of_pod)
+    before = page(registry, SeriesFilter().for_pod)
     pages = [before]
     registry.pass_time(GONE + 1)
     assert list(registry.kept) == ["0"]
-    pages.append(page(registry, Choice().of_pod))
+    pages.append(page(registry, SeriesFilter().for_pod))
     registry.register(EngineInfo("0", "vllm", engine.labels))
-    pages.append(page(registry, Choice().of_pod))
+    pages.append(page(registry, SeriesFilter().for_pod))
 
     for name, family in before.items():
         if family.kind != "gauge":
@@ -267,7 +267,7 @@ def test_a_sum_is_the_same_in_any_order(values: list[float], random: Random) -> 
     """Else a counter could fall by its last digit when engines come in another order."""
     other = random.sample(values, len(values))
 
-    assert combined_numbers(values, "sum") == combined_numbers(other, "sum")
+    assert aggregate_numbers(values, "sum") == aggregate_numbers(other, "sum")
 
 
 @given(st.data())
@@ -284,7 +284,7 @@ def test_histograms_of_other_bounds_are_exact_where_they_meet(data: st.DataObjec
         histogram.observe_many(list(values))
         found.append(histogram)
 
-    total = made(merged_histograms(found))
+    total = made(aggregate_histograms(found))
 
     assert set(total.bounds) == set.intersection(*(set(one.bounds) for one in found))
     counts = [sum(value <= bound for value in everything) for bound in total.bounds]
@@ -312,12 +312,12 @@ def test_one_configuration_of_several_caches(
     others: list[dict[str, str]], wanted: dict[str, str]
 ) -> None:
     """Blocks are added up, in the smallest block; what is not agreed upon is left out."""
-    assert made(combined_info([CACHE, *others])) == wanted
+    assert made(aggregate_info([CACHE, *others])) == wanted
 
 
-def named(families: Iterable[str], **choice: tuple[str, ...]) -> set[str]:
+def named(families: Iterable[str], **series_filter: tuple[str, ...]) -> set[str]:
     """Those of ``families`` that are shown."""
-    chosen = Choice(**choice)  # type: ignore[arg-type]
+    chosen = SeriesFilter(**series_filter)  # type: ignore[arg-type]
     return {family for family in families if chosen.shows(family)}
 
 

@@ -1,7 +1,7 @@
-"""Pages of all kinds in the making at once, while engines come, go, say hello and count.
+"""Concurrent pages of all formats while engines come, go, send Hello and count.
 
-Each family of each page is what the registry had at one moment while the page was made, as a page
-from nothing has it, which keeps nothing and is made in one go.
+Each family of each page is what the registry had at one moment during the render, as a page
+rendered in one go without a cache has it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ import metric_families
 from sidestep.catalog.layout_builder import compile_layout
 from sidestep.catalog.slo import Objective, Objectives
 from sidestep.engines.dialects import DIALECTS
-from sidestep.exposition import json_format as values
-from sidestep.exposition import protobuf_page as protobuf
-from sidestep.exposition.aggregated_text import Merged
-from sidestep.exposition.series_filter import Choice
-from sidestep.exposition.text_page import Texts, render
+from sidestep.exposition import json_format, protobuf_page
+from sidestep.exposition.aggregated_text import AggregatedPage
+from sidestep.exposition.series_filter import SeriesFilter
+from sidestep.exposition.text_page import TextPage, render
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.native_histogram import Native
 from sidestep.metrics.registry import GONE, Registry
@@ -30,13 +29,13 @@ from sidestep.protocol.messages import EngineInfo
 from sidestep.protocol.self_described import Family, Sample, Samples
 
 SHORT = {
-    "copies": ("AT_ONCE",),
-    "render.groups": ("AT_ONCE",),
-    "render.merging": ("AT_ONCE",),
-    "render.open_sections": ("AT_ONCE", "ENGINES"),
-    "render.protobuf": ("AT_ONCE",),
-    "render.sections": ("HISTOGRAMS", "SCALARS"),
-    "render.values": ("AT_ONCE",),
+    "family_snapshot": ("PER_SLICE",),
+    "grouping": ("PER_SLICE",),
+    "aggregated_series": ("PER_SLICE",),
+    "open_sections": ("PER_SLICE", "ENGINES_PER_BLOCK"),
+    "protobuf_page": ("PER_SLICE",),
+    "sections": ("HISTOGRAMS_PER_BLOCK", "SCALARS_PER_BLOCK"),
+    "json_format": ("PER_SLICE",),
 }
 """What decides how much is done between two turns: as little as can be."""
 OBSERVED = (
@@ -135,16 +134,22 @@ class World:
         native = Native({}, lambda: 1.0, both=True)
         self.registry = Registry(layouts, {}, native=native, objectives=Objectives(SLO))
         self.now = 0.0
-        pod, dropped = Choice().of_pod, Choice(dropped=frozenset({"model_name"}))
-        texts = Texts(self.registry)
-        self.kept = {"pod": Merged(self.registry, pod), "dropped": Merged(self.registry, dropped)}
+        pod, dropped = (
+            SeriesFilter().for_pod,
+            SeriesFilter(dropped_labels=frozenset({"model_name"})),
+        )
+        texts = TextPage(self.registry)
+        self.kept = {
+            "pod": AggregatedPage(self.registry, pod),
+            "dropped": AggregatedPage(self.registry, dropped),
+        }
         self.pages: dict[str, Callable[[], Iterator[Any]]] = {
             "text": lambda: texts.pieces(names=NAMES),
             "openmetrics": lambda: texts.pieces(openmetrics=True, names=NAMES),
             "pod": lambda: self.kept["pod"].pieces(names=NAMES),
             "dropped": lambda: self.kept["dropped"].pieces(names=NAMES),
-            "json": lambda: values.pieces(self.registry, NAMES),
-            "protobuf": lambda: protobuf.pieces(self.registry, NAMES),
+            "json": lambda: json_format.pieces(self.registry, NAMES),
+            "protobuf": lambda: protobuf_page.pieces(self.registry, NAMES),
         }
         self.read = {"json": of_json, "protobuf": of_protobuf}
         self.past: dict[int, dict[str, Page]] = {}
@@ -159,7 +164,9 @@ class World:
     def fresh(self, kind: str) -> bytes:
         """The page from nothing, for which nothing that is kept is used."""
         if kind in self.kept:
-            return joined(Merged(self.registry, self.kept[kind].choice).pieces(names=NAMES))
+            return joined(
+                AggregatedPage(self.registry, self.kept[kind].series_filter).pieces(names=NAMES)
+            )
         if kind == "json":
             return joined(self.pages[kind]())
         if kind != "protobuf":
@@ -331,7 +338,7 @@ def test_each_family_of_each_page_is_of_one_moment(
     """However many pages are in the making, and whichever of them is never finished."""
     for module, names in SHORT.items():
         for name in names:
-            monkeypatch.setattr(f"sidestep.{module}.{name}", 2)
+            monkeypatch.setattr(f"sidestep.exposition.{module}.{name}", 2)
     world = World(Random(seed))
     for _ in range(6):
         world.hello()

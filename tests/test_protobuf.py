@@ -22,7 +22,7 @@ from pages import parse
 from sidestep.app import Exporter
 from sidestep.engines.folding import ItemFolder
 from sidestep.engines.items import VllmStep, encode_item
-from sidestep.exposition import proto_format as messages
+from sidestep.exposition import proto_format
 from sidestep.exposition.negotiation import CONTENT_TYPES
 from sidestep.exposition.protobuf_page import pieces
 from sidestep.exposition.protobuf_samples import generate
@@ -155,7 +155,7 @@ def test_a_histogram_is_encoded_when_it_has_changed() -> None:
 
 def test_a_family_is_of_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long it takes, what comes meanwhile is on the next page, and not forgotten there."""
-    monkeypatch.setattr("sidestep.exposition.protobuf_page.AT_ONCE", 1)
+    monkeypatch.setattr("sidestep.exposition.protobuf_page.PER_SLICE", 1)
     fed = Fed(native=NATIVE)
     for number in range(5):
         labels = {"engine": str(number), "model_name": "m"}
@@ -232,7 +232,7 @@ def test_what_64_bits_do_not_hold_costs_nothing_else() -> None:
     found = {family.name: family for family in families(page(fed))}
     told = found["vllm:time_to_first_token_seconds"].metric[0].histogram
 
-    assert told.sample_count == messages.LARGEST
+    assert told.sample_count == proto_format.MAX_COUNT
     assert not told.positive_span
     assert len(found) > 30
 
@@ -469,7 +469,7 @@ def test_the_exporters_own_families() -> None:
 @given(st.integers(0, (1 << 64) - 1))
 def test_numbers_of_any_size_are_read_back(number: int) -> None:
     """By the definition of a varint."""
-    encoded = messages.varint(number)
+    encoded = proto_format.varint(number)
     read = sum((byte & 127) << 7 * place for place, byte in enumerate(encoded))
 
     assert read == number

@@ -53,10 +53,7 @@ from sidestep.protocol.limits import MAX_LABELS
 from sidestep.tracking.kv_blocks.cached import CachedBlocks
 from sidestep.tracking.kv_blocks.physical import SLICE, PhysicalBlocks
 from sidestep.tracking.kv_blocks.sampling import Observation, Sampling
-from sidestep.tracking.kv_blocks.tracker import (
-    BlockObservations,
-    CachedObservations,
-)
+from sidestep.tracking.kv_blocks.tracker import BlockObservations, CachedObservations
 
 UNBOUNDED = 1 << 40
 

@@ -1,4 +1,4 @@
-"""The event loop gets its turn after little work, however many engines there are."""
+"""Slices: the event loop runs other tasks after little work, for any number of engines."""
 
 from __future__ import annotations
 
@@ -22,14 +22,13 @@ from sidestep.catalog.model import Kind
 from sidestep.engines.apply import Applier
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.items import encode_item
-from sidestep.exposition import json_format as values
-from sidestep.exposition import protobuf_page as protobuf
-from sidestep.exposition.aggregate import merged_states
-from sidestep.exposition.aggregated_text import Merged
+from sidestep.exposition import json_format, protobuf_page
+from sidestep.exposition.aggregate import aggregate_states
+from sidestep.exposition.aggregated_text import AggregatedPage
 from sidestep.exposition.negotiation import Format
-from sidestep.exposition.own_families import AT_ONCE, OwnTexts
-from sidestep.exposition.series_filter import Choice
-from sidestep.exposition.text_page import Texts
+from sidestep.exposition.own_families import PER_SLICE, OwnFamilies
+from sidestep.exposition.series_filter import SeriesFilter
+from sidestep.exposition.text_page import TextPage
 from sidestep.ingest.engine_metrics import SeriesCount, series_of
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.histogram import Histogram
@@ -37,7 +36,7 @@ from sidestep.metrics.native_histogram import Native
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.messages import EngineInfo
 from sidestep.protocol.self_described import Family, Sample, Samples
-from sidestep.telemetry.cooperative import LONGEST, SLICE, collected
+from sidestep.telemetry.cooperative import MAX_SLICE, SLICE, collect_in_slices
 from sidestep.telemetry.self_metrics import OwnRegistry
 from slices import MOST, counted, made, slices
 
@@ -67,7 +66,7 @@ def many() -> Fed:
 @pytest.mark.parametrize("form", FORMS)
 def test_own_families_come_some_samples_at_a_time(form: Format) -> None:
     """Those of engines and streams, too; also those of the first page."""
-    texts = OwnTexts(OwnRegistry(many().intake.metrics))
+    texts = OwnFamilies(OwnRegistry(many().intake.metrics))
 
     assert max(slices(texts.pieces(form))) < MOST
 
@@ -77,7 +76,7 @@ def test_own_families_that_have_not_changed_are_not_written_again(form: Format) 
     """Of an engine and a stream more, a page costs what asking for their values does."""
     costs = []
     for engines in (50, 250):
-        texts = OwnTexts(OwnRegistry(fleet(engines).intake.metrics))
+        texts = OwnFamilies(OwnRegistry(fleet(engines).intake.metrics))
         list(texts.pieces(form))
         with counted() as calls:
             list(texts.pieces(form))
@@ -90,21 +89,21 @@ def test_own_families_that_have_not_changed_are_not_written_again(form: Format) 
 def test_own_families_that_have_changed_are_written(form: Format) -> None:
     """Some of their samples, more of them, and fewer: each page is as one from nothing."""
     fed = fleet(2)
-    texts = OwnTexts(OwnRegistry(fed.intake.metrics))
+    texts = OwnFamilies(OwnRegistry(fed.intake.metrics))
 
     def same() -> bool:
         """Whether a page is as one from nothing; without what collectors tell, which is last."""
-        fresh = OwnTexts(OwnRegistry(fed.intake.metrics))
+        fresh = OwnFamilies(OwnRegistry(fed.intake.metrics))
         found, wanted = ([*one.pieces(form)][:-1] for one in (texts, fresh))
         return b"".join(found) == b"".join(wanted)
 
     assert same()
     fed.intake.registry.engines["e1"].last_seen = 7.0
     assert same()
-    for number in range(2, AT_ONCE + 10):
+    for number in range(2, PER_SLICE + 10):
         fed.greet(f"s{number}", [info(number)])
     assert same()
-    for number in range(5, AT_ONCE + 10):
+    for number in range(5, PER_SLICE + 10):
         fed.intake.registry.discard(fed.intake.registry.engines[f"e{number}"])
     assert same()
     fed.intake.registry.engines["e1"].labels["model_name"] = "other"
@@ -116,7 +115,7 @@ def test_own_families_name_the_engines_that_there_are() -> None:
     """One that comes, one that goes, and one that has other labels."""
     fed = fleet(2)
     registry = fed.intake.registry
-    texts = OwnTexts(OwnRegistry(fed.intake.metrics))
+    texts = OwnFamilies(OwnRegistry(fed.intake.metrics))
 
     def named() -> set[tuple[str, str]]:
         page = parse(b"".join(texts.pieces("text")).decode())
@@ -174,13 +173,16 @@ SOME = {
 
 Page = Callable[[Registry], Callable[[], Iterator[Any]]]
 PAGES: dict[str, Page] = {
-    "text": lambda registry: partial(Texts(registry).pieces, names=SOME),
-    "pod": lambda registry: partial(Merged(registry, Choice().of_pod).pieces, names=SOME),
-    "dropped": lambda registry: partial(
-        Merged(registry, Choice(dropped=frozenset({"model_name"}))).pieces, names=SOME
+    "text": lambda registry: partial(TextPage(registry).pieces, names=SOME),
+    "pod": lambda registry: partial(
+        AggregatedPage(registry, SeriesFilter().for_pod).pieces, names=SOME
     ),
-    "json": lambda registry: partial(values.pieces, registry, SOME),
-    "protobuf": lambda registry: partial(protobuf.pieces, registry, SOME),
+    "dropped": lambda registry: partial(
+        AggregatedPage(registry, SeriesFilter(dropped_labels=frozenset({"model_name"}))).pieces,
+        names=SOME,
+    ),
+    "json": lambda registry: partial(json_format.pieces, registry, SOME),
+    "protobuf": lambda registry: partial(protobuf_page.pieces, registry, SOME),
 }
 
 
@@ -231,8 +233,10 @@ def test_a_page_of_a_thousand_engines_comes_in_small_slices(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["counter", "histogram"])
-@pytest.mark.parametrize("choice", [Choice(), Choice().of_pod])
-def test_a_family_of_many_children_comes_in_small_slices(kind: Kind, choice: Choice) -> None:
+@pytest.mark.parametrize("series_filter", [SeriesFilter(), SeriesFilter().for_pod])
+def test_a_family_of_many_children_comes_in_small_slices(
+    kind: Kind, series_filter: SeriesFilter
+) -> None:
     """However few engines have it: 26 with 60 label values each."""
     fed = fleet(26)
     name = "own_total" if kind == "counter" else "own"
@@ -242,7 +246,7 @@ def test_a_family_of_many_children_comes_in_small_slices(kind: Kind, choice: Cho
         family = Family(name, kind, ["l"], some, bounds=[1.0, 2.0] if observed else [])
         fed.items(f"s{number}", [encode_item(Samples(0, 1.0, [family]))])
     registry = fed.intake.registry
-    merged = Merged(registry, choice)
+    merged = AggregatedPage(registry, series_filter)
     # What families there are is looked up for the first page.
     list(merged.pieces(names={"none"}))
 
@@ -252,7 +256,7 @@ def test_a_family_of_many_children_comes_in_small_slices(kind: Kind, choice: Cho
 def test_of_a_shared_family_only_engines_that_have_changed_are_read_again() -> None:
     """The others' parts of its sums are kept."""
     registry = fleet(300).intake.registry
-    page = partial(Texts(registry).pieces, names={"vllm:admission_rejections_total"})
+    page = partial(TextPage(registry).pieces, names={"vllm:admission_rejections_total"})
 
     def cost(engines: Iterable[Engine]) -> int:
         for engine in engines:
@@ -272,7 +276,7 @@ def test_a_hello_between_two_slices_of_a_shared_family_costs_nobody_its_series()
     engines = [registry.register(info(number)) for number in range(3)]
     name = "vllm:admission_rejections_total"
     slot = engines[0].layout.find(name).slots[0]
-    texts = Texts(registry)
+    texts = TextPage(registry)
 
     def count(factor: int) -> None:
         for number, engine in enumerate(engines):
@@ -304,9 +308,9 @@ def test_what_an_info_said_stays_said_until_its_family_is_written(kind: str) -> 
     registry.register(said)
     name = "vllm:cache_config_info"
     pages: dict[str, Iterator[Any]] = {
-        "text": Texts(registry).pieces(names={name}),
-        "json": values.pieces(registry, {name}),
-        "protobuf": protobuf.pieces(registry, {name}),
+        "text": TextPage(registry).pieces(names={name}),
+        "json": json_format.pieces(registry, {name}),
+        "protobuf": protobuf_page.pieces(registry, {name}),
     }
     # To here it is copied.
     assert not next(pages[kind])
@@ -322,7 +326,7 @@ def test_a_reading_that_has_not_changed_is_not_written_again() -> None:
     engine = registry.register(info(0))
     engine.throughput = (3.0, 4.0)
     name = "vllm:avg_prompt_throughput_toks_per_s"
-    texts = Texts(registry)
+    texts = TextPage(registry)
 
     def text() -> bytes:
         (_, found) = [text for piece in texts.pieces(names={name}) for text in piece]
@@ -384,7 +388,7 @@ def test_an_engine_that_goes_while_a_page_is_made_still_counts_on_it() -> None:
     registry = fleet(3).intake.registry
     for engine in registry.engines.values():
         change(registry, engine)
-    merged = Merged(registry, Choice().of_pod)
+    merged = AggregatedPage(registry, SeriesFilter().for_pod)
     before = [text for piece in merged.pieces() for text in piece]
     page = merged.pieces()
     found = [text for _ in range(40) for text in next(page)]
@@ -407,7 +411,7 @@ def test_an_engine_that_came_and_went_between_two_pages_counts() -> None:
     """The same ones are shown as on the page before, and what it counted is in their sum."""
     registry = fleet(2).intake.registry
     name = "vllm:num_preemptions_total"
-    merged = Merged(registry, Choice().of_pod)
+    merged = AggregatedPage(registry, SeriesFilter().for_pod)
 
     def total() -> float:
         texts = [text for piece in merged.pieces(names={name}) for text in piece]
@@ -426,7 +430,7 @@ def test_sums_of_many_histograms_are_exact() -> None:
     """However many slices they are made in, and whatever bounds they have."""
     for count in (1, 2, 101, 350):
         found = [(BOUNDS[n % 7 == 3], [n, 2 * n, n % 5, 1], n / 8) for n in range(count)]
-        bounds, counts, total = made(merged_states(found))
+        bounds, counts, total = made(aggregate_states(found))
         pairs = [dict(zip((*b, math.inf), accumulate(c), strict=True)) for b, c, _ in found]
 
         assert bounds == tuple(sorted(set.intersection(*(set(b) for b, _, _ in found))))
@@ -447,7 +451,7 @@ def test_native_buckets_of_a_shared_family_are_merged() -> None:
         engine = registry.register(info(number))
         engine.histogram(engine.layout.find(name).slots[0]).observe(1.0 + number % 2)
     page = b"".join(
-        text for piece in protobuf.pieces(registry, {f"{name}_count"}) for text in piece
+        text for piece in protobuf_page.pieces(registry, {f"{name}_count"}) for text in piece
     )
     (family,) = metric_families.families(page)
 
@@ -479,13 +483,13 @@ async def test_the_loop_gets_its_turn_before_work_that_would_hold_it_for_too_lon
 
     task = asyncio.create_task(others())
     durations = [0.0001] * 25 + [0.0015, 0.0004, 0.0004, 0.0015] * 5
-    found = await collected(work(durations))
+    found = await collect_in_slices(work(durations))
     task.cancel()
 
     held = [b - a for a, b in pairwise([*dict.fromkeys(turns), now])]
     assert found == durations
     # The first dear piece comes unforeseen.
-    assert sorted(held)[-2] <= LONGEST + 1e-9
+    assert sorted(held)[-2] <= MAX_SLICE + 1e-9
     assert max(held) < SLICE + 0.0015 + 1e-9
     assert max(held[:2]) > SLICE
 
@@ -513,7 +517,7 @@ async def test_one_interruption_does_not_make_all_later_slices_short(
             await asyncio.sleep(0)
 
     task = asyncio.create_task(others())
-    await collected(work())
+    await collect_in_slices(work())
     task.cancel()
 
     assert turns < 30

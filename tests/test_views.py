@@ -1,4 +1,4 @@
-"""Views, dropped labels, chosen families and thinned buckets over HTTP."""
+"""HTTP views, dropped labels, family filters and thinned buckets."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def exporter(start: Start) -> AsyncIterator[Exporter]:
 
 
 async def test_the_pod_view_has_a_path_of_its_own(exporter: Exporter) -> None:
-    """Some who poll can be told a path, but no query; both are the same page."""
+    """Path and query give the same page: some clients take a path only."""
     by_query = await families(exporter, "?view=pod")
     by_path = await families(exporter, "/pod")
 
@@ -68,7 +68,7 @@ async def test_the_pod_view_has_a_path_of_its_own(exporter: Exporter) -> None:
 
 
 async def test_text_and_openmetrics(exporter: Exporter) -> None:
-    """Text unless OpenMetrics is preferred; the strict reader takes that."""
+    """The pod view is text unless OpenMetrics is preferred, which the strict parser reads."""
     accept = {"Accept": "application/openmetrics-text;version=1.0.0"}
     async with aiohttp.ClientSession() as session:
         async with session.get(exporter.url + "/pod", headers={"Accept": "*/*"}) as answer:
@@ -82,7 +82,7 @@ async def test_text_and_openmetrics(exporter: Exporter) -> None:
 
 
 async def test_a_view_that_there_is_not(exporter: Exporter) -> None:
-    """One line says which there are."""
+    """An unknown view is 400, and one line names the known views."""
     async with (
         aiohttp.ClientSession() as session,
         session.get(exporter.url + "?view=rank") as answer,
@@ -92,7 +92,7 @@ async def test_a_view_that_there_is_not(exporter: Exporter) -> None:
 
 
 async def test_the_default_view(start: Start) -> None:
-    """Those who can be told nothing get it; the other is there for who asks."""
+    """Requests without a view get the default; the other view is available on request."""
     async with start(web_default_view="pod") as exporter:
         await play(exporter, "core_dp")
 
@@ -101,7 +101,7 @@ async def test_the_default_view(start: Start) -> None:
 
 
 async def test_names_and_gzip(exporter: Exporter) -> None:
-    """As on the other view."""
+    """Filters by name and gzip work as on the other view."""
     url = exporter.url + "/pod?name[]=vllm:request_success_total"
     async with aiohttp.ClientSession(auto_decompress=False) as session:
         async with session.get(url, headers={"Accept-Encoding": "gzip"}) as packed:
@@ -113,7 +113,7 @@ async def test_names_and_gzip(exporter: Exporter) -> None:
 
 
 async def test_what_was_applied_shows_soon(exporter: Exporter) -> None:
-    """A page is cached for a moment only."""
+    """A page is cached only briefly."""
     name = ("vllm:generation_tokens_total", (("model_name", "tiny"),))
     before = (await families(exporter, "/pod"))["vllm:generation_tokens"].samples[name]
     await play(exporter, "core_dp")
@@ -129,14 +129,14 @@ async def test_what_was_applied_shows_soon(exporter: Exporter) -> None:
 
 @pytest.mark.parametrize("openmetrics", [False, True])
 async def test_no_family_is_twice_on_a_page(openmetrics: bool) -> None:
-    """An engine goes, and another exporter's family of the same name is shown from then on."""
+    """After an engine has gone, another exporter's family of that name is exposed."""
     name = "vllm:e2e_request_latency_seconds"
     other = f'# TYPE {name} histogram\n{name}_bucket{{le="+Inf"}} 3\n{name}_count 3\n{name}_sum 1\n'
     world = World()
     registry = world.intake.registry
     registry.clear()
     registry.register(EngineInfo("a", "vllm", {"engine": "a", "model_name": "m"}))
-    for _ in registry.passed.page().take([other.encode()]):
+    for _ in registry.passed.page().update([other.encode()]):
         pass
 
     pages = Pages(registry, world.own, world.intake.metrics, [])
@@ -154,7 +154,7 @@ async def test_no_family_is_twice_on_a_page(openmetrics: bool) -> None:
 
 
 async def test_a_dropped_label(start: Start) -> None:
-    """No series of an engine has it, on either view; totals are what they were."""
+    """No series of an engine has the label, on either view; totals are unchanged."""
     async with (
         start() as whole,
         start(
@@ -175,7 +175,7 @@ async def test_a_dropped_label(start: Start) -> None:
 
 
 async def test_families_that_are_allowed_and_denied(start: Start) -> None:
-    """Everywhere: text of both views, and JSON; the exporter's own are always there."""
+    """The filter applies to text of both views and to JSON, not to the exporter's own families."""
     async with start(metrics_allow=("vllm:*",), metrics_deny=("*_tokens", "*seconds")) as exporter:
         for run in RUNS:
             await play(exporter, run)
@@ -194,7 +194,7 @@ async def test_families_that_are_allowed_and_denied(start: Start) -> None:
 
 
 async def test_thinned_buckets(start: Start) -> None:
-    """A third of the lines; the bounds that are left are the engine's."""
+    """A third of the bucket lines remains, with the engine's bounds."""
     async with start(metrics_bucket_thinning="4") as exporter:
         await play(exporter, "core_dp")
         thin = (await families(exporter))["vllm:e2e_request_latency_seconds"].samples
@@ -208,7 +208,7 @@ async def test_thinned_buckets(start: Start) -> None:
 
 
 async def test_cardinality(exporter: Exporter) -> None:
-    """Its numbers are those of the pages: lines in all, by family, by engine and by label."""
+    """The report's numbers equal those of the pages: in total, by family, engine and label."""
     url = exporter.url.removesuffix("/metrics") + "/api/v1/cardinality"
     report = json.loads(await get(url))
     lines = _lines(await get(exporter.url))
@@ -251,7 +251,7 @@ DESERVED = ("metric names should not contain ':'", "vllm:iteration_tokens_total"
     ],
 )
 async def test_promtool_takes_every_view(start: Start, flags: dict[str, Any], query: str) -> None:
-    """It finds what it finds on the engine's own page."""
+    """Promtool reports what it reports on the engine's own page."""
     async with start() as plain:
         await play(plain, "core_dp")
         await play(plain, "sglang_dp")
@@ -286,7 +286,7 @@ def complaints(page: str) -> set[str]:
     ],
 )
 def test_mistakes_are_one_line(flags: dict[str, Any], said: str) -> None:
-    """It names the setting, the value and what is wrong."""
+    """The error names the setting, the value and the problem."""
     with pytest.raises(ConfigError) as raised:
         read(flags, {})
 
@@ -304,7 +304,7 @@ def test_mistakes_are_one_line(flags: dict[str, Any], said: str) -> None:
     ],
 )
 def test_mistakes_in_the_file_are_one_line(tmp_path: Path, text: str, said: str) -> None:
-    """Likewise."""
+    """The error names the setting, the value and the problem."""
     file = tmp_path / "sidestep.toml"
     file.write_text(text)
 

@@ -17,10 +17,10 @@ from sidestep.catalog.layout_builder import compile_layout
 from sidestep.engines.apply import Applier
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.items import VllmStep
-from sidestep.exposition.aggregate import merged_histograms
-from sidestep.exposition.families import Family, families, is_shared, labels_with
-from sidestep.exposition.family_snapshot import combined_of, copies
-from sidestep.exposition.text_page import Texts
+from sidestep.exposition.aggregate import aggregate_histograms
+from sidestep.exposition.families import Family, families, is_shared, series_labels
+from sidestep.exposition.family_snapshot import aggregate_snapshot, snapshot_family
+from sidestep.exposition.text_page import TextPage
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.registry import Registry
@@ -45,7 +45,7 @@ def fleet(engines: int) -> Registry:
 
 def renderer(registry: Registry) -> Callable[[], list[bytes]]:
     """Makes the text page in parts, as it is sent, anew where something has changed."""
-    texts = Texts(registry)
+    texts = TextPage(registry)
     return lambda: [text for piece in texts.pieces() for text in piece]
 
 
@@ -132,12 +132,12 @@ def client_registry(registry: Registry) -> CollectorRegistry:
 def _samples(
     registry: Registry, family: Family
 ) -> Iterable[tuple[dict[str, str], float | Histogram]]:
-    found = copies(registry, family, Histogram.copy)
+    found = snapshot_family(registry, family, Histogram.copy)
     if is_shared(family):
-        told = combined_of(family, found, merged_histograms)
+        told = aggregate_snapshot(family, found, aggregate_histograms)
         return [(dict(one[0]), one[1]) for one in told if one is not None]
     return [
-        (labels_with(engine, family, names, key), value)
+        (series_labels(engine, family, names, key), value)
         for engine, _, names, children in found
         for key, value in children
     ]

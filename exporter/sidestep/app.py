@@ -23,14 +23,20 @@ from sidestep.config.settings import Config
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.slo import check as check_objectives
 from sidestep.errors import ConfigError
-from sidestep.exposition import compression as packing
+from sidestep.exposition import compression
 from sidestep.exposition.page_cache import Pages
-from sidestep.exposition.parts import access, check_labels, chosen, engine_settings, native
+from sidestep.exposition.parts import (
+    access,
+    check_forward_labels,
+    engine_settings,
+    native_histograms,
+    series_filter,
+)
 from sidestep.exposition.statistics_log import StatsLog
 from sidestep.federation.computed_records import Present
 from sidestep.federation.sender import Forwarder
 from sidestep.http.routes import application
-from sidestep.http.server import Front
+from sidestep.http.server import HttpServer
 from sidestep.http.sockets import listen
 from sidestep.ingest import event_loop as loops
 from sidestep.ingest import plugins as installed
@@ -85,11 +91,11 @@ class Exporter:
             config.buckets,
             rules,
             sampling,
-            native(config),
+            native_histograms(config),
             objectives=Objectives(config.slo),
         )
-        self.choice = chosen(config)
-        self.registry.shows = functools.lru_cache(4096)(self.choice.shows)
+        self.series_filter = series_filter(config)
+        self.registry.shows = functools.lru_cache(4096)(self.series_filter.shows)
         self.metrics = SelfMetrics()
         allowed = access(config)
         watchdog = Watchdog(
@@ -103,7 +109,7 @@ class Exporter:
             wall=time.time,
             guard=Guard(self.metrics, time.monotonic, allowed.keys, lambda: watchdog.full),
         )
-        check_labels(config, layouts)
+        check_forward_labels(config, layouts)
         self.intake.receiver.settings = engine_settings(config)
         self.ingest = Ingest(self.intake, allowed, watchdog)
         self.promise = NO_PROMISE
@@ -111,7 +117,7 @@ class Exporter:
         self.collectors = own_registry(self.metrics, [*installed.collectors(), *collectors])
         self.registry.reserved = names(self.collectors)
         self.addresses: list[tuple[str, int]] = []
-        self.front = Front(config.web_config_file, self.metrics)
+        self.front = HttpServer(config.web_config_file, self.metrics)
 
     @property
     def endpoints(self) -> list[str]:
@@ -191,7 +197,7 @@ class Exporter:
             self.metrics,
             self.endpoints,
             snapshots,
-            choice=self.choice,
+            series_filter=self.series_filter,
         )
         path, view = self.config.web_telemetry_path, self.config.web_default_view
         app = application(pages, path, lambda: bool(self.endpoints), view)
@@ -266,7 +272,7 @@ async def serve(config: Config, reload: Callable[[], Config] | None = None) -> N
             "sidestep %s on %s and %s: metrics on %s, engines connect to %s; %s",
             __version__,
             loops.NAME,
-            packing.NAME,
+            compression.LIBRARY,
             exporter.url,
             ", ".join(exporter.endpoints),
             exporter.promise,

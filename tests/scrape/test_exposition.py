@@ -1,4 +1,4 @@
-"""Lines of other exporters' pages: what each says, or the one reason why it says nothing."""
+"""The parser of passthrough lines: values, or one fixed reason for an invalid line."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidestep.errors import WireError
-from sidestep.exposition.passthrough import parser as exposition
+from sidestep.exposition.passthrough import parser
 from sidestep.exposition.passthrough.parser import (
     MAX_LINE_BYTES,
-    comment,
-    head,
-    in_seconds,
+    parse_comment,
+    parse_head,
+    parse_value,
     series_text,
-    value,
+    timestamp_in_seconds,
 )
 
 LINES = [
@@ -37,11 +37,11 @@ LINES = [
 @pytest.mark.parametrize(("line", "name", "labels", "text"), LINES)
 def test_a_sample_says(line: bytes, name: str, labels: dict[str, str], text: bytes) -> None:
     """Its series and its value, blanks and escapes wherever the format lets them be."""
-    found = head(line)
+    found = parse_head(line)
 
-    assert (found.name, exposition.plain(found.labels)) == (name, labels)
-    assert value(line[found.end :]) == text
-    again = head(series_text(found.name, found.labels) + b" 1")
+    assert (found.name, parser.unescape_labels(found.labels)) == (name, labels)
+    assert parse_value(line[found.end :]) == text
+    again = parse_head(series_text(found.name, found.labels) + b" 1")
     assert (again.name, again.labels) == (found.name, found.labels)
 
 
@@ -87,17 +87,17 @@ BAD = [
 def test_a_line_that_is_none_has_a_reason(line: bytes, reason: str) -> None:
     """And nothing else happens."""
     with pytest.raises(WireError) as error:
-        value(line[head(line).end :])
+        parse_value(line[parse_head(line).end :])
     assert error.value.reason == reason
 
 
 def test_comments() -> None:
     """HELP with its two escapes, TYPE in any case; all others are nobody's business."""
-    assert comment(rb"# HELP a b \n \\n \" \t") == (False, "a", 'b \n \\n \\" \\t')
-    assert comment(b"#HELP a") == (False, "a", "")
-    assert comment(b" #\tTYPE  a \t Counter ") == (True, "a", "counter")
+    assert parse_comment(rb"# HELP a b \n \\n \" \t") == (False, "a", 'b \n \\n \\" \\t')
+    assert parse_comment(b"#HELP a") == (False, "a", "")
+    assert parse_comment(b" #\tTYPE  a \t Counter ") == (True, "a", "counter")
     for line in (b"#", b"# EOF", b"# HELP", b"# HELPa b", b"# HELP 1 b", b"# UNIT a seconds"):
-        assert comment(line) is None
+        assert parse_comment(line) is None
     for line, reason in (
         (b"# TYPE a info", "unknown_kind"),
         (b"# TYPE a", "unknown_kind"),
@@ -106,7 +106,7 @@ def test_comments() -> None:
         (b"#" * (MAX_LINE_BYTES + 1), "too_long"),
     ):
         with pytest.raises(WireError) as error:
-            comment(line)
+            parse_comment(line)
         assert error.value.reason == reason
 
 
@@ -121,7 +121,7 @@ def test_comments() -> None:
 )
 def test_openmetrics_counts_in_seconds(stamped: bytes, expected: bytes) -> None:
     """Without losing a millisecond."""
-    assert in_seconds(stamped) == expected
+    assert timestamp_in_seconds(stamped) == expected
 
 
 HOSTILE = [
@@ -143,7 +143,7 @@ def test_no_line_takes_long(line: bytes) -> None:
     """Time grows with its length only: what backtracks twice would take seconds."""
     started = time.perf_counter()
     with pytest.raises(WireError):
-        _ = comment(line) or value(line[head(line).end :])
+        _ = parse_comment(line) or parse_value(line[parse_head(line).end :])
 
     assert time.perf_counter() - started < 0.05
 
@@ -152,8 +152,8 @@ def test_no_line_takes_long(line: bytes) -> None:
 def test_any_bytes_are_a_line_or_have_a_reason(line: bytes) -> None:
     """And what is one is as much as Python makes of it."""
     try:
-        found = head(line)
-        text = value(line[found.end :])
+        found = parse_head(line)
+        text = parse_value(line[found.end :])
     except WireError:
         return
     float(text.partition(b" ")[0])

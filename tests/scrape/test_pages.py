@@ -1,4 +1,4 @@
-"""A page that is passed on: the same samples, or fewer with a reason, and never a broken page."""
+"""Passthrough pages: the same samples, or fewer with a reason, and never an invalid page."""
 
 from __future__ import annotations
 
@@ -211,13 +211,13 @@ def test_nothing_is_made_anew_where_nothing_changed() -> None:
     page = page_of_engine("page_triton")
     passing = Passing()
     passing.take(page)
-    first = [part.text(passing.passed.moment, openmetrics=False) for part in parts(passing)]
+    first = [part.text(passing.passed.page_values, openmetrics=False) for part in parts(passing)]
     version = passing.passed.version
     passing.take(page, size=100)
     assert passing.passed.version == version
     passing.take(page.replace('model="ens",version="1"} 17', 'model="ens",version="1"} 18', 1))
     assert 'nv_inference_request_success{model="ens",version="1"} 18\n' in passing.show()
-    second = [part.text(passing.passed.moment, openmetrics=False) for part in parts(passing)]
+    second = [part.text(passing.passed.page_values, openmetrics=False) for part in parts(passing)]
 
     assert passing.passed.version == version + 1
     passing.take(page + "a 1\n")
@@ -283,7 +283,7 @@ def test_what_is_not_shown_any_more_is_gone() -> None:
 
 def plans(passing: Passing) -> int:
     """How many of these pages are in memory."""
-    found = [each for each in gc.get_objects() if isinstance(each, pages.Plan)]
+    found = [each for each in gc.get_objects() if isinstance(each, pages.ParsedPage)]
     return sum(each.page in passing.pages for each in found)
 
 
@@ -443,7 +443,9 @@ def test_reading_takes_small_slices() -> None:
     longest = 0.0
     for number, whole in ((1, 0.5), (2, 0.1), (2, 0.05)):
         data = big_page(number).encode()
-        reading = passing.page().take([data[at : at + 65536] for at in range(0, len(data), 65536)])
+        reading = passing.page().update(
+            [data[at : at + 65536] for at in range(0, len(data), 65536)]
+        )
         began = started = time.perf_counter()
         for _ in reading:
             longest = max(longest, time.perf_counter() - started)
@@ -451,5 +453,5 @@ def test_reading_takes_small_slices() -> None:
         # Ten times what it takes; a machine may be busy.
         assert time.perf_counter() - began < whole
 
-    assert passing.page().plan is not None
+    assert passing.page().parsed is not None
     assert longest < 0.02

@@ -1,4 +1,4 @@
-"""Several pages on one: who shows a family that two of them have, or that is ours."""
+"""Several passthrough pages on one: conflicts among them and with the exporter's own families."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from pages import Family, parse
 from scraped import Passing, samples
 from sidestep.engines.triton.rows import FED
 from sidestep.exposition.passthrough.parser import Labels
-from sidestep.exposition.passthrough_text import typed
-from sidestep.exposition.protobuf_samples import passed_pieces
+from sidestep.exposition.passthrough_text import json_families
+from sidestep.exposition.protobuf_samples import passthrough_pieces
 
 REFERENCE = Path(__file__).parents[3] / "shared" / "reference" / "triton" / "metrics.json"
 A: Labels = (("pod", "a"),)
@@ -111,7 +111,7 @@ def test_a_source_can_leave_families_out() -> None:
     passing = Passing()
     page = passing.passed.page((), {"nv_inference_count", "my_lat_seconds"})
     text = page_of_engine("page_triton") + page_of_engine("page_triton_custom")
-    for _ in page.take([text.encode()]):
+    for _ in page.update([text.encode()]):
         pass
 
     assert "nv_inference_count" not in passing.show()
@@ -124,7 +124,7 @@ def test_pages_that_are_read_at_the_same_time() -> None:
     """Whichever is read to its end first: both are shown."""
     passing = Passing(A, B)
     page = page_of_engine("page_triton_custom")
-    readings = [passing.page(at).take([page.encode()]) for at in (0, 1)]
+    readings = [passing.page(at).update([page.encode()]) for at in (0, 1)]
     while readings:
         for reading in list(readings):
             if next(reading, "end") == "end":
@@ -138,7 +138,7 @@ def test_a_page_that_is_hidden_while_it_is_read_is_shown_afterwards() -> None:
     passing = Passing()
     for slices in (1, 2):
         passing.take("a 1\n")
-        reading = passing.page().take([b"a 1\n"])
+        reading = passing.page().update([b"a 1\n"])
         for _ in range(slices):
             next(reading)
         passing.page().hide()
@@ -149,7 +149,7 @@ def test_a_page_that_is_hidden_while_it_is_read_is_shown_afterwards() -> None:
 
 def values_of(passing: Passing, names: Collection[str] = ()) -> list[dict[str, Any]]:
     """The families as programs get them."""
-    found = typed(passing.passed, names)
+    found = json_families(passing.passed, names)
     return [{**head, "samples": [one for one in told if one]} for head, told in found]
 
 
@@ -281,7 +281,7 @@ def test_protobuf_says_the_same(name: str) -> None:
     """Of every kind that real exporters have; a histogram that was classic is so there, too."""
     passing = Passing(A)
     passing.take(page_of_engine(name))
-    made = b"".join(part for piece in passed_pieces(passing.passed) for part in piece)
+    made = b"".join(part for piece in passthrough_pieces(passing.passed) for part in piece)
     found, text = parsed(made), parse(passing.show())
 
     assert numbers(found) == pytest.approx(numbers(text), nan_ok=True, rel=0)
@@ -293,10 +293,10 @@ def test_protobuf_has_times_and_plain_labels() -> None:
     """Milliseconds as the page has them, and label values without their escapes."""
     passing = Passing()
     passing.take('# TYPE a gauge\na{x="1\\n\\"\\\\"} NaN 1234\na 2\n')
-    (family,) = families(b"".join(p for piece in passed_pieces(passing.passed) for p in piece))
+    (family,) = families(b"".join(p for piece in passthrough_pieces(passing.passed) for p in piece))
     (first, second) = family.metric
 
     assert labels_of(first) == (("x", '1\n"\\'),)
     assert (math.isnan(first.gauge.value), first.timestamp_ms) == (True, 1234)
     assert (second.gauge.value, second.HasField("timestamp_ms")) == (2.0, False)
-    assert list(passed_pieces(passing.passed, ["b"])) == []
+    assert list(passthrough_pieces(passing.passed, ["b"])) == []

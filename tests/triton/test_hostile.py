@@ -15,7 +15,7 @@ from sidestep.exposition.text_page import render
 from sidestep.metrics import description_limits as descriptions
 from sidestep.metrics.description_limits import check
 from sidestep.protocol.messages import EngineInfo
-from sidestep.telemetry.logs import Limited
+from sidestep.telemetry.logs import RateLimitedLog
 from sidestep_adapters.triton import queries as triton_queries
 from sidestep_adapters.triton.model_config import ModelConfig
 from sidestep_adapters.triton.poller import log
@@ -191,7 +191,7 @@ class Slow:
 
 async def test_unloaded_models_are_forgotten() -> None:
     """This holds for any names."""
-    queries = Queries(Slow(), (), "s", Limited(log))  # type: ignore[arg-type]
+    queries = Queries(Slow(), (), "s", RateLimitedLog(log))  # type: ignore[arg-type]
     for number in range(9):
         assert await queries.configs([f"m{number}"]) == {}
     for _ in range(ATTEMPTS - 1):

@@ -1,4 +1,4 @@
-"""Passwords: who is let in, what it costs, and what a flood of wrong ones does."""
+"""Basic auth: admission, cost of verification, and floods of wrong passwords."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import bcrypt
 import pytest
 
 from fronts import HASH, front, user
-from sidestep.http.auth import REMEMBERED, Busy, Passwords, credentials, verify
+from sidestep.http.auth import MAX_REMEMBERED, Busy, PasswordVerifier, credentials, verify
 
 USERS = f"basic_auth_users:\n  alice: {HASH}\n  böb: {HASH}\n"
 
@@ -41,7 +41,7 @@ class Counted:
 
 
 async def test_who_is_let_in(tmp_path: Path) -> None:
-    """A user with their password; health and unknown pages are no exception."""
+    """Users with the right password are admitted; health and unknown paths need one as well."""
     async with front(tmp_path, USERS) as site:
         for path in ("/", "/-/healthy"):
             assert (await site.get(path, headers=user("alice", "sesame"))).status == 200
@@ -68,19 +68,19 @@ async def test_who_is_let_in(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_headers_that_are_no_credentials(header: str) -> None:
-    """Another scheme, no base64, no colon."""
+    """Another scheme, invalid base64 and a missing colon give no credentials."""
     assert credentials(header) is None
 
 
 def test_credentials() -> None:
-    """The first colon parts them; the scheme is of any case; any bytes are a password."""
+    """The first colon separates user and password; the scheme ignores case; any bytes are valid."""
     for text in (b"alice:a:b", b"alice:", b":", b"\xff\0:\xfe"):
         header = f"bAsIc {base64.b64encode(text).decode()}"
         assert credentials(header) == text.partition(b":")[::2]
 
 
 def test_long_passwords_and_odd_ones() -> None:
-    """Bcrypt looks at 72 bytes, as in Go; nothing raises."""
+    """Bcrypt reads 72 bytes, as in Go; no password raises an error."""
     assert not verify(b"a\0b", HASH.encode())
     assert not verify(b"x" * 1000, HASH.encode())
     assert verify(b"x" * 1000, bcrypt.hashpw(b"x" * 72, bcrypt.gensalt(4)))
@@ -88,46 +88,46 @@ def test_long_passwords_and_odd_ones() -> None:
 
 
 async def test_an_answer_is_remembered(executor: ThreadPoolExecutor) -> None:
-    """Right or wrong, bcrypt runs once for it, for any number of requests at a time."""
+    """Bcrypt runs once per password, right or wrong, for any number of concurrent requests."""
     counted = Counted()
-    passwords = Passwords({b"alice": HASH.encode()}, executor, 4, counted)
+    passwords = PasswordVerifier({b"alice": HASH.encode()}, executor, 4, counted)
     counted.gate.clear()
-    asked = [asyncio.create_task(passwords.admit(b"alice", b"sesame")) for _ in range(50)]
+    asked = [asyncio.create_task(passwords.is_valid(b"alice", b"sesame")) for _ in range(50)]
     await asyncio.sleep(0)
     counted.gate.set()
 
     assert all(await asyncio.gather(*asked))
-    assert await passwords.admit(b"alice", b"sesame")
+    assert await passwords.is_valid(b"alice", b"sesame")
     assert len(counted.hashes) == 1
     for _ in range(3):
-        assert not await passwords.admit(b"alice", b"wrong")
+        assert not await passwords.is_valid(b"alice", b"wrong")
     assert len(counted.hashes) == 2
 
 
 async def test_wrong_passwords_do_not_push_out_right_ones(executor: ThreadPoolExecutor) -> None:
-    """However many there are; of them only the last are remembered."""
+    """Any number of wrong passwords leaves the right ones cached; only the last wrong ones are."""
     counted = Counted()
-    passwords = Passwords({b"alice": HASH.encode()}, executor, 4, counted)
-    assert await passwords.admit(b"alice", b"sesame")
-    for number in range(REMEMBERED + 1):
-        assert not await passwords.admit(b"alice", str(number).encode())
+    passwords = PasswordVerifier({b"alice": HASH.encode()}, executor, 4, counted)
+    assert await passwords.is_valid(b"alice", b"sesame")
+    for number in range(MAX_REMEMBERED + 1):
+        assert not await passwords.is_valid(b"alice", str(number).encode())
     ran = len(counted.hashes)
 
-    assert await passwords.admit(b"alice", b"sesame")
+    assert await passwords.is_valid(b"alice", b"sesame")
     assert len(counted.hashes) == ran
-    assert not await passwords.admit(b"alice", b"0")
+    assert not await passwords.is_valid(b"alice", b"0")
     assert len(counted.hashes) == ran + 1
-    assert len(passwords._wrong) == REMEMBERED
+    assert len(passwords._rejected) == MAX_REMEMBERED
 
 
 async def test_an_unknown_user_costs_what_a_known_one_does(executor: ThreadPoolExecutor) -> None:
-    """Bcrypt with a hash of the same cost, the same for the same name; and never lets in."""
+    """An unknown user runs bcrypt with a hash of equal cost, the same per name, and is denied."""
     counted = Counted()
     hashes = [HASH.replace("$2b$", kind).encode() for kind in ("$2a$", "$2b$", "$2y$")]
     known = dict(zip([b"a", b"b", b"c"], hashes, strict=True))
-    passwords = Passwords(known, executor, 4, counted)
+    passwords = PasswordVerifier(known, executor, 4, counted)
     for password in (b"sesame", b"x", b"y"):
-        assert not await passwords.admit(b"nobody", password)
+        assert not await passwords.is_valid(b"nobody", password)
 
     assert len(counted.hashes) == 3
     assert len(set(counted.hashes)) == 1
@@ -135,16 +135,17 @@ async def test_an_unknown_user_costs_what_a_known_one_does(executor: ThreadPoolE
 
 
 async def test_too_many_wait(executor: ThreadPoolExecutor) -> None:
-    """The rest is turned away at once; what is remembered is answered all the same."""
+    """More waiting passwords are rejected at once; cached ones are still answered."""
     counted = Counted()
-    passwords = Passwords({b"alice": HASH.encode()}, executor, 4, counted)
-    assert await passwords.admit(b"alice", b"sesame")
+    passwords = PasswordVerifier({b"alice": HASH.encode()}, executor, 4, counted)
+    assert await passwords.is_valid(b"alice", b"sesame")
     counted.gate.clear()
     asked = [
-        asyncio.create_task(passwords.admit(b"alice", str(number).encode())) for number in range(9)
+        asyncio.create_task(passwords.is_valid(b"alice", str(number).encode()))
+        for number in range(9)
     ]
     await asyncio.sleep(0)
-    assert await passwords.admit(b"alice", b"sesame")
+    assert await passwords.is_valid(b"alice", b"sesame")
     counted.gate.set()
     answers = await asyncio.gather(*asked, return_exceptions=True)
 
@@ -154,7 +155,7 @@ async def test_too_many_wait(executor: ThreadPoolExecutor) -> None:
 
 
 async def test_one_at_a_time() -> None:
-    """Two never run at once: a flood has one core."""
+    """Two verifications never run at once, so a flood uses one core."""
     running, most = 0, 0
     lock = threading.Lock()
 
@@ -169,14 +170,14 @@ async def test_one_at_a_time() -> None:
         return False
 
     with ThreadPoolExecutor(1) as executor:
-        passwords = Passwords({b"alice": HASH.encode()}, executor, 50, slow)
-        await asyncio.gather(*(passwords.admit(b"alice", bytes([i])) for i in range(50)))
+        passwords = PasswordVerifier({b"alice": HASH.encode()}, executor, 50, slow)
+        await asyncio.gather(*(passwords.is_valid(b"alice", bytes([i])) for i in range(50)))
 
     assert most == 1
 
 
 async def test_a_flood_of_wrong_passwords_is_answered(tmp_path: Path) -> None:
-    """401 or 503, none is let in, nothing is left waiting, and who is known goes on."""
+    """Each gets 401 or 503, no queue remains, and users with cached passwords are served."""
     costly = USERS.replace("$04$", "$10$")
     async with front(tmp_path, costly + f"  carol: {HASH}\n") as site:
         assert await site.status(headers=user("carol", "sesame")) == 200

@@ -1,4 +1,4 @@
-"""What a hostile client can cost: time, connections, memory, log lines. Raw sockets."""
+"""Limits on hostile clients over raw sockets: time, connections, memory, log lines."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from fronts import HASH, PAGE, Site, application, front, user
 from sidestep.http.limits import Limits, TokenBucket
 from sidestep.http.web_config import RateLimit
 
-QUICK = Limits(asking=0.4, answering=0.8, tick=0.05)
+QUICK = Limits(request_seconds=0.4, response_seconds=0.8, check_interval=0.05)
 REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 async def raw(site: Site, data: bytes) -> bytes:
-    """All that is answered to ``data``, until the other side closes."""
+    """Return all that the server answers to ``data`` until it closes."""
     reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
     writer.write(data)
     found = b""
@@ -36,8 +36,8 @@ async def raw(site: Site, data: bytes) -> bytes:
 @pytest.mark.parametrize("part", [b"", b"GET", b"GET / HTTP/1.1\r\nHost: x\r\n"])
 @pytest.mark.parametrize("before", [0, 1, 2])
 async def test_a_slow_request_is_closed(tmp_path: Path, part: bytes, before: int) -> None:
-    """Wherever it stopped, also behind others that were answered; counted."""
-    limits = QUICK if part else Limits(asking=0.4, idle=0.1, tick=0.05)
+    """A partial request is closed and counted, wherever it stopped, also after complete ones."""
+    limits = QUICK if part else Limits(request_seconds=0.4, idle_seconds=0.1, check_interval=0.05)
     async with front(tmp_path, limits=limits) as site:
         reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
         for _ in range(before):
@@ -55,7 +55,7 @@ async def test_a_slow_request_is_closed(tmp_path: Path, part: bytes, before: int
 
 
 async def test_a_byte_now_and_then_is_no_reprieve(tmp_path: Path) -> None:
-    """The deadline is that of the whole head."""
+    """The deadline covers the whole head."""
     async with front(tmp_path, limits=QUICK) as site:
         reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
         ended = asyncio.create_task(reader.read())
@@ -72,8 +72,10 @@ async def test_a_byte_now_and_then_is_no_reprieve(tmp_path: Path) -> None:
 
 
 async def test_an_idle_connection_is_kept_for_the_next_request(tmp_path: Path) -> None:
-    """Longer than a request may take; an idle one is closed without a word at its own time."""
-    limits = Limits(asking=0.2, answering=0.2, idle=1.0, tick=0.05)
+    """An idle connection outlives a request deadline and is closed silently at its own."""
+    limits = Limits(
+        request_seconds=0.2, response_seconds=0.2, idle_seconds=1.0, check_interval=0.05
+    )
     async with front(tmp_path, limits=limits) as site:
         reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
         loop = asyncio.get_running_loop()
@@ -106,7 +108,7 @@ async def test_an_idle_connection_is_kept_for_the_next_request(tmp_path: Path) -
     ],
 )
 async def test_bad_requests(tmp_path: Path, caplog: pytest.LogCaptureFixture, data: bytes) -> None:
-    """400 and the end of the connection; of any number of them one line, and no traceback."""
+    """A bad request gets 400 and a closed connection; many log one line and no traceback."""
     async with front(tmp_path) as site:
         for _ in range(5):
             assert (await raw(site, data)).startswith((b"HTTP/1.1 400", b"HTTP/1.0 400"))
@@ -120,7 +122,7 @@ async def test_bad_requests(tmp_path: Path, caplog: pytest.LogCaptureFixture, da
 async def test_a_bug_in_a_page_is_a_traceback_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The client learns nothing of it."""
+    """The client receives no details."""
     async with front(tmp_path) as site:
         for _ in range(3):
             answer = await site.get("/broken")
@@ -131,7 +133,7 @@ async def test_a_bug_in_a_page_is_a_traceback_once(
 
 
 async def test_methods(tmp_path: Path) -> None:
-    """GET and HEAD; the rest is 405, with what may be asked."""
+    """GET and HEAD are served; other methods get 405 with the allowed ones."""
     async with front(tmp_path) as site:
         head = await site.get(method="HEAD")
         long = await site.get("/long", method="HEAD")
@@ -147,8 +149,8 @@ async def test_methods(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", [b"POST", b"GET"])
 async def test_bodies_are_not_read_to_their_end(tmp_path: Path, method: bytes) -> None:
-    """A body of a terabyte is cut off; others are served meanwhile."""
-    limits = Limits(body=200_000, tick=0.05)
+    """A body of a terabyte is cut off while other clients are served."""
+    limits = Limits(body_bytes=200_000, check_interval=0.05)
     async with front(tmp_path, limits=limits) as site:
         reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
         writer.write(method + b" / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000000000\r\n\r\n")
@@ -183,10 +185,10 @@ async def slow_reader(site: Site, path: str = "/long") -> socket.socket:
 async def test_who_takes_no_page_is_closed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And holds less than the page while there: it is sent as it is taken."""
+    """A client that reads nothing is closed, and holds less memory than the page until then."""
     async with front(tmp_path, limits=QUICK) as site:
         clients = [await slow_reader(site) for _ in range(5)]
-        await until(lambda: site.front._guard._answers.unsent == 5 * len(PAGE))
+        await until(lambda: site.front._guard._responses.unsent == 5 * len(PAGE))
         held = [
             connection.transport.get_write_buffer_size()
             for connection in site.front._listener._open  # type: ignore[union-attr]
@@ -198,7 +200,7 @@ async def test_who_takes_no_page_is_closed(
             client.close()
 
         assert site.refused("slow") == 5
-        await until(lambda: site.front._guard._answers.unsent == 0)
+        await until(lambda: site.front._guard._responses.unsent == 0)
     (line,) = caplog.records
     assert line.getMessage() == "closed a connection: 127.0.0.1 took too long"
 
@@ -206,23 +208,23 @@ async def test_who_takes_no_page_is_closed(
 async def test_who_hangs_up_in_the_middle_of_a_page(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Costs nothing any more, and is nobody's fault."""
+    """A client that disconnects frees its memory and is not counted as an error."""
     async with front(tmp_path) as site:
         client = await slow_reader(site)
-        await until(lambda: site.front._guard._answers.unsent == len(PAGE))
+        await until(lambda: site.front._guard._responses.unsent == len(PAGE))
         client.close()
-        await until(lambda: site.front._guard._answers.unsent == 0)
+        await until(lambda: site.front._guard._responses.unsent == 0)
         await until(lambda: site.front.connections == 0)
 
     assert caplog.records == []
 
 
 async def test_pages_that_nobody_takes_are_bounded(tmp_path: Path) -> None:
-    """Over the bound a page is 503, a short answer is not; room comes back."""
-    limits = Limits(answering=2, tick=0.05, unsent=2 * len(PAGE))
+    """Above the limit a page is 503 and a short response is not; memory is released again."""
+    limits = Limits(response_seconds=2, check_interval=0.05, unsent_bytes=2 * len(PAGE))
     async with front(tmp_path, limits=limits) as site:
         clients = [await slow_reader(site) for _ in range(2)]
-        await until(lambda: site.front._guard._answers.unsent == 2 * len(PAGE))
+        await until(lambda: site.front._guard._responses.unsent == 2 * len(PAGE))
         answer = await site.get("/long")
         assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
         assert await site.status() == 200
@@ -243,7 +245,7 @@ async def kept(site: Site) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
 
 
 async def test_the_deadline_of_a_new_connection_is_not_put_off(tmp_path: Path) -> None:
-    """Not by its first byte either: it counts from the start."""
+    """The deadline counts from the start of the connection, not from its first byte."""
     async with front(tmp_path) as site:
         _, writer = await asyncio.open_connection("127.0.0.1", site.port)
         await until(lambda: site.front.connections == 1)
@@ -256,8 +258,8 @@ async def test_the_deadline_of_a_new_connection_is_not_put_off(tmp_path: Path) -
 
 
 async def test_connections_are_bounded(tmp_path: Path) -> None:
-    """Over the bound a new one is closed; who never asked anything gives its place up first."""
-    limits = Limits(connections=10, asking=60, tick=0.05)
+    """Above the limit a new connection is closed, unless one without any request can be dropped."""
+    limits = Limits(connections=10, request_seconds=60, check_interval=0.05)
     async with front(tmp_path, limits=limits) as site:
         clients = [await kept(site) for _ in range(9)]
         # Half of the next request; older than the silent one, but known.
@@ -287,8 +289,8 @@ async def test_connections_are_bounded(tmp_path: Path) -> None:
 
 
 async def test_a_flood_of_connections(tmp_path: Path) -> None:
-    """Never more than the bound, not for a moment; afterwards all is as before."""
-    limits = Limits(connections=20, asking=60, tick=0.05)
+    """The number of connections never exceeds the limit, and recovers afterwards."""
+    limits = Limits(connections=20, request_seconds=60, check_interval=0.05)
     async with front(tmp_path, limits=limits) as site:
 
         def knock(number: int) -> list[socket.socket]:
@@ -318,7 +320,7 @@ async def test_a_flood_of_connections(tmp_path: Path) -> None:
 
 
 async def test_requests_that_wait_are_bounded(tmp_path: Path) -> None:
-    """Some pages are made at once, some wait, the rest is 503; health is none of them."""
+    """Some pages render, some wait, the rest get 503; health is not limited."""
     gate, running, most = asyncio.Event(), 0, 0
     app = application()
 
@@ -331,7 +333,7 @@ async def test_requests_that_wait_are_bounded(tmp_path: Path) -> None:
         return web.Response(text="made\n")
 
     app.add_routes([web.get("/held", held)])
-    limits = Limits(making=2, waiting=3)
+    limits = Limits(concurrent_renders=2, waiting_requests=3)
     async with front(tmp_path, limits=limits, app=app) as site:
         asked = [asyncio.create_task(site.status(path="/held")) for _ in range(12)]
         await until(lambda: site.refused("overload") == 7)
@@ -344,7 +346,7 @@ async def test_requests_that_wait_are_bounded(tmp_path: Path) -> None:
 
 
 async def test_the_rate(tmp_path: Path) -> None:
-    """A burst, then 429, before any password is looked at."""
+    """A burst is served, then 429 follows, before any password is verified."""
     text = f"rate_limit: {{interval: 1h, burst: 3}}\nbasic_auth_users: {{alice: {HASH}}}\n"
     async with front(tmp_path, text) as site:
         found = [await site.status(headers=user("alice", "sesame")) for _ in range(5)]
@@ -355,7 +357,7 @@ async def test_the_rate(tmp_path: Path) -> None:
 
 
 def test_the_bucket() -> None:
-    """A token an interval, no more than the burst after any rest."""
+    """One token arrives per interval, and never more than the burst accumulate."""
     now = [0.0]
     bucket = TokenBucket(RateLimit(2.0, 2), lambda: now[0])
     taken = []
@@ -367,7 +369,7 @@ def test_the_bucket() -> None:
 
 
 async def test_headers(tmp_path: Path) -> None:
-    """Those configured, on every page and refusal; none by default."""
+    """Configured headers are on every page and error; there are none by default."""
     names = ("X-Content-Type-Options", "X-Frame-Options", "Content-Security-Policy")
     async with front(tmp_path) as site:
         assert not set(names) & set((await site.get()).headers)
@@ -387,7 +389,7 @@ async def test_headers(tmp_path: Path) -> None:
 async def test_stopping_ends_all_connections(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Idle ones, silent ones, and who takes nothing: without a word in the log."""
+    """Idle, silent and non-reading connections end without a log line."""
     caplog.set_level(logging.WARNING)
     async with front(tmp_path) as site:
         reader, writer = await asyncio.open_connection("127.0.0.1", site.port)

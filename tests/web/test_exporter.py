@@ -1,4 +1,4 @@
-"""The exporter behind its web configuration: as a command, and as Prometheus scrapes it."""
+"""The exporter with a web configuration: as a command, and scraped by Prometheus."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def authority(tmp_path: Path) -> Authority:
 
 @pytest.mark.parametrize("path", ["/metrics", "/", "/-/healthy", "/-/ready", "/api/v1/metrics"])
 async def test_every_page_asks(start: Start, authority: Authority, path: str) -> None:
-    """By TLS and for the password."""
+    """Every page requires TLS and the password."""
     async with start(web_config_file=str(authority.directory / "web.yml")) as exporter:
         assert exporter.url.startswith("https://")
         url = exporter.url.removesuffix("/metrics") + path
@@ -59,7 +59,7 @@ async def test_every_page_asks(start: Start, authority: Authority, path: str) ->
     ],
 )
 def test_a_mistake_is_one_line(tmp_path: Path, text: str | None, why: str) -> None:
-    """Exit code 2, before anything listens."""
+    """The command exits with code 2 before it listens."""
     file = tmp_path / "web.yml"
     if text is not None:
         file.write_text(text)
@@ -85,7 +85,7 @@ def test_the_setting_in_the_file(tmp_path: Path) -> None:
 
 
 def test_hash_password() -> None:
-    """It asks twice, and prints what the file takes; nothing else is on standard output."""
+    """The command asks twice and prints a valid hash; nothing else is on standard output."""
     done = CliRunner().invoke(cli, ["hash-password"], input="geheim\ngeheim\n")
 
     assert bcrypt.checkpw(b"geheim", done.stdout.strip().encode())
@@ -100,7 +100,7 @@ PROMETHEUS = shutil.which("prometheus")
 
 @pytest.mark.skipif(PROMETHEUS is None, reason="prometheus is not installed (apt: prometheus)")
 async def test_prometheus_scrapes_by_tls_and_password(start: Start, authority: Authority) -> None:
-    """With its own client of both, and a certificate; without the password its target is down."""
+    """Prometheus scrapes with TLS, password and certificate, and not without the password."""
     directory = authority.directory
     issued = authority.ca.issue_cert("prometheus")
     issued.cert_chain_pems[0].write_to_path(directory / "client.pem")

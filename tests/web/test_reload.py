@@ -1,4 +1,4 @@
-"""The file while it is in use: changes are taken over, mistakes are not."""
+"""Reload of the web configuration: valid changes apply, invalid ones do not."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from conftest import until
 from fronts import HASH, Authority, front, user
-from sidestep.http.current_config import Current
+from sidestep.http.current_config import CurrentConfig
 from sidestep.telemetry.self_metrics import SelfMetrics
 
 ALICE = f"basic_auth_users:\n  alice: {HASH}\n"
@@ -28,31 +28,31 @@ class Clock:
 
 
 async def test_a_removed_user_is_out_a_second_later(tmp_path: Path) -> None:
-    """The first request of the next second already meets the new file; not one before."""
+    """The first request of the next second sees the new file; none before does."""
     file, clock = tmp_path / "web.yml", Clock()
     file.write_text(BOTH)
-    current = Current(file, SelfMetrics(), clock=clock)
+    current = CurrentConfig(file, SelfMetrics(), clock=clock)
     file.write_text(ALICE)
     clock.now += 0.9
-    assert len((await current.fresh()).config.users) == 2
+    assert len((await current.refreshed()).config.users) == 2
     clock.now += 0.1
 
-    assert list((await current.fresh()).config.users) == [b"alice"]
+    assert list((await current.refreshed()).config.users) == [b"alice"]
 
 
 async def test_changes_reach_requests(tmp_path: Path) -> None:
-    """Users, headers and the rate; a remembered password of a removed user is none."""
+    """Users, headers and rate change; a removed user's cached password is dropped."""
     async with front(tmp_path, BOTH) as site:
         for name in ("alice", "bob"):
             assert await site.status(headers=user(name, "sesame")) == 200
         more = "http_server_config: {headers: {X-Frame-Options: deny}}\n"
         site.file.write_text(ALICE + more)
-        await until(lambda: len(site.front.current.in_force.config.users) == 1)
+        await until(lambda: len(site.front.current.active.config.users) == 1)
         assert await site.status(headers=user("bob", "sesame")) == 401
         answer = await site.get(headers=user("alice", "sesame"))
         assert answer.headers["X-Frame-Options"] == "deny"
         site.file.write_text(f"{ALICE}rate_limit: {{interval: 1h, burst: 1}}\n")
-        await until(lambda: site.front.current.in_force.config.rate_limit is not None)
+        await until(lambda: site.front.current.active.config.rate_limit is not None)
         found = [await site.status(headers=user("alice", "sesame")) for _ in range(2)]
 
         assert found == [200, 429]
@@ -73,11 +73,11 @@ async def test_changes_reach_requests(tmp_path: Path) -> None:
 async def test_a_bad_file_changes_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str | None, why: str
 ) -> None:
-    """Nobody is let in by it and nobody put out; one line says why, a number says that."""
+    """Admission is unchanged; one log line has the reason and a metric the state."""
     file, clock, metrics = tmp_path / "web.yml", Clock(), SelfMetrics()
     file.write_text(ALICE)
-    current = Current(file, metrics, clock=clock)
-    good = current.in_force
+    current = CurrentConfig(file, metrics, clock=clock)
+    good = current.active
     assert metrics.value(HEALTH) == 1
     if text is None:
         file.unlink()
@@ -85,7 +85,7 @@ async def test_a_bad_file_changes_nothing(
         file.write_text(text)
     for _ in range(5):
         clock.now += 1
-        assert await current.fresh() is good
+        assert await current.refreshed() is good
 
     (line,) = caplog.records
     assert line.levelno == logging.ERROR
@@ -95,12 +95,12 @@ async def test_a_bad_file_changes_nothing(
 
     file.write_text(BOTH)
     clock.now += 1
-    assert len((await current.fresh()).config.users) == 2
+    assert len((await current.refreshed()).config.users) == 2
     assert metrics.value(HEALTH) == 1
 
 
 async def test_protection_is_not_taken_away_while_running(tmp_path: Path) -> None:
-    """What a file lacks that is being written: its end. A restart takes it over."""
+    """A file without its end, still being written, removes no protection; a restart applies it."""
     authority = Authority(tmp_path)
     authority.server()
     base = "tls_server_config:\n  cert_file: server.pem\n  key_file: server-key.pem\n"
@@ -109,16 +109,16 @@ async def test_protection_is_not_taken_away_while_running(tmp_path: Path) -> Non
     given = verified.replace("RequireAndVerifyClientCert", "VerifyClientCertIfGiven")
     file, clock = tmp_path / "web.yml", Clock()
     file.write_text(full)
-    current = Current(file, SelfMetrics(), clock=clock)
-    good = current.in_force
+    current = CurrentConfig(file, SelfMetrics(), clock=clock)
+    good = current.active
     for less in ("", base + ALICE, base + verified + ALICE, base + given + ALICE, ALICE):
         file.write_text(less)
         clock.now += 1
-        assert await current.fresh() is good
+        assert await current.refreshed() is good
     for length in range(len(full)):
         file.write_text(full[:length])
         clock.now += 1
-        config = (await current.fresh()).config
+        config = (await current.refreshed()).config
         assert config.users
         assert config.tls is not None
         assert config.tls.allowed_sans is not None
@@ -126,35 +126,35 @@ async def test_protection_is_not_taken_away_while_running(tmp_path: Path) -> Non
 
 
 async def test_a_key_that_comes_after_its_certificate(tmp_path: Path) -> None:
-    """The pair is taken over when both are there, the former one serves until then."""
+    """The new pair applies once both files are there; the old pair serves until then."""
     authority = Authority(tmp_path)
     authority.server()
     file, clock = tmp_path / "web.yml", Clock()
     file.write_text("tls_server_config: {cert_file: server.pem, key_file: server-key.pem}")
-    current = Current(file, SelfMetrics(), clock=clock)
-    good = current.in_force
+    current = CurrentConfig(file, SelfMetrics(), clock=clock)
+    good = current.active
     authority.server("next")
     (tmp_path / "next.pem").rename(tmp_path / "server.pem")
     clock.now += 1
-    assert await current.fresh() is good
+    assert await current.refreshed() is good
     (tmp_path / "next-key.pem").rename(tmp_path / "server-key.pem")
     clock.now += 1
 
-    assert await current.fresh() is not good
+    assert await current.refreshed() is not good
 
 
 async def test_a_mounted_secret_is_swapped_by_a_link(tmp_path: Path) -> None:
-    """As Kubernetes does it: the file's own link never changes."""
+    """Kubernetes swaps a directory link; the file's own link never changes."""
     for number, text in enumerate((BOTH, ALICE)):
         (tmp_path / str(number)).mkdir()
         (tmp_path / str(number) / "web.yml").write_text(text)
-    (tmp_path / "..data").symlink_to("0")
-    (tmp_path / "web.yml").symlink_to("..data/web.yml")
+    (tmp_path / ".data").symlink_to("0")
+    (tmp_path / "web.yml").symlink_to(".data/web.yml")
     clock = Clock()
-    current = Current(tmp_path / "web.yml", SelfMetrics(), clock=clock)
-    assert len(current.in_force.config.users) == 2
-    (tmp_path / "..next").symlink_to("1")
-    (tmp_path / "..next").rename(tmp_path / "..data")
+    current = CurrentConfig(tmp_path / "web.yml", SelfMetrics(), clock=clock)
+    assert len(current.active.config.users) == 2
+    (tmp_path / ".next").symlink_to("1")
+    (tmp_path / ".next").rename(tmp_path / ".data")
     clock.now += 1
 
-    assert len((await current.fresh()).config.users) == 1
+    assert len((await current.refreshed()).config.users) == 1

@@ -1,4 +1,4 @@
-"""TLS as clients meet it: real handshakes with real certificates."""
+"""TLS with real handshakes and real certificates."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def ending(reader: asyncio.StreamReader) -> bytes:
 
 
 async def test_only_https_is_served(authority: Authority) -> None:
-    """What speaks plain HTTP, or trusts another authority, gets nothing."""
+    """A client with plain HTTP or another authority gets no response."""
     async with front(authority.directory, config()) as site:
         assert (await site.get(tls=authority.client())).body == b"short\n"
         assert await site.status() == 0
@@ -104,14 +104,14 @@ SANS = "client_allowed_sans: [a.example, 10.0.0.1, '2001:db8::1', a@b.example, s
     ],
 )
 async def test_names_of_clients(authority: Authority, names: list[str], status: int) -> None:
-    """A certificate of the authority is not enough where names are listed."""
+    """With a list of names, a certificate of the authority is not enough."""
     async with front(authority.directory, mutual(SANS)) as site:
         assert await site.status(tls=authority.client(*names)) == status
         assert (site.denied("client_cert") > 0) == (status == 0)
 
 
 async def test_an_empty_list_of_names_lets_in_nobody(authority: Authority) -> None:
-    """As the toolkit does; it is not the same as no list."""
+    """An empty list admits no client, as in exporter-toolkit; a missing list admits all."""
     async with front(authority.directory, mutual("client_allowed_sans: []")) as site:
         assert await site.status(tls=authority.client("a.example")) == 0
 
@@ -130,7 +130,7 @@ async def test_an_empty_list_of_names_lets_in_nobody(authority: Authority) -> No
     ],
 )
 async def test_versions(authority: Authority, lines: list[str], taken: str) -> None:
-    """Those between the two and no others; suites for other keys leave TLS 1.3 alone."""
+    """Versions within the limits work, others fail; suites do not affect TLS 1.3."""
     versions = {"TLS10": ssl.TLSVersion.TLSv1, "TLS11": ssl.TLSVersion.TLSv1_1}
     versions |= {"TLS12": TLS12, "TLS13": TLS13}
     async with front(authority.directory, config(*lines)) as site:
@@ -144,7 +144,7 @@ async def test_versions(authority: Authority, lines: list[str], taken: str) -> N
 
 
 async def test_ciphers_and_curve(authority: Authority) -> None:
-    """What was chosen is what is spoken; a client without it gets nothing."""
+    """The configured cipher and curve are negotiated; a client without them fails."""
     suite = "cipher_suites: [TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256]"
     async with front(authority.directory, config(suite, "curve_preferences: [CurveP384]")) as site:
         client = only(authority.client(), TLS12)
@@ -163,7 +163,7 @@ async def test_ciphers_and_curve(authority: Authority) -> None:
 
 
 async def test_a_client_that_would_like_http2(authority: Authority) -> None:
-    """It is told HTTP/1.1 in the handshake."""
+    """The handshake negotiates HTTP/1.1."""
     client = authority.client()
     client.set_alpn_protocols(["h2", "http/1.1"])
     async with front(authority.directory, config()) as site:
@@ -176,7 +176,7 @@ async def test_a_client_that_would_like_http2(authority: Authority) -> None:
 
 
 async def test_a_renewed_certificate_is_served_at_once(authority: Authority) -> None:
-    """To the next handshake; a connection that stands goes on."""
+    """The next handshake gets the new certificate; an open connection continues."""
     async with front(authority.directory, config()) as site:
         former = await served(site, authority)
         reader, writer = await asyncio.open_connection(
@@ -203,7 +203,7 @@ async def served(site: Site, authority: Authority) -> bytes | None:
 
 
 async def test_clients_of_a_former_authority_have_to_come_again(authority: Authority) -> None:
-    """A connection that it let in ends when another authority is trusted."""
+    """Connections that a former authority admitted end when the authority changes."""
     authority.server()
     async with front(authority.directory, mutual()) as site:
         reader, writer = await asyncio.open_connection(
@@ -224,8 +224,8 @@ async def test_clients_of_a_former_authority_have_to_come_again(authority: Autho
 
 
 async def test_half_a_handshake_is_closed(authority: Authority) -> None:
-    """At its deadline, counted; meanwhile others are served."""
-    limits = Limits(asking=0.5, tick=0.05)
+    """A partial handshake is closed and counted at its deadline while others are served."""
+    limits = Limits(request_seconds=0.5, check_interval=0.05)
     async with front(authority.directory, config(), limits) as site:
         reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
         writer.write(b"\x16\x03\x01\x02")

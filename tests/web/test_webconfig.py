@@ -1,4 +1,4 @@
-"""The web configuration file: what is taken, what is refused, and never anything else."""
+"""The web configuration file: accepted files, and one-line errors for all others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from fronts import HASH, Authority
 from sidestep.errors import ConfigError
-from sidestep.http.config_files import MAX_CONFIG_BYTES, Files
+from sidestep.http.config_files import MAX_CONFIG_BYTES, WatchedFiles
 from sidestep.http.tls import make_context
 from sidestep.http.tls_config import CIPHERS
 from sidestep.http.web_config import HEADERS, RateLimit, WebConfig, load
@@ -55,7 +55,7 @@ def read(directory: Path, text: str | bytes) -> WebConfig:
     """The configuration, with a TLS context made from it."""
     file = directory / "web.yml"
     file.write_bytes(text.encode() if isinstance(text, str) else text)
-    config = load(file, Files())
+    config = load(file, WatchedFiles())
     if config.tls is not None:
         make_context(config.tls)
     return config
@@ -102,7 +102,7 @@ NEWER = {
 
 @pytest.mark.parametrize("text", [*ACCEPTED.values(), *NEWER.values()], ids=[*ACCEPTED, *NEWER])
 def test_what_is_taken(directory: Path, text: str) -> None:
-    """Files as they are written for other exporters."""
+    """Files written for other exporters are accepted."""
     read(directory, text)
 
 
@@ -123,7 +123,7 @@ def promtool(file: Path) -> str:
 @needs_promtool
 @pytest.mark.parametrize("text", ACCEPTED.values(), ids=ACCEPTED)
 def test_promtool_takes_the_same(directory: Path, text: str) -> None:
-    """So the table above is the toolkit's, not ours."""
+    """Promtool accepts the same files, so that the table above is exporter-toolkit's."""
     file = directory / "web.yml"
     file.write_text(text)
 
@@ -135,7 +135,7 @@ EXAMPLES = re.findall(r"```yaml\n(.*?)```", SECURITY.read_text(), re.DOTALL)
 
 @pytest.mark.parametrize("text", EXAMPLES)
 def test_the_documents_examples(directory: Path, text: str) -> None:
-    """Taken as they stand, by promtool as well but for keys that are newer than it."""
+    """The documents' examples are valid, also for promtool unless a key is newer than it."""
     file = directory / "web.yml"
     read(directory, text)
     older = "\n".join(
@@ -168,8 +168,8 @@ TLS_REFUSED = {
     "{c}, key_file: other-key.pem": "do not belong together",
     "{c}, key_file: locked-key.pem": "the key is encrypted",
     "cert: nonsense, key: nonsense": "tls_server_config.cert and",
-    "{}, client_auth_type: RequestClientCert": "RequestClientCert is not offered",
-    "{}, client_auth_type: RequireAnyClientCert": "RequireAnyClientCert is not offered",
+    "{}, client_auth_type: RequestClientCert": "RequestClientCert is not supported",
+    "{}, client_auth_type: RequireAnyClientCert": "RequireAnyClientCert is not supported",
     "{}, client_auth_type: RequireClientCert": "use RequireAndVerifyClientCert",
     "{}, client_auth_type: Maybe": "'Maybe' must be one of NoClientCert, VerifyClientCertIfGiven",
     "{}, client_auth_type: VerifyClientCertIfGiven": "needs client_ca_file",
@@ -193,9 +193,9 @@ TLS_REFUSED = {
     "{}, prefer_server_cipher_suites: maybe": "server_cipher_suites: Expected `bool",
     "{}, prefer_server_cipher_suites: 'true'": "server_cipher_suites: Expected `bool",
     "{}, ca_file: x": "tls_server_config: Object contains unknown field `ca_file`",
-    '{k}, cert_file: "a\\0b"': "line 1: is not YAML: it has a character that cannot be",
-    '{k}, cert_file: "\\ud800"': "line 1: is not YAML: it has a character that cannot be",
-    "{}, cert_file: server.pem": "line 1: is not YAML: cert_file stands there twice",
+    '{k}, cert_file: "a\\0b"': "line 1: is not YAML: it has an invalid character",
+    '{k}, cert_file: "\\ud800"': "line 1: is not YAML: it has an invalid character",
+    "{}, cert_file: server.pem": "line 1: is not YAML: cert_file is a duplicate key",
 }
 REFUSED = {
     **{"tls_server_config: {" + expanded(line) + "}": why for line, why in TLS_REFUSED.items()},
@@ -218,7 +218,7 @@ REFUSED = {
     "basic_auth_users: {alice: }": "basic_auth_users.alice is not a bcrypt hash",
     "basic_auth_users: {alice: [a]}": "basic_auth_users[...]: Expected `str",
     f"basic_auth_users: {{alice: {HASH[:-1]}}}": "is not a bcrypt hash",
-    f"basic_auth_users: {{alice: {HASH}, alice: {HASH}}}": "alice stands there twice",
+    f"basic_auth_users: {{alice: {HASH}, alice: {HASH}}}": "alice is a duplicate key",
     f"basic_auth_users: {{alice: {HASH.replace('$04$', '$03$')}}}": "is not a bcrypt hash",
     f"basic_auth_users: {{alice: {HASH.replace('$04$', '$31$')}}}": "has a cost of 31, 18 at most",
     "rate_limit: {interval: 1, burst: 1}": "rate_limit.interval must be a duration with its unit",
@@ -244,7 +244,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("text", "why"), REFUSED.items(), ids=range(len(REFUSED)))
 def test_what_is_refused(directory: Path, text: str, why: str) -> None:
-    """By name, in one line that begins with a file and says what to do about it."""
+    """The error is one line that begins with the file and names the key and the remedy."""
     with pytest.raises(ConfigError) as refused:
         read(directory, text)
 
@@ -254,7 +254,7 @@ def test_what_is_refused(directory: Path, text: str, why: str) -> None:
 
 
 def test_files_that_cannot_be_read(directory: Path) -> None:
-    """None there, a directory, not text, too long, and a name that none can have."""
+    """Missing, directory, binary, too long and impossible names give an error."""
     for path, why in {
         directory / "gone.yml": "No such file",
         directory: "it is not a file",
@@ -262,14 +262,14 @@ def test_files_that_cannot_be_read(directory: Path) -> None:
         Path("x" * 300): "too long",
     }.items():
         with pytest.raises(ConfigError, match=why):
-            load(path, Files())
+            load(path, WatchedFiles())
     for content, why in {b"\xff": "not UTF-8", b"#" * (MAX_CONFIG_BYTES + 1): "more than"}.items():
         with pytest.raises(ConfigError, match=why):
             read(directory, content)
 
 
 def test_aliases_cost_what_they_are(directory: Path) -> None:
-    """Nine levels of nine would be a thousand million; here each is looked at once, or never."""
+    """Nine levels of nine aliases would expand to a billion nodes; each is visited at most once."""
     levels = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     levels += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 9)]
     users = f"basic_auth_users: &b\n  alice: {HASH}\n"
@@ -283,7 +283,7 @@ def test_aliases_cost_what_they_are(directory: Path) -> None:
 def test_relative_paths_are_relative_to_the_file(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not to where the process was started."""
+    """Paths do not depend on the working directory."""
     monkeypatch.chdir("/")
 
     assert read(directory, SERVER).tls is not None
@@ -291,7 +291,7 @@ def test_relative_paths_are_relative_to_the_file(
 
 
 def test_certificates_inline(directory: Path) -> None:
-    """As block texts; secrets are in no repr."""
+    """Certificates can be block texts; no repr shows secrets."""
     document = {
         "tls_server_config": {
             "cert": (directory / "server.pem").read_text(),
@@ -316,7 +316,7 @@ def test_certificates_inline(directory: Path) -> None:
     ],
 )  # fmt: skip
 def test_durations_are_gos(directory: Path, text: str, seconds: float) -> None:
-    """In all its units."""
+    """All of Go's units work."""
     config = read(directory, f"rate_limit: {{interval: {text}, burst: 2}}")
 
     assert config.rate_limit == RateLimit(seconds, 2)
@@ -343,12 +343,12 @@ SYNTAX = st.text(
 
 @given(st.text() | SYNTAX | st.binary() | TREES.map(yaml.safe_dump))
 def test_any_file_is_taken_or_refused(content: str | bytes) -> None:
-    """No text, bytes or tree of the right keys raises anything else."""
+    """No text, bytes or tree of known keys raises anything but ConfigError."""
     with tempfile.TemporaryDirectory() as name:
         file = Path(name) / "web.yml"
         text = content.encode("utf-8", "replace") if isinstance(content, str) else content
         file.write_bytes(text)
         try:
-            load(file, Files())
+            load(file, WatchedFiles())
         except ConfigError as error:
             assert str(error)  # noqa: PT017 - it need not be refused

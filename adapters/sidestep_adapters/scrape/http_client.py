@@ -19,7 +19,7 @@ from yarl import URL
 from sidestep import __version__
 from sidestep.config.scrape_targets import HEADER_TEXT, Target
 from sidestep.errors import ConfigError, PollError
-from sidestep.http.config_files import MAX_PEM_BYTES, Files
+from sidestep.http.config_files import MAX_PEM_BYTES, WatchedFiles
 
 CONNECT_SECONDS = 5.0
 REASON_SECONDS = 1.0
@@ -65,7 +65,7 @@ class Client:
     def __init__(self, target: Target, max_connections: int = 1) -> None:
         self.target = target
         self._max_connections = max_connections
-        self._tls_files: Files | None = None
+        self._tls_files: WatchedFiles | None = None
         self._tls: ssl.SSLContext | bool = True
         self._session: aiohttp.ClientSession | None = None
 
@@ -178,7 +178,7 @@ class Client:
     def _prepare(self) -> dict[str, str]:
         """Return the target's headers, and read files for TLS again if one has changed."""
         if self._tls_files is None or self._tls_files.changed():
-            files = Files()
+            files = WatchedFiles()
             self._tls = client_context(self.target, files)
             self._tls_files = files
         return {
@@ -187,7 +187,7 @@ class Client:
         }
 
 
-def client_context(target: Target, files: Files) -> ssl.SSLContext | bool:
+def client_context(target: Target, files: WatchedFiles) -> ssl.SSLContext | bool:
     """Return the TLS context of ``target``; True if it has no TLS options.
 
     Raises:
@@ -222,7 +222,7 @@ def secret(path: Path) -> str:
     Raises:
         ConfigError: The file cannot be read, or is not one line.
     """
-    text = Files().read(path, MAX_HEADER_FILE_BYTES).decode("latin-1").strip()
+    text = WatchedFiles().read(path, MAX_HEADER_FILE_BYTES).decode("latin-1").strip()
     if not HEADER_TEXT.fullmatch(text):
         raise ConfigError(f"{path}: not one line of ASCII")
     return text

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 from sidestep.config.poll_state import STATES, PollState
 from sidestep.config.scrape_targets import Target
 from sidestep.errors import PollError
-from sidestep.telemetry.logs import Limited
+from sidestep.telemetry.logs import RateLimitedLog
 from sidestep.telemetry.self_metrics import Reading, SelfMetrics
 from sidestep_adapters.scrape.poll_task import PollTask
 
@@ -73,7 +73,7 @@ class Poller(Generic[Response]):
         self._applying: Iterator[None] | None = None
         self._is_applied = asyncio.Event()
         self._wake: Callable[[], None] = lambda: None
-        self._lines = Limited(log)
+        self._lines = RateLimitedLog(log)
         self._count("ok", 0)
 
     def open(self, wake: Callable[[], None]) -> None:

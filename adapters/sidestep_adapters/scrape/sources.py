@@ -42,7 +42,7 @@ def sources(config: Config, intake: Intake) -> Sequence[Poller[Response]]:
     metrics.read(
         f"{PREFIX}samples",
         lambda: [
-            ((target.name,), float(page.plan.samples if page.plan is not None else 0))
+            ((target.name,), float(page.parsed.samples if page.parsed is not None else 0))
             for target, page in pages
         ],
     )
@@ -80,6 +80,6 @@ def page_poller(target: Target, page: Page, metrics: SelfMetrics) -> Poller[Resp
             await client.close()
 
     def apply(answer: Response) -> Iterator[None]:
-        return page.take(answer.chunks)
+        return page.update(answer.chunks)
 
     return Poller(target, PollQuery(connect, apply, page.hide), metrics, PREFIX)

@@ -13,7 +13,7 @@ from zmq.utils.monitor import recv_monitor_message
 from sidestep.errors import ConfigError, WireError
 from sidestep.ingest.local_stream import RankFeed
 from sidestep.protocol.limits import MAX_FRAME_BYTES
-from sidestep.telemetry.logs import Limited
+from sidestep.telemetry.logs import RateLimitedLog
 from sidestep_adapters.streams.frames import Frames, Socket, make_socket
 from sidestep_adapters.streams.readers import LOST, Reader
 from sidestep_adapters.streams.sequence import (
@@ -75,7 +75,7 @@ class Subscriber:
         self._monitor: Socket | None = None
         self._replay: Frames | None = None
         self._wake: Callable[[], None] = lambda: None
-        self._lines = Limited(log)
+        self._lines = RateLimitedLog(log)
         for name in ("messages", "replayed_messages", "lost_messages"):
             self._count(name, 0)
         self._update_counters()

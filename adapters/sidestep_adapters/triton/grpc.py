@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from sidestep.config.scrape_targets import Header, Target
 from sidestep.engines.triton.wire import ModelStats
 from sidestep.errors import ConfigError, PollError
-from sidestep.http.config_files import MAX_PEM_BYTES, Files
+from sidestep.http.config_files import MAX_PEM_BYTES, WatchedFiles
 from sidestep_adapters.scrape.http_client import (
     CONNECT_SECONDS,
     client_context,
@@ -184,7 +184,7 @@ class GrpcServer:
             task.add_done_callback(self._closing.discard)
 
     def _credentials(self) -> grpc.ChannelCredentials:
-        target, files = self._target, Files()
+        target, files = self._target, WatchedFiles()
         # Check the files first: gRPC reports no error for a file that it cannot use.
         client_context(target, files)
         # gRPC's built-in roots may be older than the system's.

@@ -9,8 +9,13 @@ from typing import NamedTuple
 
 from sidestep.errors import PollError, WireError
 from sidestep.protocol.messages import EngineInfo
-from sidestep.telemetry.logs import Limited
-from sidestep_adapters.triton.models import Models, PollTime, VersionUpdate, detached_version
+from sidestep.telemetry.logs import RateLimitedLog
+from sidestep_adapters.triton.models import (
+    Models,
+    PollTime,
+    VersionUpdate,
+    detached_version,
+)
 from sidestep_adapters.triton.queries import Queries, StatisticsAnswer
 from sidestep_adapters.triton.server import Server, detail
 from sidestep_adapters.triton.statistics import ModelVersion
@@ -60,7 +65,7 @@ class StatisticsPoll:
         on_update: Callable[[VersionUpdate], None],
         reject: Callable[[str], None],
         attached: Callable[[], Mapping[str, EngineInfo]],
-        lines: Limited,
+        lines: RateLimitedLog,
         name: str,
     ) -> None:
         self.models = models

@@ -14,7 +14,7 @@ from sidestep.config.triton_servers import Server
 from sidestep.engines.items import Item
 from sidestep.errors import PollError, WireError
 from sidestep.ingest.local_stream import ServerFeed
-from sidestep.telemetry.logs import Limited
+from sidestep.telemetry.logs import RateLimitedLog
 from sidestep_adapters.scrape.poll_task import PollTask
 from sidestep_adapters.triton.models import Models, VersionUpdate
 from sidestep_adapters.triton.poll import StatisticsPoll
@@ -72,7 +72,7 @@ class TritonSource:
         self._connection = connection
         self._feed = feed
         self._reject = reject
-        self._lines = Limited(log)
+        self._lines = RateLimitedLog(log)
         self._name = f"triton {server.target.name}"
         self._models = Models(
             server.target.name,

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from sidestep.errors import PollError
-from sidestep.telemetry.logs import Limited
+from sidestep.telemetry.logs import RateLimitedLog
 from sidestep_adapters.triton.model_config import STATISTICS, ModelConfig
 from sidestep_adapters.triton.server import UNKNOWN_MODEL_PREFIX, Server
 
@@ -60,7 +60,7 @@ class Queries:
         server: Server,
         models: Sequence[str],
         name: str,
-        lines: Limited,
+        lines: RateLimitedLog,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._server = server

@@ -11,7 +11,7 @@ from sidestep.engines.items import Item
 from sidestep.errors import PollError
 from sidestep.ingest.local_stream import ServerFeed
 from sidestep.protocol.self_described import Family, Sample, Samples
-from sidestep.telemetry.logs import Limited
+from sidestep.telemetry.logs import RateLimitedLog
 from sidestep_adapters.triton.server import advice
 
 UNREACHABLE = "unreachable"
@@ -52,7 +52,7 @@ class ServerState:
         self._feed = feed
         self._name = name
         self._export = export
-        self._lines = Limited(log)
+        self._lines = RateLimitedLog(log)
         self._cause = ""
         """Why the last poll failed; empty after a success."""
         self._is_up = self._is_down = False

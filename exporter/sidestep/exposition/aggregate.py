@@ -1,4 +1,4 @@
-"""How the series of several engines become one."""
+"""Aggregation of one series of several engines into one."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ from sidestep.catalog.model import Combine
 from sidestep.metrics.engine import Number
 from sidestep.metrics.histogram import Histogram, State
 
-Shown = TypeVar("Shown")
-"""What is shown of a histogram."""
-Made = TypeVar("Made")
-Turn = TypeVar("Turn")
-Turns = Generator[None, None, Made]
-"""Makes something; between two steps the event loop may have its turn."""
-Merge = Callable[[Sequence[Shown]], Turns[Shown]]
+HistogramValue = TypeVar("HistogramValue")
+"""Copy of what a page format needs of a histogram."""
+Result = TypeVar("Result")
+Pause = TypeVar("Pause")
+Steps = Generator[None, None, Result]
+"""Generator that returns a result; each step is a point to yield to the event loop."""
+Aggregator = Callable[[Sequence[HistogramValue]], Steps[HistogramValue]]
 
-AT_ONCE = 100
-"""Histograms whose counts are added up in a step: a microsecond each."""
-FEW = 20
-"""Likewise, native ones: some 20 us each."""
-ADDED = ("num_gpu_blocks", "num_cpu_blocks", "num_pages", "kv_cache_size_tokens")
-"""Labels of a cache's configuration that say how much there is of it."""
-BLOCK_SIZES = {"block_size": "num_gpu_blocks", "page_size": "num_pages"}
-"""Labels that say how large a block is, and those that count such blocks."""
+HISTOGRAMS_PER_SLICE = 100
+"""Histograms whose counts are added in one step: a microsecond each."""
+NATIVE_PER_SLICE = 20
+"""Native histograms that are merged in one step: some 20 us each."""
+SUMMED_INFO_LABELS = ("num_gpu_blocks", "num_cpu_blocks", "num_pages", "kv_cache_size_tokens")
+"""Labels of a cache's configuration that are amounts."""
+BLOCK_SIZE_LABELS = {"block_size": "num_gpu_blocks", "page_size": "num_pages"}
+"""Labels with the size of a block, and the label that counts such blocks."""
 
 
-def turning(making: Turns[Made], turn: Turn) -> Generator[Turn, None, Made]:
-    """What ``making`` makes; ``turn`` stands where one is due."""
+def run_yielding(steps: Steps[Result], pause: Pause) -> Generator[Pause, None, Result]:
+    """Run ``steps`` and return its result; yield ``pause`` at each step."""
     while True:
         try:
-            next(making)
+            next(steps)
         except StopIteration as done:
-            made: Made = done.value
-            return made
-        yield turn
+            result: Result = done.value
+            return result
+        yield pause
 
 
-def combined_numbers(values: Sequence[Number], rule: Combine) -> Number:
-    """One number of several; a sum is the same in whatever order they come.
+def aggregate_numbers(values: Sequence[Number], rule: Combine) -> Number:
+    """Aggregate numbers by ``rule``; a sum does not depend on their order.
 
-    Otherwise a counter could fall by its last digit when an engine comes back, which
-    Prometheus takes for a reset.
+    Otherwise the last digit of a counter could decrease when an engine comes back, which
+    Prometheus takes for a counter reset.
     """
     if len(values) == 1:
         return values[0]
@@ -60,18 +60,18 @@ def combined_numbers(values: Sequence[Number], rule: Combine) -> Number:
     return total / len(values) if rule == "mean" else total
 
 
-def merged(
-    values: Sequence[Number | Shown], rule: Combine, merge: Merge[Shown]
-) -> Turns[Number | Shown]:
-    """One series of several: of numbers by ``rule``, of histograms by ``merge``."""
+def aggregate_values(
+    values: Sequence[Number | HistogramValue], rule: Combine, aggregate: Aggregator[HistogramValue]
+) -> Steps[Number | HistogramValue]:
+    """Aggregate values of one series: numbers by ``rule``, histograms by ``aggregate``."""
     numbers = [value for value in values if isinstance(value, int | float)]
     if len(numbers) == len(values):
-        return combined_numbers(numbers, rule)
-    return (yield from merge([value for value in values if not isinstance(value, int | float)]))
+        return aggregate_numbers(numbers, rule)
+    return (yield from aggregate([value for value in values if not isinstance(value, int | float)]))
 
 
-def merged_states(found: Sequence[State]) -> Turns[State]:
-    """One histogram of several, over the bounds that all have: its counts are exact."""
+def aggregate_states(found: Sequence[State]) -> Steps[State]:
+    """Add up histograms over the bounds that all of them have, which keeps the counts exact."""
     if len(found) == 1:
         return found[0]
     by_bounds: dict[Bounds, list[Sequence[int]]] = {}
@@ -84,8 +84,10 @@ def merged_states(found: Sequence[State]) -> Turns[State]:
     summed: list[tuple[Bounds, Sequence[int]]] = []
     for bounds, (first, *others) in by_bounds.items():
         total = first
-        for start in range(0, len(others), AT_ONCE):
-            total = [*map(sum, zip(total, *others[start : start + AT_ONCE], strict=True))]
+        for start in range(0, len(others), HISTOGRAMS_PER_SLICE):
+            total = [
+                *map(sum, zip(total, *others[start : start + HISTOGRAMS_PER_SLICE], strict=True))
+            ]
             yield
         summed.append((bounds, total))
     (bounds, total), *rest = summed
@@ -93,18 +95,18 @@ def merged_states(found: Sequence[State]) -> Turns[State]:
         bounds = common_bounds(by_bounds)
         total = [0] * (len(bounds) + 1)
         for other in summed:
-            total = [a + b for a, b in zip(total, _over(*other, bounds), strict=True)]
+            total = [a + b for a, b in zip(total, _rebucketed(*other, bounds), strict=True)]
             yield
     return bounds, total, math.fsum([one for _, _, one in found])
 
 
-def merged_histograms(found: Sequence[Histogram]) -> Turns[Histogram]:
-    """Likewise, with their native buckets where they have such and all bounds are the same."""
+def aggregate_histograms(found: Sequence[Histogram]) -> Steps[Histogram]:
+    """Add up histograms, with their native buckets if all have them and the same bounds."""
     first = found[0]
     if len(found) == 1:
         return first
     if type(first) is Histogram or any(other.bounds != first.bounds for other in found):
-        bounds, counts, summed = yield from merged_states(
+        bounds, counts, summed = yield from aggregate_states(
             [(h.bounds, h.counts, h.sum) for h in found]
         )
         plain = Histogram(bounds)
@@ -113,63 +115,69 @@ def merged_histograms(found: Sequence[Histogram]) -> Turns[Histogram]:
     total = first.empty()
     for number, other in enumerate(found, start=1):
         total.merge(other)
-        if not number % FEW:
+        if not number % NATIVE_PER_SLICE:
             yield
     total.sum = math.fsum(other.sum for other in found)
     return total
 
 
 def common_bounds(found: Iterable[Bounds]) -> Bounds:
-    """Those that are in all of ``found``."""
+    """Return the bounds that are in all of ``found``."""
     first, *others = found
     shared = set(first).intersection(*others)
     return tuple(bound for bound in first if bound in shared)
 
 
-def _over(known: Bounds, counts: Sequence[int], bounds: Bounds) -> list[int]:
-    """``counts`` by ``known`` in buckets of ``bounds``, each of which is one of these."""
+def _rebucketed(own_bounds: Bounds, counts: Sequence[int], bounds: Bounds) -> list[int]:
+    """Convert ``counts`` of buckets ``own_bounds`` to ``bounds``, a subset of them."""
     cumulative = [*accumulate(counts)]
-    places = {bound: place for place, bound in enumerate(known)}
+    places = {bound: place for place, bound in enumerate(own_bounds)}
     upto = [*(cumulative[places[bound]] for bound in bounds), cumulative[-1]]
     return [count - before for count, before in zip(upto, [0, *upto], strict=False)]
 
 
-def combined_info(found: Sequence[Mapping[str, str]]) -> Turns[dict[str, str]]:
-    """The labels of one info metric for several engines: what all of them say, and how much.
+def aggregate_info(found: Sequence[Mapping[str, str]]) -> Steps[dict[str, str]]:
+    """Aggregate the labels of an info metric: labels that are equal everywhere, and summed amounts.
 
-    Blocks are added up; where their sizes differ they are counted in the smallest, so that
-    size times number is what all engines have. A label that engines disagree about is left out.
+    Numbers of blocks are summed; if their sizes differ, blocks are counted in the smallest size,
+    so that size times number is the total. Any other label that differs is left out.
     """
-    often: Counter[tuple[tuple[str, str], ...]] = Counter()
-    for start in range(0, len(found), AT_ONCE):
-        often.update([tuple(one.items()) for one in found[start : start + AT_ONCE]])
+    occurrences: Counter[tuple[tuple[str, str], ...]] = Counter()
+    for start in range(0, len(found), HISTOGRAMS_PER_SLICE):
+        occurrences.update(
+            [tuple(one.items()) for one in found[start : start + HISTOGRAMS_PER_SLICE]]
+        )
         yield
-    # Most engines of a fleet say the same.
-    told = [(dict(pairs), times) for pairs, times in often.items()]
+    # Most engines of a fleet have the same labels.
+    distinct = [(dict(pairs), times) for pairs, times in occurrences.items()]
     first = dict(found[0])
     if len(found) == 1:
         return first
     shared: set[str] = set(first)
-    alike: set[tuple[str, str]] = set(first.items())
-    for one, _ in told:
+    equal_pairs: set[tuple[str, str]] = set(first.items())
+    for one, _ in distinct:
         shared &= one.keys()
-        alike &= one.items()
-    labels = {name: value for name, value in first.items() if (name, value) in alike}
-    for name in ADDED:
-        if name in shared and all(_is_whole(one[name]) for one, _ in told):
-            labels[name] = str(sum(times * int(one[name]) for one, times in told))
-    for size, number in BLOCK_SIZES.items():
-        if size in shared and size not in labels and all(_is_whole(one[size]) for one, _ in told):
-            least = min(int(one[size]) for one, _ in told)
+        equal_pairs &= one.items()
+    labels = {name: value for name, value in first.items() if (name, value) in equal_pairs}
+    for name in SUMMED_INFO_LABELS:
+        if name in shared and all(_is_whole(one[name]) for one, _ in distinct):
+            labels[name] = str(sum(times * int(one[name]) for one, times in distinct))
+    for size, number in BLOCK_SIZE_LABELS.items():
+        if (
+            size in shared
+            and size not in labels
+            and all(_is_whole(one[size]) for one, _ in distinct)
+        ):
+            least = min(int(one[size]) for one, _ in distinct)
             labels[size] = str(least)
             if number in labels and least:
-                tokens = sum(times * int(one[size]) * int(one[number]) for one, times in told)
+                tokens = sum(times * int(one[size]) * int(one[number]) for one, times in distinct)
                 labels[number] = str(tokens // least)
     return labels
 
 
-def combined_adapters(found: Iterable[str]) -> str:
-    """One list of LoRA adapters of several, each once."""
+def aggregate_adapters(found: Iterable[str]) -> str:
+    """Merge comma-separated lists of LoRA adapters; each adapter is in the result once."""
     names = {name for one in found for name in one.split(",") if name}
     return ",".join(sorted(names))
 

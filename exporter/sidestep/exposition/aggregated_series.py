@@ -1,7 +1,7 @@
-"""Series that only labels told apart which are gone: as one, by the catalogue's rules.
+"""Aggregation of series that become equal once dropped labels are removed.
 
-What several engines counted goes on when one of them has gone, as long as its
-totals are kept and another has the same labels: Prometheus would take less for a reset.
+Counters of an engine that has gone stay in the sum as long as the registry retains its totals and
+another engine has the same labels: Prometheus would take a smaller sum for a counter reset.
 """
 
 from __future__ import annotations
@@ -12,26 +12,37 @@ from typing import NamedTuple
 
 from sidestep.catalog.layout import Placed
 from sidestep.catalog.model import Combine, Hook, Info, Row
-from sidestep.exposition.aggregate import combined_adapters, combined_info, merged, merged_states
-from sidestep.exposition.families import Family, catalogued, described, owns, spoken
+from sidestep.exposition.aggregate import (
+    aggregate_adapters,
+    aggregate_info,
+    aggregate_states,
+    aggregate_values,
+)
+from sidestep.exposition.families import (
+    Family,
+    active_dialects,
+    catalogue_families,
+    has_sample_name,
+    self_described_families,
+)
 from sidestep.exposition.family_snapshot import (
-    IN_NUMBERS,
-    Copy,
-    copied,
-    histograms_of,
-    numbers_of,
-    state_of,
+    NUMERIC,
+    EngineSnapshot,
+    histogram_state,
+    row_histograms,
+    row_numbers,
+    snapshot_engines,
 )
 from sidestep.exposition.grouping import (
+    Contributors,
     Group,
+    GroupCache,
     Grouping,
-    Groups,
+    GroupQuery,
     Labels,
-    Question,
-    Tellers,
-    hidden_from,
+    missing_engine_labels,
 )
-from sidestep.exposition.series_filter import Choice
+from sidestep.exposition.series_filter import SeriesFilter
 from sidestep.metrics.engine import Engine, Key, Number
 from sidestep.metrics.histogram import State
 from sidestep.metrics.registry import Registry
@@ -39,17 +50,19 @@ from sidestep.metrics.registry import Registry
 Value = Number | State
 Series = tuple[Labels, Value]
 
-AT_ONCE = 50
-"""Series between two turns of the loop: some 10 us each, at first."""
+PER_SLICE = 50
+"""Series to aggregate before yielding to the event loop: some 10 us each, when they are new."""
 LORA = Hook("lora")
 INFO = "_info"
 
 
-class _Found(NamedTuple):
-    """What some engines have of one series, and maybe others besides: its labels, and copies.
+class _Contribution(NamedTuple):
+    """Values that some engines contribute to one series.
 
     Attributes:
-        whole: Whether it is all there is of the series, whatever was found before.
+        outer: Labels of the engines.
+        own: Labels of the row.
+        whole: Whether these are all values of the series; they replace earlier ones.
     """
 
     outer: Labels
@@ -58,216 +71,241 @@ class _Found(NamedTuple):
     whole: bool = False
 
 
-class _Asked(NamedTuple):
-    """Engines of one dialect, or of none, that show a family, and what ``Groups`` is to tell of them."""
+class _DialectQuery(NamedTuple):
+    """Engines of one dialect, or of none, that have a family, as a query to ``GroupCache``."""
 
     placed: Placed | None
-    question: Question
+    query: GroupQuery
 
     @property
     def is_mirrored(self) -> bool:
-        """Whether ranks tell the same."""
+        """Return whether all ranks of a replica report the same values."""
         return self.placed is not None and self.placed.row.mirrored
 
 
-class Merging:
-    """The series of a registry without the labels that ``choice`` drops."""
+class AggregatedSeries:
+    """Series of a registry without the labels that ``series_filter`` drops."""
 
-    def __init__(self, registry: Registry, choice: Choice) -> None:
+    def __init__(self, registry: Registry, series_filter: SeriesFilter) -> None:
         self.registry = registry
-        self.choice = choice
-        self._groups = Groups(registry, choice)
+        self.series_filter = series_filter
+        self._groups = GroupCache(registry, series_filter)
         self._families: dict[frozenset[str], list[Family]] = {}
-        """Of the catalogue, by the dialects that were spoken last."""
+        """Families of the catalogue, for the latest set of active dialects."""
 
     def families(self, names: Collection[str] = ()) -> list[Family]:
-        """Those that engines can have now, all or those that own one of the sample ``names``."""
-        dialects = spoken(self.registry)
+        """Return the families that engines can have, or those with a sample of ``names``."""
+        dialects = active_dialects(self.registry)
         if dialects not in self._families:
-            self._families = {dialects: list(catalogued(self.registry, dialects))}
-        found = [*self._families[dialects], *described(self.registry)]
+            self._families = {dialects: list(catalogue_families(self.registry, dialects))}
+        found = [*self._families[dialects], *self_described_families(self.registry)]
         if not names:
             return found
-        return [family for family in found if owns(family.name, family.kind, names)]
+        return [family for family in found if has_sample_name(family.name, family.kind, names)]
 
     def refresh(self) -> None:
-        """See the engines that there are now."""
-        self._groups.renew()
+        """Read the present engines; call this at the start of each page."""
+        self._groups.refresh()
 
     def series(self, family: Family) -> Iterator[Series | None]:
-        """The series of ``family`` as of one moment, by their labels; None where a turn is due."""
-        asked = self._asked(family)
-        if any(self._groups.known(one.question) is None for one in asked):
-            for one in asked:
-                yield from self._groups.prepare(one.question, mirrored=one.is_mirrored)
-            # Meanwhile others may have come.
-            asked = self._asked(family)
-        found = [*self._copied(family, asked)]
-        # To copy the state of a thousand engines takes most of a slice.
+        """Yield the series of ``family`` at one moment; None asks to yield to the event loop."""
+        queries = self._queries(family)
+        if any(self._groups.cached(one.query) is None for one in queries):
+            for one in queries:
+                yield from self._groups.prepare(one.query, mirrored=one.is_mirrored)
+            # Engines may have connected meanwhile.
+            queries = self._queries(family)
+        found = [*self._contributions(family, queries)]
+        # Copying the state of a thousand engines takes most of a slice.
         yield None
         if found:
-            by_length = any(placed.row.unless_empty for placed in family.places.values())
+            by_length = any(placed.row.unless_empty for placed in family.assignments.values())
             yield from _series(chain.from_iterable(found), family.combine, by_length=by_length)
 
-    def _asked(self, family: Family) -> list[_Asked]:
-        """Who shows ``family`` now, by dialect; nobody is left out."""
-        if not family.places:
-            everyone = self._everyone(family)
-            question = Question(everyone, (), family.kind != "gauge")
-            return [_Asked(None, question)] if everyone else []
+    def _queries(self, family: Family) -> list[_DialectQuery]:
+        """Return the engines that have ``family`` now, by dialect, without empty dialects."""
+        if not family.assignments:
+            all_engines = self._open_engines(family)
+            query = GroupQuery(all_engines, (), family.kind != "gauge")
+            return [_DialectQuery(None, query)] if all_engines else []
         found = []
-        for dialect, placed in family.places.items():
-            shown = self._groups.showing(dialect, placed)
+        for dialect, placed in family.assignments.items():
+            shown = self._groups.engines_of_row(dialect, placed)
             if shown:
-                hidden = hidden_from(placed.row.labels)
-                question = Question(shown, hidden, placed.row.kind != "gauge")
-                found.append(_Asked(placed, question))
+                hidden = missing_engine_labels(placed.row.labels)
+                query = GroupQuery(shown, hidden, placed.row.kind != "gauge")
+                found.append(_DialectQuery(placed, query))
         return found
 
-    def _copied(self, family: Family, asked: Iterable[_Asked]) -> Iterator[Iterable[_Found | None]]:
-        """What all engines have of ``family`` now, to be read afterwards."""
-        for placed, question in asked:
-            found = self._groups.of(question)
+    def _contributions(
+        self, family: Family, queries: Iterable[_DialectQuery]
+    ) -> Iterator[Iterable[_Contribution | None]]:
+        """Copy the values that all engines have of ``family`` now, to be read afterwards."""
+        for placed, query in queries:
+            found = self._groups.group(query)
             if placed is None:
-                yield self._open(family, found)
+                yield self._self_described(family, found)
                 continue
             row = placed.row
-            if row.source == LORA and "engine" in self.choice.dropped:
-                yield self._adapters(placed, found.groups)
+            if row.source == LORA and "engine" in self.series_filter.dropped_labels:
+                yield self._lora_adapters(placed, found.groups)
                 continue
-            told = found.tellers(row)
-            engines = [engine for _, some in told for engine in some]
+            contributors = found.contributors(row)
+            engines = [engine for _, some in contributors for engine in some]
             if isinstance(row.source, Info):
                 name = row.source.name
-                said = [(own, [e.info[name] for e in some if name in e.info]) for own, some in told]
-                yield self._info(said)
+                infos_by_group = [
+                    (own, [e.info[name] for e in some if name in e.info])
+                    for own, some in contributors
+                ]
+                yield self._info(infos_by_group)
             elif placed.where == "histogram":
-                yield self._in_slots(placed, told, histograms_of(placed, engines, state_of))
-            elif placed.where in IN_NUMBERS:
-                yield self._in_slots(placed, told, numbers_of(placed, engines))
+                yield self._from_slots(
+                    placed, contributors, row_histograms(placed, engines, histogram_state)
+                )
+            elif placed.where in NUMERIC:
+                yield self._from_slots(placed, contributors, row_numbers(placed, engines))
             else:
-                yield self._children(told, copied(family, placed, engines, state_of), row)
+                yield self._from_snapshots(
+                    contributors, snapshot_engines(family, placed, engines, histogram_state), row
+                )
 
-    def _in_slots(
-        self, placed: Placed, told: Iterable[Tellers], values: Sequence[Value | None]
-    ) -> Iterator[_Found]:
-        """What engines have by slot, one series after the other."""
+    def _from_slots(
+        self, placed: Placed, contributors: Iterable[Contributors], values: Sequence[Value | None]
+    ) -> Iterator[_Contribution]:
+        """Yield values in slots, series by series."""
         row, width = placed.row, len(placed.values_of_label)
-        owns = [self._own(row.own_labels, key) for key in placed.values_of_label]
+        has_sample_name = [self._own(row.own_labels, key) for key in placed.values_of_label]
         start = 0
-        for outer, engines in told:
+        for outer, engines in contributors:
             end = start + width * len(engines)
-            for place, own in enumerate(owns, start):
+            for place, own in enumerate(has_sample_name, start):
                 some = [value for value in values[place:end:width] if value is not None]
                 if row.per != 1:
                     some = [value / row.per for value in some if not isinstance(value, tuple)]
                 if some:
-                    yield _Found(outer, own, some)
+                    yield _Contribution(outer, own, some)
             start = end
 
-    def _children(
-        self, told: Iterable[Tellers], copies: Iterator[Copy[State]], row: Row | None
-    ) -> Iterator[_Found]:
-        """Whatever else has children: those with open labels, self-described."""
+    def _from_snapshots(
+        self,
+        contributors: Iterable[Contributors],
+        snapshots: Iterator[EngineSnapshot[State]],
+        row: Row | None,
+    ) -> Iterator[_Contribution]:
+        """Yield values that are not in slots: families with open labels, and self-described ones."""
         total = row is not None and row.unless_empty
-        for outer, engines in told:
-            for _, _, names, children in islice(copies, len(engines)):
+        for outer, engines in contributors:
+            for _, _, names, children in islice(snapshots, len(engines)):
                 some = children
-                gone = [at for at, name in enumerate(names) if name in self.choice.dropped]
+                gone = [
+                    at for at, name in enumerate(names) if name in self.series_filter.dropped_labels
+                ]
                 if total and gone:
-                    # What has none of these labels is the sum of what has.
+                    # The series without these labels is the sum of those that have them.
                     whole = [c for c in children if not any(c[0][at] for at in gone)]
                     some = whole or children
                 for key, value in some:
-                    yield _Found(outer, self._own(names, key, unless_empty=total), (value,))
+                    yield _Contribution(outer, self._own(names, key, unless_empty=total), (value,))
 
     def _info(
-        self, said: Iterable[tuple[Labels, Sequence[Mapping[str, str]]]]
-    ) -> Iterator[_Found | None]:
-        for outer, infos in said:
+        self, infos_by_group: Iterable[tuple[Labels, Sequence[Mapping[str, str]]]]
+    ) -> Iterator[_Contribution | None]:
+        for outer, infos in infos_by_group:
             if infos:
-                labels = yield from combined_info(infos)
-                own = ((n, v) for n, v in sorted(labels.items()) if n not in self.choice.dropped)
-                yield _Found(outer, tuple(own), (1,), whole=True)
+                labels = yield from aggregate_info(infos)
+                own = (
+                    (n, v)
+                    for n, v in sorted(labels.items())
+                    if n not in self.series_filter.dropped_labels
+                )
+                yield _Contribution(outer, tuple(own), (1,), whole=True)
 
-    def _adapters(self, placed: Placed, groups: Sequence[Group]) -> Iterator[_Found]:
-        """What any engine has of LoRA adapters, and the room that all have, as one series."""
+    def _lora_adapters(self, placed: Placed, groups: Sequence[Group]) -> Iterator[_Contribution]:
+        """Aggregate the LoRA adapters of all engines, and their capacity, to one series."""
         slot = placed.slots[0]
         layout = groups[0].members[0].layout
-        live = [engine for engine in self._groups.everyone(live=True) if engine.layout is layout]
-        hidden = hidden_from(placed.row.labels)
-        room: dict[Labels, int] = {}
-        for group in self._groups.of(Question(live, hidden, counts=False)).groups:
-            told = [engine.info.get("lora", {}).get("max_lora", "") for engine in group.members]
-            room[group.labels] = sum(int(one) for one in told if one.isascii() and one.isdigit())
-        kept = [
+        live = [engine for engine in self._groups.all_engines(live=True) if engine.layout is layout]
+        hidden = missing_engine_labels(placed.row.labels)
+        capacity: dict[Labels, int] = {}
+        for group in self._groups.group(GroupQuery(live, hidden, counts=False)).groups:
+            contributors = [
+                engine.info.get("lora", {}).get("max_lora", "") for engine in group.members
+            ]
+            capacity[group.labels] = sum(
+                int(one) for one in contributors if one.isascii() and one.isdigit()
+            )
+        adapters_by_group = [
             (group.labels, [item for e in group.members for item in e.keyed[slot].items()])
             for group in groups
         ]
-        return self._combined_adapters(placed, kept, room)
+        return self._aggregated_adapters(placed, adapters_by_group, capacity)
 
-    def _combined_adapters(
+    def _aggregated_adapters(
         self,
         placed: Placed,
-        kept: Iterable[tuple[Labels, Sequence[tuple[Key, Number]]]],
-        room: Mapping[Labels, int],
-    ) -> Iterator[_Found]:
-        for outer, combinations in kept:
+        adapters_by_group: Iterable[tuple[Labels, Sequence[tuple[Key, Number]]]],
+        capacity: Mapping[Labels, int],
+    ) -> Iterator[_Contribution]:
+        for outer, combinations in adapters_by_group:
             if combinations:
                 key = (
-                    str(room.get(outer, 0)),
-                    combined_adapters(running for (_, running, _), _ in combinations),
-                    combined_adapters(waiting for (_, _, waiting), _ in combinations),
+                    str(capacity.get(outer, 0)),
+                    aggregate_adapters(running for (_, running, _), _ in combinations),
+                    aggregate_adapters(waiting for (_, _, waiting), _ in combinations),
                 )
                 own = self._own(placed.row.own_labels, key)
                 newest = max(stamp for _, stamp in combinations)
-                yield _Found(outer, own, (newest,), whole=True)
+                yield _Contribution(outer, own, (newest,), whole=True)
 
-    def _everyone(self, family: Family) -> Sequence[Engine]:
-        """The engines that have a family that described itself."""
-        everyone = self._groups.everyone(live=family.kind == "gauge")
-        return [engine for engine in everyone if family.name in engine.open]
+    def _open_engines(self, family: Family) -> Sequence[Engine]:
+        """Return the engines that have a self-described family."""
+        all_engines = self._groups.all_engines(live=family.kind == "gauge")
+        return [engine for engine in all_engines if family.name in engine.open]
 
-    def _open(self, family: Family, found: Grouping) -> Iterable[_Found | None]:
-        """A family that described itself: its engines bring all their labels."""
+    def _self_described(self, family: Family, found: Grouping) -> Iterable[_Contribution | None]:
+        """Copy a self-described family, whose engines keep all their labels."""
         is_gauge = family.kind == "gauge"
-        told = [(group.labels, group.members) for group in found.groups]
-        engines = [engine for _, some in told for engine in some]
-        copies = copied(family, None, engines, state_of)
+        contributors = [(group.labels, group.members) for group in found.groups]
+        engines = [engine for _, some in contributors for engine in some]
+        snapshots = snapshot_engines(family, None, engines, histogram_state)
         if is_gauge and family.name.endswith(INFO):
-            return self._open_info(family, told, copies)
-        return self._children(told, copies, None)
+            return self._self_described_info(family, contributors, snapshots)
+        return self._from_snapshots(contributors, snapshots, None)
 
-    def _open_info(
-        self, family: Family, told: Iterable[Tellers], copies: Iterator[Copy[State]]
-    ) -> Iterator[_Found | None]:
-        """An info metric: where each engine has one, they are combined as such."""
-        for one in told:
+    def _self_described_info(
+        self,
+        family: Family,
+        contributors: Iterable[Contributors],
+        snapshots: Iterator[EngineSnapshot[State]],
+    ) -> Iterator[_Contribution | None]:
+        """Aggregate an info metric label by label if each engine has one series of it."""
+        for one in contributors:
             outer, engines = one
-            some = [*islice(copies, len(engines))]
+            some = [*islice(snapshots, len(engines))]
             children = [copy[3] for copy in some]
             if max(map(len, children)) == 1:
                 keys = [key for each in children for key, _ in each]
-                said = [dict(zip(family.labels, key, strict=True)) for key in keys]
-                yield from self._info([(outer, said)])
+                infos_by_group = [dict(zip(family.labels, key, strict=True)) for key in keys]
+                yield from self._info([(outer, infos_by_group)])
             else:
-                yield from self._children([one], iter(some), None)
+                yield from self._from_snapshots([one], iter(some), None)
 
     def _own(self, names: Key, key: Key, *, unless_empty: bool = False) -> Labels:
-        dropped = self.choice.dropped
+        dropped = self.series_filter.dropped_labels
         pairs = zip(names, key, strict=True)
         return tuple((n, v) for n, v in pairs if n not in dropped and (v or not unless_empty))
 
 
 def _series(
-    found: Iterable[_Found | None], rule: Combine, *, by_length: bool
+    found: Iterable[_Contribution | None], rule: Combine, *, by_length: bool
 ) -> Iterator[Series | None]:
-    """``found`` by labels, what has the same ones as one."""
-    # Who reads the first sample alone is to read the sum of the others.
+    """Merge contributions that have equal labels."""
+    # A client that reads only the first sample of a family gets the sum of the others.
     by_size: dict[int, dict[Labels, list[Value]]] = {}
     spent = 0
     for one in found:
-        if one is None or spent >= AT_ONCE:
+        if one is None or spent >= PER_SLICE:
             yield None
             spent = 0
         if one is not None:
@@ -280,10 +318,10 @@ def _series(
             spent += 1
     for size in sorted(by_size):
         for labels, values in by_size[size].items():
-            value = yield from merged(values, rule, merged_states)
+            value = yield from aggregate_values(values, rule, aggregate_states)
             yield labels, value
             spent += 1 + len(values)
-            if spent >= AT_ONCE:
+            if spent >= PER_SLICE:
                 yield None
                 spent = 0
 

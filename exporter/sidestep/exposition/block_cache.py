@@ -1,4 +1,4 @@
-"""Texts that are kept in blocks: of a block only what has changed is written again."""
+"""Cache of text in blocks: only changed entries of a block are written again."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from typing import NamedTuple
 
 
 class Block(NamedTuple):
-    """The text of some entries, one after the other.
+    """Text of some entries, one after the other.
 
     Attributes:
-        marks: What was told apart by: an entry is as it was while its mark is the same object.
-        sizes: Of each entry's text, in bytes.
+        versions: An entry is unchanged while its version is the same object.
+        sizes: Bytes of each entry's text.
     """
 
-    marks: Sequence[object]
+    versions: Sequence[object]
     sizes: Sequence[int]
     text: bytes
 
 
-def changed(block: Block | None, marks: Sequence[object]) -> Sequence[int]:
-    """The places of ``marks`` whose text ``block`` does not have."""
+def changed_entries(block: Block | None, versions: Sequence[object]) -> Sequence[int]:
+    """Return the indexes of ``versions`` whose text ``block`` does not have."""
     if block is None:
-        return range(len(marks))
-    # Marks are equal only where they are the same, and lists are compared at once.
-    if block.marks == marks:
+        return range(len(versions))
+    # Versions are equal only if they are identical, and comparing lists is fast.
+    if block.versions == versions:
         return ()
-    pairs = zip(marks, block.marks, strict=True)
-    return [place for place, (mark, before) in enumerate(pairs) if mark is not before]
+    pairs = zip(versions, block.versions, strict=True)
+    return [place for place, (version, before) in enumerate(pairs) if version is not before]
 
 
-def renewed(block: Block | None, marks: Sequence[object], texts: Mapping[int, bytes]) -> Block:
-    """``block`` with other ``texts`` at some places, in their order; of no block, at all places."""
-    if block is None or len(texts) == len(marks):
+def updated(block: Block | None, versions: Sequence[object], texts: Mapping[int, bytes]) -> Block:
+    """Return ``block`` with new ``texts`` by index, in order; None needs a text for every index."""
+    if block is None or len(texts) == len(versions):
         found = list(texts.values())
-        return Block(marks, list(map(len, found)), b"".join(found))
+        return Block(versions, list(map(len, found)), b"".join(found))
     starts = [0, *accumulate(block.sizes)]
     sizes = list(block.sizes)
     before = memoryview(block.text)
@@ -46,4 +46,4 @@ def renewed(block: Block | None, marks: Sequence[object], texts: Mapping[int, by
         sizes[place] = len(text)
         done = place + 1
     pieces.append(before[starts[done] :])
-    return Block(marks, sizes, b"".join(pieces))
+    return Block(versions, sizes, b"".join(pieces))

@@ -1,4 +1,4 @@
-"""How many series pages have, and what makes them many: by family, engine and label."""
+"""Cardinality report: series and samples by family, engine and label."""
 
 from __future__ import annotations
 
@@ -7,45 +7,45 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sidestep.catalog.model import Kind
-from sidestep.exposition.aggregate import merged_states
-from sidestep.exposition.aggregated_text import Merged
-from sidestep.exposition.families import Family, families, is_shared, labels_with
-from sidestep.exposition.family_snapshot import combined_of, copies, state_of
+from sidestep.exposition.aggregate import aggregate_states
+from sidestep.exposition.aggregated_text import AggregatedPage
+from sidestep.exposition.families import Family, families, is_shared, series_labels
+from sidestep.exposition.family_snapshot import aggregate_snapshot, histogram_state, snapshot_family
 from sidestep.metrics.engine import Number
 from sidestep.metrics.histogram import State
 from sidestep.metrics.registry import Registry
 
 SLICE = 50
-"""Series between two turns of the loop."""
+"""Series to count before yielding to the event loop."""
 
 
 @dataclasses.dataclass
 class Count:
-    """Series, a histogram being one, and samples: the lines of a page."""
+    """Series (a histogram is one) and samples (lines of a page)."""
 
     series: int = 0
     samples: int = 0
 
     def add(self, value: Number | State) -> None:
-        """One series more."""
+        """Count one series."""
         self.series += 1
         self.samples += samples_of(value)
 
     def json(self, **more: Any) -> dict[str, Any]:
-        """For programs."""
+        """Return the counts for JSON."""
         return {**more, "series": self.series, "samples": self.samples}
 
 
 @dataclasses.dataclass
-class Report:
-    """What is there, before anything is dropped or thinned; of engines alone, but for ``other``.
+class CardinalityReport:
+    """Cardinality of the engines' series, before any are dropped or thinned.
 
     Attributes:
-        families: By name: what it is, and how many it has.
-        engines: By identity.
-        labels: By name: the series that have the label, and its values.
-        other: Samples of families that are passed on, by name.
-        pages: What pages have under the present settings, by view.
+        families: Kind and count by name.
+        engines: Count by engine identity.
+        labels: By label name: series that have the label, and its values.
+        other: Samples of passthrough families, by name.
+        pages: Counts of the pages under the present settings, by view.
     """
 
     total: Count = dataclasses.field(default_factory=Count)
@@ -65,7 +65,7 @@ class Report:
             values.add(text)
 
     def json(self) -> dict[str, Any]:
-        """For programs: the most comes first."""
+        """Return the report for JSON, highest counts first."""
 
         def most(found: list[dict[str, Any]], key: str = "samples") -> list[dict[str, Any]]:
             return sorted(found, key=lambda one: (-one[key], str(one)))
@@ -88,24 +88,28 @@ class Report:
 
 
 def samples_of(value: Number | State) -> int:
-    """Lines that a series has on a page; a summary has no bounds and no buckets."""
+    """Return the number of lines of a series; a summary has no bounds and no buckets."""
     if not isinstance(value, tuple):
         return 1
     bounds = value[0]
     return len(bounds) + 3 if bounds else 2
 
 
-def counted(registry: Registry, views: Mapping[str, Merged]) -> Iterator[Report]:
-    """What is counted so far, ever again, and at last all there is.
+def count_series(
+    registry: Registry, views: Mapping[str, AggregatedPage]
+) -> Iterator[CardinalityReport]:
+    """Yield the report so far, to yield to the event loop, and at last the whole report.
 
     Args:
-        registry: What is counted.
-        views: Pages by name, of which the samples are told, too.
+        registry: The series to count.
+        views: Pages by name, whose samples are counted as well.
     """
-    found = Report(engines={name: Count() for name in registry.engines})
+    found = CardinalityReport(engines={name: Count() for name in registry.engines})
     for family in list(families(registry)):
         if is_shared(family):
-            for one in combined_of(family, copies(registry, family, state_of), merged_states):
+            for one in aggregate_snapshot(
+                family, snapshot_family(registry, family, histogram_state), aggregate_states
+            ):
                 if one is None:
                     yield found
                 else:
@@ -113,7 +117,7 @@ def counted(registry: Registry, views: Mapping[str, Merged]) -> Iterator[Report]
         else:
             yield from _of_engines(registry, family, found)
     for passed in registry.passed.families():
-        found.other[passed.name] = sum(len(part.series) for part in passed.shown)
+        found.other[passed.name] = sum(len(part.series) for part in passed.visible_parts)
         yield found
     for view, merged in views.items():
         merged.refresh()
@@ -129,12 +133,14 @@ def counted(registry: Registry, views: Mapping[str, Merged]) -> Iterator[Report]
     yield found
 
 
-def _of_engines(registry: Registry, family: Family, found: Report) -> Iterator[Report]:
+def _of_engines(
+    registry: Registry, family: Family, found: CardinalityReport
+) -> Iterator[CardinalityReport]:
     number = 0
-    for engine, _, names, children in copies(registry, family, state_of):
+    for engine, _, names, children in snapshot_family(registry, family, histogram_state):
         own = found.engines.setdefault(engine.id, Count())
         for key, value in children:
-            found.add(family.name, family.kind, labels_with(engine, family, names, key), value)
+            found.add(family.name, family.kind, series_labels(engine, family, names, key), value)
             own.add(value)
             number += 1
             if not number % SLICE:

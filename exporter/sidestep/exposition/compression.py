@@ -1,4 +1,4 @@
-"""Gzip of pages: at level 1, and off the event loop where it takes longer than a thread switch."""
+"""Gzip of pages, at level 1; in a thread if that takes longer than switching threads."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ try:
     from isal import isal_zlib
 except ImportError:
     _library: Any = zlib
-    NAME = "zlib"
-    SHORT = 8 << 10
+    LIBRARY = "zlib"
+    MAX_INLINE_BYTES = 8 << 10
     """Bytes."""
 else:
     _library = isal_zlib
-    NAME = "isal"
-    SHORT = 128 << 10
+    LIBRARY = "isal"
+    MAX_INLINE_BYTES = 128 << 10
 
 LEVEL = 1
-"""A scrape is read once and thrown away: a higher level costs more than it saves."""
+"""A scrape is read once: a higher level costs more time than the smaller page saves."""
 GZIP = 16 + zlib.MAX_WBITS
-"""The ``wbits`` of a gzip header and trailer."""
+"""``wbits`` of a gzip header and trailer."""
 
 
 def compress(parts: Sequence[bytes]) -> list[bytes]:
-    """Return ``parts`` as one gzip member, in parts of its own."""
+    """Return ``parts`` as one gzip member, in parts again."""
     squeeze = _library.compressobj(LEVEL, zlib.DEFLATED, GZIP)
     return [one for one in (*map(squeeze.compress, parts), squeeze.flush()) if one]
 
 
 async def pack(parts: Sequence[bytes]) -> list[bytes]:
-    """Return ``parts`` compressed; more than ``SHORT`` in a thread."""
-    if sum(map(len, parts)) <= SHORT:
+    """Compress ``parts``, in a thread if they are longer than ``MAX_INLINE_BYTES``."""
+    if sum(map(len, parts)) <= MAX_INLINE_BYTES:
         return compress(parts)
     return await asyncio.get_running_loop().run_in_executor(None, compress, parts)
 
 
 class Body:
-    """The parts of a page, and their gzip, which is made once, for the first who asks."""
+    """Parts of a page, and their gzip, which is made once, on demand."""
 
     def __init__(self, parts: Sequence[bytes]) -> None:
         self.parts = parts

@@ -1,6 +1,6 @@
-"""What a scrape sees: families, who has them, and the labels of what they have.
+"""Metric families of a scrape, the engines that have them, and the labels of their series.
 
-What engines have of one is read through ``copies``.
+``family_snapshot`` reads the values.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from sidestep.metrics.registry import Registry
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Family:
-    """One family of the page.
+    """One metric family of the page.
 
     Attributes:
-        labels: Own label names, as the first who has the family has them.
-        places: Where engines keep it, by dialect; empty for one that described itself.
+        labels: Own label names, as the first engine that has the family uses them.
+        assignments: Slot assignment by dialect; empty for a self-described family.
     """
 
     name: str
@@ -31,40 +31,42 @@ class Family:
     help: str
     labels: Key
     combine: Combine = "sum"
-    places: Mapping[str, Placed] = dataclasses.field(default_factory=dict)
+    assignments: Mapping[str, Placed] = dataclasses.field(default_factory=dict)
 
 
 def families(registry: Registry, names: Collection[str] = ()) -> Iterator[Family]:
-    """Families in page order, all or those that own one of the sample ``names``.
+    """Yield the families in page order: all, or those that own one of the sample ``names``.
 
-    Those of dialects that no engine speaks are left out: they can have no sample.
+    Families of dialects that no engine uses are left out: they cannot have samples.
     """
-    for family in chain(catalogued(registry, spoken(registry)), described(registry)):
-        if not names or owns(family.name, family.kind, names):
+    for family in chain(
+        catalogue_families(registry, active_dialects(registry)), self_described_families(registry)
+    ):
+        if not names or has_sample_name(family.name, family.kind, names):
             yield family
 
 
-def spoken(registry: Registry) -> frozenset[str]:
-    """Dialects of the engines that are there."""
+def active_dialects(registry: Registry) -> frozenset[str]:
+    """Return the dialects of the engines in the registry."""
     return frozenset(engine.layout.dialect for engine in registry.engines.values())
 
 
-def catalogued(registry: Registry, dialects: Collection[str]) -> Iterator[Family]:
-    """The families of the catalogue that engines of ``dialects`` can have."""
-    places: dict[str, dict[str, Placed]] = {}
+def catalogue_families(registry: Registry, dialects: Collection[str]) -> Iterator[Family]:
+    """Yield the families of the catalogue that engines of ``dialects`` can have."""
+    assignments: dict[str, dict[str, Placed]] = {}
     for layout in (layout for name, layout in registry.layouts.items() if name in dialects):
         for placed in layout.placed:
-            places.setdefault(placed.row.name, {})[layout.dialect] = placed
-    for name, found_places in places.items():
+            assignments.setdefault(placed.row.name, {})[layout.dialect] = placed
+    for name, found_assignments in assignments.items():
         if registry.shows(name):
-            row = next(iter(found_places.values())).row
+            row = next(iter(found_assignments.values())).row
             yield Family(
-                name, row.kind, row.exposed_help, row.own_labels, row.combine, found_places
+                name, row.kind, row.exposed_help, row.own_labels, row.combine, found_assignments
             )
 
 
-def described(registry: Registry) -> Iterator[Family]:
-    """Those that engines described themselves."""
+def self_described_families(registry: Registry) -> Iterator[Family]:
+    """Yield the families that engines described themselves."""
     if not registry.quota.families:
         return
     sampled = {name for layout in registry.layouts.values() for name in layout.sampled}
@@ -78,8 +80,8 @@ def described(registry: Registry) -> Iterator[Family]:
                 yield Family(found.name, found.kind, found.help, found.labels)
 
 
-def owns(family: str, kind: Kind, names: Collection[str]) -> bool:
-    """Whether one of the sample ``names`` belongs to ``family``, as in ``name[]``."""
+def has_sample_name(family: str, kind: Kind, names: Collection[str]) -> bool:
+    """Return whether one of the sample ``names`` belongs to ``family``, as in ``name[]``."""
     if family in names:
         return True
     if kind in OBSERVED:
@@ -87,20 +89,31 @@ def owns(family: str, kind: Kind, names: Collection[str]) -> bool:
     return kind == "counter" and family.removesuffix("_total") in names
 
 
-def showing(registry: Registry, dialect: str, placed: Placed) -> list[Engine]:
-    """The engines that may have samples of a dialect's row: asked once, not per engine."""
-    return having(present(registry, dialect, *asked(registry, dialect, placed)), placed)
+def engines_of_row(registry: Registry, dialect: str, placed: Placed) -> list[Engine]:
+    """Return the engines that may have samples of a dialect's row."""
+    return engines_with_samples(
+        present_engines(registry, dialect, *row_requirements(registry, dialect, placed)), placed
+    )
 
 
-def asked(registry: Registry, dialect: str, placed: Placed) -> tuple[bool, str]:
-    """Whether engines must be alive to show a row, and the option that they must have."""
+def row_requirements(registry: Registry, dialect: str, placed: Placed) -> tuple[bool, str]:
+    """Return whether a row needs live engines, and the feature that they need, empty for none."""
     row = placed.row
     hidden = row.feature if row.name in registry.layouts[dialect].gated else ""
     return row.kind == "gauge", hidden
 
 
-def present(registry: Registry, dialect: str, live: bool, feature: str = "") -> list[Engine]:
-    """The engines of a dialect, or of all, that are there, alive where wanted, with this option where any."""
+def present_engines(
+    registry: Registry, dialect: str, live: bool, feature: str = ""
+) -> list[Engine]:
+    """Return the engines that are not absent.
+
+    Args:
+        registry: The engines.
+        dialect: Its engines only; empty for all.
+        live: Leave out engines that no stream feeds.
+        feature: Leave out engines without it; empty for all.
+    """
     engines = registry.engines.values()
     if dialect:
         layout = registry.layouts[dialect]
@@ -114,46 +127,46 @@ def present(registry: Registry, dialect: str, live: bool, feature: str = "") -> 
     return found
 
 
-def having(engines: list[Engine], placed: Placed) -> list[Engine]:
-    """Those of ``engines`` that have children of a row."""
+def engines_with_samples(engines: list[Engine], placed: Placed) -> list[Engine]:
+    """Return those of ``engines`` that have samples of a row."""
     match placed.where:
         case "sampled":
-            name = stored(placed)
+            name = stored_name(placed)
             return [engine for engine in engines if name in engine.open]
         case "keyed":
             slot = placed.slots[0]
             if placed.row.name == REQUESTS:
                 for engine in engines:
-                    # Those that have some are settled when they are copied.
+                    # Engines that have some are settled when the snapshot is made.
                     if not engine.keyed[slot]:
                         settle(engine)
             return [engine for engine in engines if engine.keyed[slot]]
     return engines
 
 
-def stored(placed: Placed) -> str:
-    """The name under which an engine keeps a family that Samples items feed."""
+def stored_name(placed: Placed) -> str:
+    """Return the name under which an engine stores a family that Samples items feed."""
     source = placed.row.source
     return source.name if isinstance(source, Same) else placed.row.name
 
 
-def labels_with(engine: Engine, family: Family, names: Key, key: Key) -> dict[str, str]:
-    """All labels of one child whose own ones are ``names``."""
-    placed = family.places.get(engine.layout.dialect)
+def series_labels(engine: Engine, family: Family, names: Key, key: Key) -> dict[str, str]:
+    """Return all labels of one series; ``names`` and ``key`` are its own label names and values."""
+    placed = family.assignments.get(engine.layout.dialect)
     labels = dict(zip(names, key, strict=True))
     if placed is None:
         return {**labels, **engine.labels}
     if placed.row.unless_empty:
         labels = {name: value for name, value in labels.items() if value}
-    shown = {n: v for n, v in engine.labels.items() if _is_shown(placed, n)}
+    shown = {n: v for n, v in engine.labels.items() if _has_label(placed, n)}
     return {**labels, **shown}
 
 
-def _is_shown(placed: Placed, label: str) -> bool:
+def _has_label(placed: Placed, label: str) -> bool:
     return label in placed.row.labels or label not in ENGINE_LABELS
 
 
 def is_shared(family: Family) -> bool:
-    """Whether engines can have the same labels here, so that their series must be combined."""
-    rows = [placed.row for placed in family.places.values()]
+    """Return whether engines can have equal labels, so that their series need aggregation."""
+    rows = [placed.row for placed in family.assignments.values()]
     return any(not set(row.shared) <= set(row.labels) for row in rows)

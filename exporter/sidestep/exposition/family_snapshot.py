@@ -1,7 +1,7 @@
-"""What engines have of a family at one moment: copied of all of them at once, and read afterwards.
+"""Snapshot of a family: the values of all engines at one moment, read afterwards.
 
-To copy takes a fraction of a microsecond a series, to read it some: whoever reads can let the event
-loop have its turns meanwhile, and the family is of one moment nevertheless.
+Copying takes a fraction of a microsecond per series, writing takes longer. The writer can yield to
+the event loop between series, and the family is still of one moment.
 """
 
 from __future__ import annotations
@@ -14,37 +14,43 @@ from typing import TypeVar, cast
 from sidestep.catalog.layout import Placed
 from sidestep.catalog.model import OBSERVED, Constant, Info, Reading
 from sidestep.catalog.slo import REQUESTS
-from sidestep.exposition.aggregate import Merge, merged
-from sidestep.exposition.families import Family, labels_with, present, showing, stored
+from sidestep.exposition.aggregate import Aggregator, aggregate_values
+from sidestep.exposition.families import (
+    Family,
+    engines_of_row,
+    present_engines,
+    series_labels,
+    stored_name,
+)
 from sidestep.metrics.availability import settle
 from sidestep.metrics.computed_gauges import reading
 from sidestep.metrics.engine import Engine, Key, Number, OpenFamily
 from sidestep.metrics.histogram import Histogram, State
 from sidestep.metrics.registry import Registry
 
-AT_ONCE = 50
-"""Children that are combined between two turns of the loop: some microseconds each."""
+PER_SLICE = 50
+"""Series to aggregate before yielding to the event loop: some microseconds each."""
 
-Shown = TypeVar("Shown")
-"""A copy of what a page shows of a histogram."""
-Children = Sequence[tuple[Key, Number | Shown]]
-"""By own label values."""
-Copy = tuple[Engine, int, Key, Children[Shown]]
-"""What one engine has of a family: how it looked, own label names, and children."""
+HistogramCopy = TypeVar("HistogramCopy")
+"""Copy of what a page format needs of a histogram."""
+Children = Sequence[tuple[Key, Number | HistogramCopy]]
+"""Values by own label values."""
+EngineSnapshot = tuple[Engine, int, Key, Children[HistogramCopy]]
+"""One engine's part of a family: engine, its label version, own label names, and values."""
 Labels = tuple[tuple[str, str], ...]
-"""Sorted by name."""
+"""Label pairs, sorted by name."""
 
-IN_NUMBERS = frozenset({"scalars", "reading", "constant"})
-"""Places of rows that have a plain number, or none, for each of their label values."""
+NUMERIC = frozenset({"scalars", "reading", "constant"})
+"""``Placed.where`` of rows that have a number or nothing for each of their label values."""
 
 
-def state_of(histogram: Histogram) -> State:
-    """What a text page shows of it."""
+def histogram_state(histogram: Histogram) -> State:
+    """Copy what a text page needs of a histogram."""
     return histogram.bounds, histogram.counts.copy(), histogram.sum
 
 
-def numbers_of(placed: Placed, engines: Sequence[Engine]) -> list[Number | None]:
-    """What ``engines`` have of a row that is ``IN_NUMBERS``, one after the other, as it is kept."""
+def row_numbers(placed: Placed, engines: Sequence[Engine]) -> list[Number | None]:
+    """Return the stored numbers of a ``NUMERIC`` row, engine by engine."""
     slots, source = placed.slots, placed.row.source
     if placed.where == "scalars":
         if len(slots) == 1:
@@ -58,158 +64,176 @@ def numbers_of(placed: Placed, engines: Sequence[Engine]) -> list[Number | None]
     return [source.value] * len(engines)
 
 
-def histograms_of(
-    placed: Placed, engines: Sequence[Engine], copy: Callable[[Histogram], Shown]
-) -> list[Shown | None]:
-    """Likewise, of histograms in slots."""
+def row_histograms(
+    placed: Placed, engines: Sequence[Engine], copy: Callable[[Histogram], HistogramCopy]
+) -> list[HistogramCopy | None]:
+    """Return copies of the histograms of a row, engine by engine."""
     slots = placed.slots
     return [
         None if one is None else copy(one)
         for engine in engines
-        for kept in (engine.histograms,)
-        for one in [kept[slot] for slot in slots]
+        for histograms in (engine.histograms,)
+        for one in [histograms[slot] for slot in slots]
     ]
 
 
-def copied(
+def snapshot_engines(
     family: Family,
     placed: Placed | None,
     engines: Sequence[Engine],
-    copy: Callable[[Histogram], Shown],
-) -> Iterator[Copy[Shown]]:
-    """What each of ``engines`` has of ``family`` at the moment of the call.
+    copy: Callable[[Histogram], HistogramCopy],
+) -> Iterator[EngineSnapshot[HistogramCopy]]:
+    """Copy the values that ``engines`` have of ``family`` now; yield them engine by engine.
 
     Args:
         family: The family.
-        placed: Where the engines' dialect has it; None where they described it themselves.
-        engines: Those that ``view.showing`` has of a dialect, or had.
-        copy: Makes a copy of what is to be shown of a histogram.
+        placed: The slot assignment of the engines' dialect; None for a self-described family.
+        engines: Engines of that dialect that have the family.
+        copy: Copies what the page format needs of a histogram.
     """
-    looks = [engine.looks for engine in engines]
-    if placed is not None and (placed.where in IN_NUMBERS or placed.where == "histogram"):
-        values: Sequence[Number | Shown | None]
+    label_versions = [engine.looks for engine in engines]
+    if placed is not None and (placed.where in NUMERIC or placed.where == "histogram"):
+        values: Sequence[Number | HistogramCopy | None]
         if placed.where == "histogram":
-            values = histograms_of(placed, engines, copy)
+            values = row_histograms(placed, engines, copy)
         else:
-            values = numbers_of(placed, engines)
-        return _in_slots(placed, engines, looks, values)
+            values = row_numbers(placed, engines)
+        return _slot_snapshots(placed, engines, label_versions, values)
     if placed is not None and placed.where == "keyed":
         if placed.row.name == REQUESTS:
             for engine in engines:
                 settle(engine)
         slot = placed.slots[0]
-        kept = [engine.keyed[slot].copy() for engine in engines]
-        return _keyed(placed, engines, looks, kept)
+        stored = [engine.keyed[slot].copy() for engine in engines]
+        return _keyed_snapshots(placed, engines, label_versions, stored)
     if placed is not None and isinstance(placed.row.source, Info):
-        said = placed.row.source.name
-        return _infos(engines, looks, [engine.info.get(said) for engine in engines])
+        info_name = placed.row.source.name
+        return _info_snapshots(
+            engines, label_versions, [engine.info.get(info_name) for engine in engines]
+        )
     if placed is None:
-        return _listed(engines, looks, [_own_form(engine, family) for engine in engines], copy)
-    name = stored(placed)
-    return _listed(engines, looks, [engine.open.get(name) for engine in engines], copy)
+        return _open_snapshots(
+            engines, label_versions, [_open_family(engine, family) for engine in engines], copy
+        )
+    name = stored_name(placed)
+    return _open_snapshots(
+        engines, label_versions, [engine.open.get(name) for engine in engines], copy
+    )
 
 
-def _in_slots(
+def _slot_snapshots(
     placed: Placed,
     engines: Sequence[Engine],
-    looks: Sequence[int],
-    values: Sequence[Number | Shown | None],
-) -> Iterator[Copy[Shown]]:
+    label_versions: Sequence[int],
+    values: Sequence[Number | HistogramCopy | None],
+) -> Iterator[EngineSnapshot[HistogramCopy]]:
     names, keys, per = placed.row.own_labels, placed.values_of_label, placed.row.per
     width = len(keys)
-    for at, (engine, look) in enumerate(zip(engines, looks, strict=True)):
+    for at, (engine, label_version) in enumerate(zip(engines, label_versions, strict=True)):
         some = zip(keys, values[at * width : (at + 1) * width], strict=True)
         children = [(key, value) for key, value in some if value is not None]
-        yield engine, look, names, children if per == 1 else _in_unit(children, per)
+        yield engine, label_version, names, children if per == 1 else _scaled(children, per)
 
 
-def _keyed(
+def _keyed_snapshots(
     placed: Placed,
     engines: Sequence[Engine],
-    looks: Sequence[int],
-    kept: Sequence[Mapping[Key, Number]],
-) -> Iterator[Copy[Shown]]:
+    label_versions: Sequence[int],
+    values_by_engine: Sequence[Mapping[Key, Number]],
+) -> Iterator[EngineSnapshot[HistogramCopy]]:
     names, per = placed.row.own_labels, placed.row.per
-    for engine, look, values in zip(engines, looks, kept, strict=True):
-        children: Children[Shown] = [*values.items()]
-        yield engine, look, names, children if per == 1 else _in_unit(children, per)
+    for engine, label_version, values in zip(
+        engines, label_versions, values_by_engine, strict=True
+    ):
+        children: Children[HistogramCopy] = [*values.items()]
+        yield engine, label_version, names, children if per == 1 else _scaled(children, per)
 
 
-def _infos(
-    engines: Sequence[Engine], looks: Sequence[int], said: Sequence[Mapping[str, str] | None]
-) -> Iterator[Copy[Shown]]:
-    """What is said is in the labels; the next Hello brings others."""
-    for engine, look, labels in zip(engines, looks, said, strict=True):
+def _info_snapshots(
+    engines: Sequence[Engine],
+    label_versions: Sequence[int],
+    infos: Sequence[Mapping[str, str] | None],
+) -> Iterator[EngineSnapshot[HistogramCopy]]:
+    """Yield info metrics: their values are in the labels, which the next Hello replaces."""
+    for engine, label_version, labels in zip(engines, label_versions, infos, strict=True):
         if labels is None:
-            yield engine, look, (), []
+            yield engine, label_version, (), []
         else:
-            yield engine, look, tuple(labels), [(tuple(labels.values()), 1)]
+            yield engine, label_version, tuple(labels), [(tuple(labels.values()), 1)]
 
 
-def _in_unit(children: Children[Shown], per: int) -> Children[Shown]:
-    """As it is shown; of what is kept in another unit there are plain numbers only."""
+def _scaled(children: Children[HistogramCopy], per: int) -> Children[HistogramCopy]:
+    """Convert stored numbers to the exposed unit; only plain numbers are stored in another unit."""
     return [(k, value / per) for k, value in children if isinstance(value, int | float)]
 
 
-def _own_form(engine: Engine, family: Family) -> OpenFamily | None:
-    """What ``engine`` has of a family that it described itself."""
+def _open_family(engine: Engine, family: Family) -> OpenFamily | None:
+    """Return the family that ``engine`` described itself, if it has the form of ``family``."""
     found = engine.open.get(family.name)
-    # Two engines may describe one name differently; the first one's form stands.
+    # Two engines may describe one name differently; the page shows the first form.
     if found is None or (found.kind, found.labels) != (family.kind, family.labels):
         return None
     return found
 
 
-def _listed(
+def _open_snapshots(
     engines: Sequence[Engine],
-    looks: Sequence[int],
+    label_versions: Sequence[int],
     found: Sequence[OpenFamily | None],
-    copy: Callable[[Histogram], Shown],
-) -> Iterator[Copy[Shown]]:
-    """What Samples items brought, whose sender may have labels beside the row's."""
-    kept: list[tuple[Key, Mapping[Key, Number | Shown]]] = []
+    copy: Callable[[Histogram], HistogramCopy],
+) -> Iterator[EngineSnapshot[HistogramCopy]]:
+    """Yield families that Samples items feed; their senders may have labels besides the row's."""
+    values_by_engine: list[tuple[Key, Mapping[Key, Number | HistogramCopy]]] = []
     for one in found:
         if one is None:
-            kept.append(((), {}))
+            values_by_engine.append(((), {}))
         elif one.kind in OBSERVED:
             children = one.children.items()
-            kept.append((one.labels, {k: copy(v) for k, v in children if isinstance(v, Histogram)}))
+            values_by_engine.append(
+                (one.labels, {k: copy(v) for k, v in children if isinstance(v, Histogram)})
+            )
         else:
-            # All of them are numbers: what a family is fed with is of its kind.
-            kept.append((one.labels, cast("dict[Key, Number]", one.children.copy())))
+            # All are numbers: a family accepts only samples of its kind.
+            values_by_engine.append((one.labels, cast("dict[Key, Number]", one.children.copy())))
     return (
-        (engine, look, names, [*values.items()])
-        for engine, look, (names, values) in zip(engines, looks, kept, strict=True)
+        (engine, label_version, names, [*values.items()])
+        for engine, label_version, (names, values) in zip(
+            engines, label_versions, values_by_engine, strict=True
+        )
     )
 
 
-def copies(
-    registry: Registry, family: Family, copy: Callable[[Histogram], Shown]
-) -> Iterator[Copy[Shown]]:
-    """What all engines show of ``family`` at the moment of the call."""
-    found: list[Iterator[Copy[Shown]]] = []
-    if not family.places:
-        everyone = present(registry, "", live=family.kind == "gauge")
-        some = [engine for engine in everyone if family.name in engine.open]
-        found.append(copied(family, None, some, copy))
-    for dialect, placed in family.places.items():
-        found.append(copied(family, placed, showing(registry, dialect, placed), copy))
+def snapshot_family(
+    registry: Registry, family: Family, copy: Callable[[Histogram], HistogramCopy]
+) -> Iterator[EngineSnapshot[HistogramCopy]]:
+    """Copy the values that all engines have of ``family`` now."""
+    found: list[Iterator[EngineSnapshot[HistogramCopy]]] = []
+    if not family.assignments:
+        all_engines = present_engines(registry, "", live=family.kind == "gauge")
+        some = [engine for engine in all_engines if family.name in engine.open]
+        found.append(snapshot_engines(family, None, some, copy))
+    for dialect, placed in family.assignments.items():
+        found.append(
+            snapshot_engines(family, placed, engines_of_row(registry, dialect, placed), copy)
+        )
     return chain.from_iterable(found)
 
 
-def combined_of(
-    family: Family, found: Iterable[Copy[Shown]], merge: Merge[Shown]
-) -> Iterator[tuple[Labels, Number | Shown] | None]:
-    """What all engines have of ``family``, one a label set; None where a turn may be due."""
-    groups: dict[Labels, list[Number | Shown]] = {}
+def aggregate_snapshot(
+    family: Family,
+    found: Iterable[EngineSnapshot[HistogramCopy]],
+    aggregate: Aggregator[HistogramCopy],
+) -> Iterator[tuple[Labels, Number | HistogramCopy] | None]:
+    """Yield one series per label set; None asks the caller to yield to the event loop."""
+    groups: dict[Labels, list[Number | HistogramCopy]] = {}
     spent = 0
     for engine, _, names, children in found:
         for key, value in children:
-            labels = labels_with(engine, family, names, key)
+            labels = series_labels(engine, family, names, key)
             groups.setdefault(tuple(sorted(labels.items())), []).append(value)
             spent += 1
-            if not spent % AT_ONCE:
+            if not spent % PER_SLICE:
                 yield None
     for pairs, values in groups.items():
-        one = yield from merged(values, family.combine, merge)
+        one = yield from aggregate_values(values, family.combine, aggregate)
         yield pairs, one

@@ -1,4 +1,7 @@
-"""Engines that only dropped labels tell apart, and those gone whose counts are still in sums."""
+"""Groups of engines whose labels become equal once dropped labels are removed.
+
+Groups of counters include retired engines, whose totals stay in the sum.
+"""
 
 from __future__ import annotations
 
@@ -9,34 +12,33 @@ from typing import NamedTuple
 
 from sidestep.catalog.layout import Layout, Placed
 from sidestep.catalog.model import ENGINE_LABELS, Row
-from sidestep.exposition.families import having
-from sidestep.exposition.selection import Rosters
-from sidestep.exposition.series_filter import RANKS, Choice
+from sidestep.exposition.families import engines_with_samples
+from sidestep.exposition.selection import Selections
+from sidestep.exposition.series_filter import RANK_LABELS, SeriesFilter
 from sidestep.metrics.engine import ORIGIN, Engine, Key
 from sidestep.metrics.registry import Registry
 
 Labels = tuple[tuple[str, str], ...]
-"""Sorted by name."""
+"""Label pairs, sorted by name."""
 
-MAX_OUTER = 20_000
-"""Label sets of engines that are kept."""
+MAX_LABEL_SETS = 20_000
+"""Label sets of engines that the cache holds."""
 
-AT_ONCE = 100
-"""Engines that are looked at for the first time between two turns of the loop: some 5 us each."""
-MAX_KNOWN = 16
-"""Lists of engines whose groups are kept, of which few differ: all, those alive, those with LoRA."""
+PER_SLICE = 100
+"""New engines to read before yielding to the event loop: some 5 us each."""
+MAX_GROUPINGS = 16
+"""Groupings that the cache holds per query; few differ: all engines, live ones, those with LoRA."""
 
 Replica = tuple[Labels, tuple[int, ...]]
-"""What the ranks of one replica have in common, and which of them it is."""
+"""Labels that the ranks of one replica share, and the rank."""
 
 
 class Group:
-    """Engines whose series are told apart by dropped labels alone.
+    """Engines with equal labels.
 
     Attributes:
-        members: Those that are shown, and before them, of a family that counts, those that
-            are not any more.
-        speakers: Of them, one rank a replica.
+        members: Retired engines, if the family is cumulative, then exposed ones.
+        representatives: One rank of each replica.
     """
 
     def __init__(
@@ -47,206 +49,221 @@ class Group:
         self._replica = replica
 
     @functools.cached_property
-    def speakers(self) -> list[Engine]:
-        """See above; the other ranks tell the same of the same requests."""
+    def representatives(self) -> list[Engine]:
+        """Return one rank of each replica: all ranks report the same requests."""
         if len(self.members) == 1:
             return self.members
         found: dict[Labels, list[tuple[tuple[int, ...], Engine]]] = {}
         for engine in self.members:
             replica, rank = self._replica(engine)
             found.setdefault(replica, []).append((rank, engine))
-        speakers: list[Engine] = []
+        representatives: list[Engine] = []
         for ranks in found.values():
             first = min([rank for rank, _ in ranks])
-            speakers += [engine for rank, engine in ranks if rank == first]
-        return speakers
+            representatives += [engine for rank, engine in ranks if rank == first]
+        return representatives
 
 
-Tellers = tuple[Labels, Sequence[Engine]]
-"""Those of a group who have a say, and what labels they have in common."""
+Contributors = tuple[Labels, Sequence[Engine]]
+"""Common labels of a group, and the engines whose values count."""
 
 
 class Grouping:
-    """All engines that show a family, by what labels they have.
+    """All engines that have a family, in groups.
 
     Attributes:
-        looks: How those look that are shown.
-        gone: Likewise, of others that may be together with them.
-        groups: Those that only dropped labels tell apart.
+        label_versions: Label versions of the exposed engines.
+        retired: Label versions of the retired engines.
+        groups: Engines by common labels.
     """
 
-    def __init__(self, looks: Sequence[int], gone: Sequence[int], groups: list[Group]) -> None:
-        self.looks = looks
-        self.gone = gone
+    def __init__(
+        self, label_versions: Sequence[int], retired: Sequence[int], groups: list[Group]
+    ) -> None:
+        self.label_versions = label_versions
+        self.retired = retired
         self.groups = groups
 
-    def tellers(self, row: Row) -> list[Tellers]:
-        """Those who have a say in ``row``, by group."""
-        told = self._speakers if row.mirrored else self._members
-        if told and row.name in told[0][1][0].layout.gated:
+    def contributors(self, row: Row) -> list[Contributors]:
+        """Return the engines whose values of ``row`` count, by group."""
+        contributors = self._representatives if row.mirrored else self._members
+        if contributors and row.name in contributors[0][1][0].layout.gated:
             return [
-                (labels, [e for e in some if row.feature in e.features]) for labels, some in told
+                (labels, [e for e in some if row.feature in e.features])
+                for labels, some in contributors
             ]
-        return told
+        return contributors
 
     @functools.cached_property
-    def _members(self) -> list[Tellers]:
+    def _members(self) -> list[Contributors]:
         return [(group.labels, group.members) for group in self.groups]
 
     @functools.cached_property
-    def _speakers(self) -> list[Tellers]:
-        return [(group.labels, group.speakers) for group in self.groups]
+    def _representatives(self) -> list[Contributors]:
+        return [(group.labels, group.representatives) for group in self.groups]
 
 
-class Question(NamedTuple):
-    """Engines that show a family, the labels that it has not, and whether it counts."""
+class GroupQuery(NamedTuple):
+    """Engines to group.
+
+    Attributes:
+        shown: Engines that have the family.
+        hidden: Engine labels that the family does not have.
+        counts: Whether values are cumulative, so that retired engines count.
+    """
 
     shown: Sequence[Engine]
     hidden: Key
     counts: bool
 
 
-class Groups:
-    """Who is together with whom, kept from page to page while engines look the same."""
+class GroupCache:
+    """Groupings of engines, cached from page to page until labels change."""
 
-    def __init__(self, registry: Registry, choice: Choice) -> None:
+    def __init__(self, registry: Registry, series_filter: SeriesFilter) -> None:
         self._registry = registry
-        self._dropped = choice.dropped
-        self._rosters = Rosters(registry)
-        self._outers: dict[tuple[int, Key], Labels] = {}
+        self._dropped = series_filter.dropped_labels
+        self._selections = Selections(registry)
+        self._common_label_sets: dict[tuple[int, Key], Labels] = {}
         self._replicas: dict[int, Replica] = {}
-        self._known: dict[tuple[Key, bool], list[Grouping]] = {}
-        """By the labels that a family has not, and whether it counts; the last used one first."""
+        self._groupings: dict[tuple[Key, bool], list[Grouping]] = {}
+        """Groupings by hidden labels and whether values are cumulative; the last used one first."""
         self._version = -1
-        self._gone: dict[Layout, list[Engine]] = {}
-        self._asked: dict[tuple[int, Key, bool], tuple[Question, Grouping]] = {}
-        """Of this version of the registry, by the list, which is kept: no other gets its address."""
-        self._looks: Sequence[int] = ()
+        self._retired: dict[Layout, list[Engine]] = {}
+        self._by_query: dict[tuple[int, Key, bool], tuple[GroupQuery, Grouping]] = {}
+        """Groupings at this registry version, by address of a list that the entry holds."""
+        self._label_versions: Sequence[int] = ()
 
-    def renew(self) -> None:
-        """A page begins: forget what was of engines that have gone for good."""
-        self._rosters.renew()
+    def refresh(self) -> None:
+        """Start a page: drop what belongs to engines that are gone."""
+        self._selections.refresh()
         self._version = -1
-        self._asked = {}
-        there = chain(self._registry.engines.values(), self._registry.kept.values())
-        looks = [engine.looks for engine in there]
-        if looks != self._looks:
-            self._looks = looks
-            known = frozenset(looks)
-            self._known = {
-                asked: [one for one in kept if known.issuperset((*one.looks, *one.gone))]
-                for asked, kept in self._known.items()
+        self._by_query = {}
+        present = chain(self._registry.engines.values(), self._registry.kept.values())
+        label_versions = [engine.looks for engine in present]
+        if label_versions != self._label_versions:
+            self._label_versions = label_versions
+            known = frozenset(label_versions)
+            self._groupings = {
+                key: [
+                    one
+                    for one in groupings
+                    if known.issuperset((*one.label_versions, *one.retired))
+                ]
+                for key, groupings in self._groupings.items()
             }
-        for texts in (self._outers, self._replicas):
-            if len(texts) > MAX_OUTER:
+        for texts in (self._common_label_sets, self._replicas):
+            if len(texts) > MAX_LABEL_SETS:
                 texts.clear()
 
-    def showing(self, dialect: str, placed: Placed) -> list[Engine]:
-        """The engines that have samples of a dialect's row."""
-        return having(self._rosters.of(dialect, placed).engines, placed)
+    def engines_of_row(self, dialect: str, placed: Placed) -> list[Engine]:
+        """Return the engines that have samples of a dialect's row."""
+        return engines_with_samples(self._selections.of_row(dialect, placed).engines, placed)
 
-    def everyone(self, *, live: bool) -> Sequence[Engine]:
-        """The engines of all dialects."""
-        return self._rosters.all(live=live).engines
+    def all_engines(self, *, live: bool) -> Sequence[Engine]:
+        """Return the engines of all dialects."""
+        return self._selections.of_all(live=live).engines
 
-    def prepare(self, question: Question, *, mirrored: bool) -> Iterator[None]:
-        """Look at engines that ``of`` would see for the first time; a turn is due at each step."""
+    def prepare(self, query: GroupQuery, *, mirrored: bool) -> Iterator[None]:
+        """Read the labels of engines that ``group`` would read for the first time, in slices."""
         spent = 0
-        for engine in (*self._gone_beside(question), *question.shown):
-            if (engine.looks, question.hidden) not in self._outers:
-                self._outer(engine, question.hidden)
+        for engine in (*self._retired_beside(query), *query.shown):
+            if (engine.looks, query.hidden) not in self._common_label_sets:
+                self._common_labels(engine, query.hidden)
                 spent += 1
             if mirrored and engine.looks not in self._replicas:
                 self._replica(engine)
                 spent += 1
-            if spent >= AT_ONCE:
+            if spent >= PER_SLICE:
                 yield
                 spent = 0
 
-    def known(self, question: Question) -> Grouping | None:
-        """Who is together, if that was asked before."""
-        shown, hidden, counts = question
-        gone = self._gone_beside(question)
-        asked = self._asked.get((id(shown), hidden, counts))
-        if asked is not None:
-            return asked[1]
-        looks = [engine.looks for engine in shown]
-        left = [engine.looks for engine in gone]
-        kept = self._known.get((hidden, counts), [])
-        for place, known in enumerate(kept):
-            # No two engines look the same, and none goes back to what it looked like.
-            if known.looks == looks and known.gone == left:
-                kept.insert(0, kept.pop(place))
-                self._asked[id(shown), hidden, counts] = question, known
+    def cached(self, query: GroupQuery) -> Grouping | None:
+        """Return the grouping for ``question`` if the cache has it."""
+        shown, hidden, counts = query
+        retired = self._retired_beside(query)
+        entry = self._by_query.get((id(shown), hidden, counts))
+        if entry is not None:
+            return entry[1]
+        label_versions = [engine.looks for engine in shown]
+        retired_versions = [engine.looks for engine in retired]
+        groupings = self._groupings.get((hidden, counts), [])
+        for index, known in enumerate(groupings):
+            # Label versions are unique: no two engines share one, and none is used again.
+            if known.label_versions == label_versions and known.retired == retired_versions:
+                groupings.insert(0, groupings.pop(index))
+                self._by_query[id(shown), hidden, counts] = query, known
                 return known
         return None
 
-    def of(self, question: Question) -> Grouping:
-        """Who is together of those that are shown."""
-        known = self.known(question)
+    def group(self, query: GroupQuery) -> Grouping:
+        """Return the grouping for ``question``."""
+        known = self.cached(query)
         if known is None:
-            shown, hidden, counts = question
-            known = self._grouped(shown, self._gone_beside(question), hidden)
-            kept = self._known.setdefault((hidden, counts), [])
-            kept.insert(0, known)
-            del kept[MAX_KNOWN:]
-            self._asked[id(shown), hidden, counts] = question, known
+            shown, hidden, counts = query
+            known = self._grouped(shown, self._retired_beside(query), hidden)
+            groupings = self._groupings.setdefault((hidden, counts), [])
+            groupings.insert(0, known)
+            del groupings[MAX_GROUPINGS:]
+            self._by_query[id(shown), hidden, counts] = query, known
         return known
 
-    def _grouped(self, shown: Sequence[Engine], gone: Sequence[Engine], hidden: Key) -> Grouping:
+    def _grouped(self, shown: Sequence[Engine], retired: Sequence[Engine], hidden: Key) -> Grouping:
         by_labels: dict[Labels, list[Engine]] = {}
         for engine in shown:
-            by_labels.setdefault(self._outer(engine, hidden), []).append(engine)
-        before: dict[Labels, list[Engine]] = {}
-        there = set(shown)
-        for engine in gone:
-            labels = self._outer(engine, hidden)
-            if labels in by_labels and engine not in there:
-                before.setdefault(labels, []).append(engine)
+            by_labels.setdefault(self._common_labels(engine, hidden), []).append(engine)
+        retired_members: dict[Labels, list[Engine]] = {}
+        present = set(shown)
+        for engine in retired:
+            labels = self._common_labels(engine, hidden)
+            if labels in by_labels and engine not in present:
+                retired_members.setdefault(labels, []).append(engine)
         groups = [
-            Group(labels, before.get(labels, []) + members, self._replica)
+            Group(labels, retired_members.get(labels, []) + members, self._replica)
             for labels, members in by_labels.items()
         ]
-        return Grouping([e.looks for e in shown], [e.looks for e in gone], groups)
+        return Grouping([e.looks for e in shown], [e.looks for e in retired], groups)
 
-    def _gone_beside(self, question: Question) -> Sequence[Engine]:
-        """Engines that are not shown any more, whose counts are in sums nevertheless."""
+    def _retired_beside(self, query: GroupQuery) -> Sequence[Engine]:
+        """Return engines that are no longer exposed but whose totals stay in the sums."""
         registry = self._registry
         if self._version != registry.version:
             self._version = registry.version
-            self._asked = {}
-            self._gone = {}
+            self._by_query = {}
+            self._retired = {}
             absent = [engine for engine in registry.engines.values() if engine.absent]
             for engine in (*registry.kept.values(), *absent):
-                self._gone.setdefault(engine.layout, []).append(engine)
-        if not question.counts or not self._dropped or not self._gone:
+                self._retired.setdefault(engine.layout, []).append(engine)
+        if not query.counts or not self._dropped or not self._retired:
             return ()
-        layouts = dict.fromkeys([engine.layout for engine in question.shown])
-        return [engine for layout in layouts for engine in self._gone.get(layout, ())]
+        layouts = dict.fromkeys([engine.layout for engine in query.shown])
+        return [engine for layout in layouts for engine in self._retired.get(layout, ())]
 
-    def _outer(self, engine: Engine, hidden: Key) -> Labels:
-        """Labels that ``engine`` has in common with others on this page."""
-        known = self._outers.get((engine.looks, hidden))
+    def _common_labels(self, engine: Engine, hidden: Key) -> Labels:
+        """Return the labels of ``engine`` that remain on this page."""
+        known = self._common_label_sets.get((engine.looks, hidden))
         if known is None:
             pairs = engine.labels.items()
             shown = ((n, v) for n, v in pairs if n not in self._dropped and n not in hidden)
-            known = self._outers[engine.looks, hidden] = tuple(sorted(shown))
+            known = self._common_label_sets[engine.looks, hidden] = tuple(sorted(shown))
         return known
 
     def _replica(self, engine: Engine) -> Replica:
-        """Which replica ``engine`` belongs to."""
+        """Return the replica of ``engine``, and its rank."""
         known = self._replicas.get(engine.looks)
         if known is None:
             pairs = engine.labels.items()
-            replica = tuple(sorted((n, v) for n, v in pairs if n not in RANKS and n != ORIGIN))
-            rank = tuple(_rank(engine.labels.get(name, "")) for name in RANKS)
+            replica = tuple(
+                sorted((n, v) for n, v in pairs if n not in RANK_LABELS and n != ORIGIN)
+            )
+            rank = tuple(_rank(engine.labels.get(name, "")) for name in RANK_LABELS)
             known = self._replicas[engine.looks] = replica, rank
         return known
 
 
 @functools.cache
-def hidden_from(shown: Key) -> Key:
-    """Of the labels that nearly all families have, those that one of ``shown`` labels has not."""
+def missing_engine_labels(shown: Key) -> Key:
+    """Return the engine labels that a family with ``shown`` labels does not have."""
     return tuple(name for name in ENGINE_LABELS if name not in shown)
 
 

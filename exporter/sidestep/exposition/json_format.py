@@ -1,4 +1,4 @@
-"""The page as JSON: for programs that would otherwise parse text."""
+"""The metrics page as JSON, for programs that would otherwise parse text."""
 
 from __future__ import annotations
 
@@ -8,32 +8,37 @@ from typing import Any
 
 import msgspec
 
-from sidestep.exposition import passthrough_text as passed
-from sidestep.exposition.aggregate import merged_states
-from sidestep.exposition.families import Family, families, is_shared, labels_with
-from sidestep.exposition.family_snapshot import Copy, combined_of, copies, state_of
+from sidestep.exposition import passthrough_text
+from sidestep.exposition.aggregate import aggregate_states
+from sidestep.exposition.families import Family, families, is_shared, series_labels
+from sidestep.exposition.family_snapshot import (
+    EngineSnapshot,
+    aggregate_snapshot,
+    histogram_state,
+    snapshot_family,
+)
 from sidestep.metrics.engine import Number
 from sidestep.metrics.histogram import State
 from sidestep.metrics.registry import Registry
 
-AT_ONCE = 32
-"""Samples that are encoded between two turns of the loop: some 10 us each."""
+PER_SLICE = 32
+"""Samples to encode before yielding to the event loop: some 10 us each."""
 
 Sample = dict[str, Any]
 
 
 def pieces(registry: Registry, names: Collection[str] = ()) -> Iterator[bytes]:
-    """The page, piece by piece; each family is of one moment, that when it begins."""
+    """Yield the page in pieces; each family is of the moment of its first piece."""
     separator = b"["
     for head, samples in _families(registry, names):
-        # To copy the state of a thousand engines takes most of a slice.
+        # Copying the state of a thousand engines takes most of a slice.
         yield b""
         begun = False
         waiting: list[bytes] = []
         for number, sample in enumerate(samples, 1):
             if sample is not None:
                 waiting.append(msgspec.json.encode(sample))
-            if sample is None or not number % AT_ONCE:
+            if sample is None or not number % PER_SLICE:
                 if not waiting:
                     yield b""
                     continue
@@ -56,20 +61,20 @@ def _families(
     registry: Registry, names: Collection[str]
 ) -> Iterator[tuple[dict[str, Any], Iterator[Sample | None]]]:
     for family in list(families(registry, names)):
-        found = copies(registry, family, state_of)
+        found = snapshot_family(registry, family, histogram_state)
         samples = _combined(family, found) if is_shared(family) else _single(family, found)
         yield {"name": family.name, "type": family.kind, "help": family.help}, samples
-    yield from passed.typed(registry.passed, names)
+    yield from passthrough_text.json_families(registry.passed, names)
 
 
-def _single(family: Family, found: Iterable[Copy[State]]) -> Iterator[Sample]:
+def _single(family: Family, found: Iterable[EngineSnapshot[State]]) -> Iterator[Sample]:
     for engine, _, names, children in found:
         for key, value in children:
-            yield _sample(labels_with(engine, family, names, key), value)
+            yield _sample(series_labels(engine, family, names, key), value)
 
 
-def _combined(family: Family, found: Iterable[Copy[State]]) -> Iterator[Sample | None]:
-    for one in combined_of(family, found, merged_states):
+def _combined(family: Family, found: Iterable[EngineSnapshot[State]]) -> Iterator[Sample | None]:
+    for one in aggregate_snapshot(family, found, aggregate_states):
         yield None if one is None else _sample(dict(one[0]), one[1])
 
 

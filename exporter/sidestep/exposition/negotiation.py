@@ -1,4 +1,4 @@
-"""The formats of a metrics page, and which of them an Accept header asks for."""
+"""Formats of a metrics page, and their choice by an Accept header."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _NEEDED: Mapping[Format, Mapping[str, str]] = {
     "openmetrics": {"version": "1.0.0"},
     "protobuf": {"proto": "io.prometheus.client.MetricFamily", "encoding": "delimited"},
 }
-"""What options of the media type must say where they are given; protobuf's must be."""
+"""Required values of the media type's options; only protobuf's must be present."""
 
 
-def chosen(accept: str, *, protobuf: bool = False) -> Format:
-    """The format that an Accept header prefers; text where equal or unasked.
+def negotiate(accept: str, *, protobuf: bool = False) -> Format:
+    """Return the format that an Accept header prefers; text if equal or without preference.
 
-    Routers ask for nothing or for ``*/*`` and read text only. ``protobuf``: whether it is offered;
-    who weighs it as much as another can read all that it says.
+    Routers send no header or ``*/*`` and read text only. ``protobuf`` offers that format; a client
+    that weighs it as highly as another gets it.
     """
     weights: dict[Format, float] = {"text": 0.0, "openmetrics": 0.0, "protobuf": 0.0}
     for part in accept.split(","):

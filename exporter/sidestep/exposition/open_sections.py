@@ -1,4 +1,4 @@
-"""Parts of families as text whose children come and go, or that several engines have in common."""
+"""Parts of families as text whose series come and go, or that several engines share."""
 
 from __future__ import annotations
 
@@ -8,37 +8,42 @@ from typing import NamedTuple
 
 from sidestep.catalog.layout import Placed
 from sidestep.catalog.model import Constant, Info, Reading
-from sidestep.exposition.aggregate import merged, merged_states, turning
-from sidestep.exposition.block_cache import Block, changed, renewed
-from sidestep.exposition.families import Family, having, labels_with
-from sidestep.exposition.family_snapshot import Copy, copied, numbers_of, state_of
-from sidestep.exposition.sections import Frames
-from sidestep.exposition.selection import LabelTexts, Rosters, form_of
-from sidestep.exposition.text_format import number, pairs_text, series_text
+from sidestep.exposition.aggregate import aggregate_states, aggregate_values, run_yielding
+from sidestep.exposition.block_cache import Block, changed_entries, updated
+from sidestep.exposition.families import Family, engines_with_samples, series_labels
+from sidestep.exposition.family_snapshot import (
+    EngineSnapshot,
+    histogram_state,
+    row_numbers,
+    snapshot_engines,
+)
+from sidestep.exposition.sections import HistogramTemplates
+from sidestep.exposition.selection import LabelTexts, Selections, label_form
+from sidestep.exposition.text_format import format_number, label_text, series_text
 from sidestep.metrics.engine import Engine, Key, Number
 from sidestep.metrics.histogram import State
 
-ENGINES = 32
-"""In a block."""
-AT_ONCE = 50
-"""Children that are written between two turns of the loop: a few microseconds each."""
+ENGINES_PER_BLOCK = 32
+"""Engines in a block."""
+PER_SLICE = 50
+"""Series to write before yielding to the event loop: a few microseconds each."""
 
 
-class _Job(NamedTuple):
-    """A block of engines as it was, by what their states of now are told, and which have changed."""
+class _BlockUpdate(NamedTuple):
+    """A cached block of engines, their present versions, and the indexes of the changed ones."""
 
     start: int
     before: Block | None
-    marks: Sequence[object]
+    versions: Sequence[object]
     places: Sequence[int]
 
 
 class OpenSection:
-    """Whatever is not in slots: an engine's part is kept until something of the engine changes.
+    """A family that is not in slots; an engine's text is cached until the engine changes.
 
     Args:
-        dialect: Empty of families that described themselves: engines of all may have them.
-        placed: None likewise.
+        dialect: The engines' dialect; empty for a self-described family, which any engine may have.
+        placed: The slot assignment; None for a self-described family.
     """
 
     def __init__(
@@ -48,206 +53,211 @@ class OpenSection:
         self._dialect = dialect
         self._placed = placed
         self._labels = labels
-        self._form = ("",) if placed is None else form_of(placed)
-        self._frames = Frames(family.name, family.kind)
-        self._looks: Sequence[int] = ()
+        self._form = ("",) if placed is None else label_form(placed)
+        self._templates = HistogramTemplates(family.name, family.kind)
+        self._label_versions: Sequence[int] = ()
         self._blocks: dict[int, Block] = {}
         self._pairs: dict[int, dict[Key, bytes]] = {}
-        """By how the engine looks."""
+        """Label text by label version of the engine."""
 
-    def begin(self, rosters: Rosters) -> Iterator[bytes]:
+    def begin(self, selections: Selections) -> Iterator[bytes]:
         """See ``Section``."""
-        engines = self.engines(rosters)
-        marks = self.marks(engines)
-        jobs: list[_Job] = []
+        engines = self.engines(selections)
+        versions = self.versions(engines)
+        jobs: list[_BlockUpdate] = []
         stale: list[Engine] = []
-        for start in range(0, len(engines), ENGINES):
-            some = marks[start : start + ENGINES]
+        for start in range(0, len(engines), ENGINES_PER_BLOCK):
+            some = versions[start : start + ENGINES_PER_BLOCK]
             before = self._blocks.get(start)
-            places = changed(before, some)
+            places = changed_entries(before, some)
             stale += [engines[start + place] for place in places]
-            jobs.append(_Job(start, before, some, places))
-        return self._texts(jobs, self.copied(stale), self._blocks)
+            jobs.append(_BlockUpdate(start, before, some, places))
+        return self._texts(jobs, self.snapshot(stale), self._blocks)
 
-    def copied(self, engines: Sequence[Engine]) -> Iterator[Copy[State]]:
-        """What ``engines`` have of the family now."""
-        return copied(self._family, self._placed, engines, state_of)
+    def snapshot(self, engines: Sequence[Engine]) -> Iterator[EngineSnapshot[State]]:
+        """Copy the values that ``engines`` have of the family."""
+        return snapshot_engines(self._family, self._placed, engines, histogram_state)
 
-    def engines(self, rosters: Rosters) -> Sequence[Engine]:
-        """Those that have the family now; what was kept of others, or as they looked, goes."""
+    def engines(self, selections: Selections) -> Sequence[Engine]:
+        """Return the engines that have the family; drop cached text of other label versions."""
         family = self._family
         if self._placed is None:
-            found = rosters.all(live=family.kind == "gauge").engines
+            found = selections.of_all(live=family.kind == "gauge").engines
             found = [engine for engine in found if family.name in engine.open]
         else:
-            found = having(rosters.of(self._dialect, self._placed).engines, self._placed)
-        looks = [engine.looks for engine in found]
-        if looks != self._looks:
-            self._looks, self._blocks = looks, {}
-            kept = self._pairs.keys() & set(looks)
-            self._pairs = {look: self._pairs[look] for look in kept}
+            found = engines_with_samples(
+                selections.of_row(self._dialect, self._placed).engines, self._placed
+            )
+        label_versions = [engine.looks for engine in found]
+        if label_versions != self._label_versions:
+            self._label_versions, self._blocks = label_versions, {}
+            cached = self._pairs.keys() & set(label_versions)
+            self._pairs = {label_version: self._pairs[label_version] for label_version in cached}
         return found
 
-    def marks(self, engines: Sequence[Engine]) -> Sequence[object]:
-        """What the states are told by that ``engines`` have the family in."""
+    def versions(self, engines: Sequence[Engine]) -> Sequence[object]:
+        """Return values that change whenever an engine's part of the family may have changed."""
         placed = self._placed
         source = None if placed is None else placed.row.source
         if placed is not None and isinstance(source, Reading):
-            return numbers_of(placed, engines)
+            return row_numbers(placed, engines)
         if isinstance(source, Info | Constant):
             return [engine.looks for engine in engines]
         return [engine.version for engine in engines]
 
-    def told(self, copy: Copy[State]) -> Iterator[tuple[bytes, Number | State]]:
-        """Its children, by the text of their labels, which are kept as long as a child is there."""
-        engine, looks, names, children = copy
-        before, known = self._pairs.get(looks, {}), {}
+    def children(self, copy: EngineSnapshot[State]) -> Iterator[tuple[bytes, Number | State]]:
+        """Yield the values by their label text, which is cached while the series exists."""
+        engine, label_version, names, children = copy
+        before, known = self._pairs.get(label_version, {}), {}
         for key, value in children:
             if not key:
                 # Other families have the same labels.
-                yield self._labels.of(engine, self._family, self._form, names, key), value
+                yield self._labels.text(engine, self._family, self._form, names, key), value
                 continue
             pairs = before.get(key)
             if pairs is None:
-                pairs = pairs_text(labels_with(engine, self._family, names, key)).encode()
+                pairs = label_text(series_labels(engine, self._family, names, key)).encode()
             known[key] = pairs
             yield pairs, value
         if known:
-            self._pairs[looks] = known
+            self._pairs[label_version] = known
         else:
-            self._pairs.pop(looks, None)
+            self._pairs.pop(label_version, None)
 
     def _line(self, pairs: bytes, value: Number | State) -> bytes:
         if isinstance(value, tuple):
-            return self._frames.fill(pairs, value)
+            return self._templates.fill(pairs, value)
         return f"{series_text(self._family.name, pairs.decode())}{value!r}\n".encode()
 
     def _texts(
-        self, jobs: Sequence[_Job], copies: Iterator[Copy[State]], blocks: dict[int, Block]
+        self,
+        jobs: Sequence[_BlockUpdate],
+        snapshots: Iterator[EngineSnapshot[State]],
+        blocks: dict[int, Block],
     ) -> Iterator[bytes]:
         spent = 0
-        for start, before, marks, places in jobs:
+        for start, before, versions, places in jobs:
             block = before
             if places or block is None:
                 texts: dict[int, bytes] = {}
-                for place, copy in zip(places, copies, strict=False):
+                for place, copy in zip(places, snapshots, strict=False):
                     lines: list[bytes] = []
-                    for pairs, value in self.told(copy):
+                    for pairs, value in self.children(copy):
                         lines.append(self._line(pairs, value))
                         spent += 1
-                        if spent >= AT_ONCE:
+                        if spent >= PER_SLICE:
                             yield b""
                             spent = 0
                     texts[place] = b"".join(lines)
-                block = blocks[start] = renewed(before, marks, texts)
+                block = blocks[start] = updated(before, versions, texts)
             yield block.text
 
 
-_Share = Sequence[tuple[bytes, Number | State]]
-"""What one engine has of a shared family, by the text of its labels."""
-_Shares = Iterator[_Share | None]
-"""Of one engine after the other; None where a turn is due."""
+_Children = Sequence[tuple[bytes, Number | State]]
+"""One engine's part of a shared family, by label text."""
+_ChildrenSteps = Iterator[_Children | None]
+"""One engine after the other; None asks to yield to the event loop."""
 
 
-class _Told(NamedTuple):
-    """What one engine has, and what its state is told by."""
+class _CachedChildren(NamedTuple):
+    """One engine's part, and its version."""
 
-    mark: object
-    children: _Share
+    version: object
+    children: _Children
 
 
-class _Part:
-    """One dialect's part of a shared family: what its engines have is kept until it changes."""
+class _DialectPart:
+    """One dialect's part of a shared family, cached until an engine changes."""
 
     def __init__(self, section: OpenSection) -> None:
         self.section = section
-        self.known: dict[int, _Told] = {}
-        """By how an engine looks."""
+        self.known: dict[int, _CachedChildren] = {}
+        """By label version of the engine."""
 
-    def begin(self, rosters: Rosters) -> tuple[Sequence[tuple[int, object]], _Shares]:
-        """What the state of now is told by, and the parts that engines have in it."""
-        engines = self.section.engines(rosters)
-        looks = [engine.looks for engine in engines]
-        marks = [*zip(looks, self.section.marks(engines), strict=True)]
-        before = [self._unchanged(*mark) for mark in marks]
-        stale = [engine for engine, told in zip(engines, before, strict=True) if told is None]
-        return marks, self._told(marks, before, self.section.copied(stale))
+    def begin(self, selections: Selections) -> tuple[Sequence[tuple[int, object]], _ChildrenSteps]:
+        """Return the present versions, and an iterator of the engines' parts."""
+        engines = self.section.engines(selections)
+        label_versions = [engine.looks for engine in engines]
+        versions = [*zip(label_versions, self.section.versions(engines), strict=True)]
+        before = [self._unchanged(*version) for version in versions]
+        stale = [engine for engine, cached in zip(engines, before, strict=True) if cached is None]
+        return versions, self._children(versions, before, self.section.snapshot(stale))
 
-    def _unchanged(self, look: int, mark: object) -> _Told | None:
-        """What is kept of an engine, where that is what it has now."""
-        told = self.known.get(look)
-        return None if told is None or told.mark != mark else told
+    def _unchanged(self, label_version: int, version: object) -> _CachedChildren | None:
+        """Return an engine's cached part if it is current."""
+        cached = self.known.get(label_version)
+        return None if cached is None or cached.version != version else cached
 
-    def _told(
+    def _children(
         self,
-        marks: Sequence[tuple[int, object]],
-        before: Sequence[_Told | None],
-        copies: Iterator[Copy[State]],
-    ) -> _Shares:
-        """One engine after the other, at last all of them are kept.
+        versions: Sequence[tuple[int, object]],
+        before: Sequence[_CachedChildren | None],
+        snapshots: Iterator[EngineSnapshot[State]],
+    ) -> _ChildrenSteps:
+        """Yield one engine after the other, then cache them all.
 
-        Where there is nothing ``before`` the next of ``copies`` is the engine's. By how it looks
-        now nobody could tell: it may have said hello since they were made.
+        Without an entry in ``before``, the next of ``snapshots`` is the engine's. Its present label
+        version could not tell: a Hello may have changed it since the snapshot.
         """
-        known: dict[int, _Told] = {}
-        for (look, mark), last in zip(marks, before, strict=True):
-            told = last
-            if told is None:
+        known: dict[int, _CachedChildren] = {}
+        for (label_version, version), last in zip(versions, before, strict=True):
+            cached = last
+            if cached is None:
                 children: list[tuple[bytes, Number | State]] = []
-                for number, child in enumerate(self.section.told(next(copies)), start=1):
+                for number, child in enumerate(self.section.children(next(snapshots)), start=1):
                     children.append(child)
-                    if not number % AT_ONCE:
+                    if not number % PER_SLICE:
                         yield None
-                told = _Told(mark, children)
-            known[look] = told
-            yield told.children
+                cached = _CachedChildren(version, children)
+            known[label_version] = cached
+            yield cached.children
         self.known = known
 
 
 class SharedSection:
-    """A family in which engines can have the same labels: their series are combined."""
+    """A family in which engines can have equal labels: their series are aggregated."""
 
     def __init__(self, family: Family, labels: LabelTexts) -> None:
         self._family = family
-        self._frames = Frames(family.name, family.kind)
+        self._templates = HistogramTemplates(family.name, family.kind)
         self._parts = [
-            _Part(OpenSection(family, dialect, placed, labels))
-            for dialect, placed in family.places.items()
+            _DialectPart(OpenSection(family, dialect, placed, labels))
+            for dialect, placed in family.assignments.items()
         ]
         self._marks: Sequence[object] | None = None
         self._text = b""
 
-    def begin(self, rosters: Rosters) -> Iterator[bytes]:
+    def begin(self, selections: Selections) -> Iterator[bytes]:
         """See ``Section``."""
-        begun = [part.begin(rosters) for part in self._parts]
-        marks = [mark for marks, _ in begun for mark in marks]
-        if marks == self._marks:
+        begun = [part.begin(selections) for part in self._parts]
+        versions = [version for versions, _ in begun for version in versions]
+        if versions == self._marks:
             return iter((self._text,))
-        return self._texts(marks, chain.from_iterable(shares for _, shares in begun))
+        return self._texts(versions, chain.from_iterable(shares for _, shares in begun))
 
-    def _texts(self, marks: Sequence[object], shares: _Shares) -> Iterator[bytes]:
+    def _texts(self, versions: Sequence[object], shares: _ChildrenSteps) -> Iterator[bytes]:
         groups: dict[bytes, list[Number | State]] = {}
         spent = 0
         for children in shares:
             for pairs, value in children or ():
                 groups.setdefault(pairs, []).append(value)
             spent += 1 + len(children or ())
-            if children is None or spent >= AT_ONCE:
+            if children is None or spent >= PER_SLICE:
                 yield b""
                 spent = 0
         lines: list[bytes] = []
         for pairs, values in groups.items():
-            making = merged(values, self._family.combine, merged_states)
-            value = yield from turning(making, b"")
+            making = aggregate_values(values, self._family.combine, aggregate_states)
+            value = yield from run_yielding(making, b"")
             lines.append(self._line(pairs, value))
             spent += len(values)
-            if spent >= AT_ONCE:
+            if spent >= PER_SLICE:
                 yield b""
                 spent = 0
-        self._marks, self._text = marks, b"".join(lines)
+        self._marks, self._text = versions, b"".join(lines)
         yield self._text
 
     def _line(self, pairs: bytes, value: Number | State) -> bytes:
         if isinstance(value, tuple):
-            return self._frames.fill(pairs, value)
-        return f"{series_text(self._family.name, pairs.decode())}{number(value)}\n".encode()
+            return self._templates.fill(pairs, value)
+        return f"{series_text(self._family.name, pairs.decode())}{format_number(value)}\n".encode()

@@ -9,17 +9,15 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Protocol
 
-from sidestep.exposition import passthrough_text as passed
-from sidestep.exposition import protobuf_page as protobuf
-from sidestep.exposition import protobuf_samples
-from sidestep.exposition.aggregated_text import Merged
+from sidestep.exposition import passthrough_text, protobuf_page, protobuf_samples
+from sidestep.exposition.aggregated_text import AggregatedPage
 from sidestep.exposition.compression import Body
 from sidestep.exposition.negotiation import Format
-from sidestep.exposition.own_families import OwnTexts
-from sidestep.exposition.series_filter import Choice
-from sidestep.exposition.text_page import Texts
+from sidestep.exposition.own_families import OwnFamilies
+from sidestep.exposition.series_filter import SeriesFilter
+from sidestep.exposition.text_page import TextPage
 from sidestep.metrics.registry import Registry
-from sidestep.telemetry.cooperative import collected
+from sidestep.telemetry.cooperative import collect_in_slices
 from sidestep.telemetry.self_metrics import OwnRegistry, SelfMetrics
 
 CACHE_SECONDS = 0.1
@@ -30,19 +28,19 @@ Key = tuple[str, Format]
 
 
 class Durable(Protocol):
-    """What makes outlive the process what a page shows."""
+    """Snapshots of what pages expose."""
 
     async def settled(self) -> None:
-        """Return once a snapshot has all that was applied before this call."""
+        """Return once a snapshot holds all items applied before this call."""
 
 
 class Pages:
     """Renders pages, once for all concurrent requests of the same view and format.
 
     Args:
-        snapshots: Where given, a page is returned only once a snapshot holds what it shows,
-            so that no counter that Prometheus has seen decreases after a crash.
-        choice: Labels, families and buckets that pages leave out.
+        snapshots: If given, a page is returned only once a snapshot holds what it shows, so
+            that no counter that Prometheus has seen decreases after a crash.
+        series_filter: Labels, families and buckets to leave out.
     """
 
     def __init__(
@@ -53,19 +51,24 @@ class Pages:
         endpoints: list[str],
         snapshots: Durable | None = None,
         *,
-        choice: Choice | None = None,
+        series_filter: SeriesFilter | None = None,
     ) -> None:
-        shown = choice or Choice()
+        shown = series_filter or SeriesFilter()
         self.registry = registry
         self.metrics = metrics
         self.endpoints = endpoints
-        self._own = OwnTexts(own)
+        self._own = OwnFamilies(own)
         self._snapshots = snapshots
-        self.views = {"engine": Merged(registry, shown), "pod": Merged(registry, shown.of_pod)}
-        # The choice of labels and bounds applies to text formats only.
-        self.has_protobuf = shown.is_plain and registry.native is not None
-        self._texts: Mapping[str, Texts | Merged] = {
-            "engine": Texts(registry) if shown.is_plain else self.views["engine"],
+        self.views = {
+            "engine": AggregatedPage(registry, shown),
+            "pod": AggregatedPage(registry, shown.for_pod),
+        }
+        # The filter on labels and bounds applies to text formats only.
+        self.has_protobuf = shown.keeps_labels_and_buckets and registry.native is not None
+        self._texts: Mapping[str, TextPage | AggregatedPage] = {
+            "engine": TextPage(registry)
+            if shown.keeps_labels_and_buckets
+            else self.views["engine"],
             "pod": self.views["pod"],
         }
         self._renders: dict[Key, asyncio.Task[Body]] = {}
@@ -74,15 +77,15 @@ class Pages:
     async def page(
         self, view: str, form: Format, names: frozenset[str] = frozenset(), *, packed: bool = False
     ) -> Sequence[bytes]:
-        """Return the parts of a page, or of its gzip where ``packed``.
+        """Return the parts of a page, or of its gzip if ``packed``.
 
-        The engines' families come first, then those passed on, then the exporter's own.
+        The engines' families come first, then passthrough families, then the exporter's own.
 
         Args:
             view: ``engine``, or ``pod``, which has no protobuf.
-            form: Its format.
-            names: Of samples whose families are wanted, a page that is not cached; none for all.
-            packed: Whether it is to be compressed.
+            form: The format.
+            names: Samples whose families to include, on a page that is not cached; empty for all.
+            packed: Whether to compress it.
         """
         if names:
             body = await self._render(view, form, names)
@@ -110,11 +113,11 @@ class Pages:
         """Render in slices, between which the event loop runs other work.
 
         Each family is of one moment. The snapshot that a page waits for is made after the last
-        slice, so it holds whatever the page shows.
+        slice, so it holds all that the page shows.
         """
         started = time.perf_counter()
-        found = await collected(self._pieces(view, form, names))
-        own = await collected(self._own.pieces(form, names))
+        found = await collect_in_slices(self._pieces(view, form, names))
+        own = await collect_in_slices(self._own.pieces(form, names))
         await self.settled()
         self.metrics.set("sidestep_scrape_duration_seconds", time.perf_counter() - started)
         return Body([*chain.from_iterable(found), b"".join(own)])
@@ -126,8 +129,8 @@ class Pages:
 
     def _pieces(self, view: str, form: Format, names: Collection[str]) -> Iterator[list[bytes]]:
         if form == "protobuf":
-            others = protobuf_samples.passed_pieces(self.registry.passed, names)
-            return chain(protobuf.pieces(self.registry, names), others)
+            others = protobuf_samples.passthrough_pieces(self.registry.passed, names)
+            return chain(protobuf_page.pieces(self.registry, names), others)
         openmetrics = form == "openmetrics"
-        others = passed.pieces(self.registry.passed, openmetrics=openmetrics, names=names)
+        others = passthrough_text.pieces(self.registry.passed, openmetrics=openmetrics, names=names)
         return chain(self._texts[view].pieces(openmetrics=openmetrics, names=names), others)

@@ -1,4 +1,4 @@
-"""What the settings come to: what the exporter's parts are made with."""
+"""Parts of the exporter made from its configuration."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from collections.abc import Mapping
 from sidestep.catalog.layout import Layout
 from sidestep.config.settings import Config
 from sidestep.errors import ConfigError
-from sidestep.exposition.series_filter import Choice
+from sidestep.exposition.series_filter import SeriesFilter
 from sidestep.metrics.engine import ORIGIN
 from sidestep.metrics.native_histogram import Native
 from sidestep.protocol.messages import Objective, Settings
 from sidestep.transport.access import Access
 
 
-def chosen(config: Config) -> Choice:
-    """What of the engines' series ``config`` wants on pages."""
-    return Choice(
-        dropped=frozenset(config.metrics_drop_label),
+def series_filter(config: Config) -> SeriesFilter:
+    """Return the filter on exposed series."""
+    return SeriesFilter(
+        dropped_labels=frozenset(config.metrics_drop_label),
         allow=config.metrics_allow,
         deny=config.metrics_deny,
-        thinning=config.metrics_bucket_thinning,
-        kept=config.shown_buckets,
+        bucket_thinning=config.metrics_bucket_thinning,
+        shown_buckets=config.shown_buckets,
     )
 
 
 def access(config: Config) -> Access:
-    """Who may connect by ``config``.
+    """Return the access rules of the ingest socket.
 
     Raises:
-        ConfigError: A key, directory or group cannot be had, or one key is missing.
+        ConfigError: A key, directory or group is not available, or one key is missing.
     """
     return Access.of(
         config.ingest_curve_key,
@@ -40,15 +40,15 @@ def access(config: Config) -> Access:
     )
 
 
-def native(config: Config) -> Native | None:
-    """The form of native histograms, where there are any."""
+def native_histograms(config: Config) -> Native | None:
+    """Return the form of native histograms; None if they are off."""
     if config.histograms == "classic":
         return None
     return Native(config.schemas, time.time, both=config.histograms == "both")
 
 
 def engine_settings(config: Config) -> Settings:
-    """What engines are told of ``config``, and everything that counts with it."""
+    """Return the settings that the exporter sends to engines."""
     return Settings(
         {family: list(bounds) for family, bounds in config.buckets.items()},
         config.intervals_scheduled,
@@ -58,16 +58,16 @@ def engine_settings(config: Config) -> Settings:
         config.kv_scale_samples,
         config.kv_max_tracked,
         None if config.histograms == "classic" else dict(config.schemas),
-        # How requests end is read off the engine's own counters, which are in what is folded.
+        # Objectives on outcomes read the engine's own counters, which are folded anyway.
         [Objective(o.name, list(o.families), o.threshold) for o in config.slo if o.families],
     )
 
 
-def check_labels(config: Config, layouts: Mapping[str, Layout]) -> None:
-    """Whether series can have the labels that forwarding adds.
+def check_forward_labels(config: Config, layouts: Mapping[str, Layout]) -> None:
+    """Check that no series has a label that forwarding adds.
 
     Raises:
-        ConfigError: Some have one of that name.
+        ConfigError: A label of that name exists.
     """
     for name, _ in config.forward_label:
         if name in (ORIGIN, "le", "quantile") or any(

@@ -1,4 +1,4 @@
-"""Other exporters' families as text: after ours, in both formats."""
+"""Passthrough families as text and JSON; they follow the engines' families."""
 
 from __future__ import annotations
 
@@ -6,74 +6,77 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from sidestep.catalog.model import OBSERVED
-from sidestep.exposition.passthrough.page import Moment, Part, Series
-from sidestep.exposition.passthrough.parser import Labels, plain
-from sidestep.exposition.passthrough.registry import Passed, PassedFamily
+from sidestep.exposition.passthrough.page import PageValues, Part, Series
+from sidestep.exposition.passthrough.parser import Labels, unescape_labels
+from sidestep.exposition.passthrough.registry import PassthroughFamily, PassthroughRegistry
 from sidestep.exposition.text_format import header
 
 
 def pieces(
-    passed: Passed, *, openmetrics: bool = False, names: Collection[str] = ()
+    registry: PassthroughRegistry, *, openmetrics: bool = False, names: Collection[str] = ()
 ) -> Iterator[list[bytes]]:
-    """The families, some thousand samples at a time; all are of the moment of the call."""
-    moment = passed.moment
-    found = [(family, family.shown) for family in passed.families(names)]
+    """Yield the families, some thousand samples at a time, all as of the call."""
+    page_values = registry.page_values
+    found = [(family, family.visible_parts) for family in registry.families(names)]
     for family, parts in found:
         if openmetrics and not family.is_openmetrics:
             continue
         yield [_header(family, openmetrics=openmetrics).encode()]
         for part in parts:
-            yield [part.text(moment, openmetrics=openmetrics)]
+            yield [part.text(page_values, openmetrics=openmetrics)]
 
 
-def _header(family: PassedFamily, *, openmetrics: bool) -> str:
+def _header(family: PassthroughFamily, *, openmetrics: bool) -> str:
     kind: str = family.kind
-    # OpenMetrics has counters of one suffix only, and another word for what has no type.
-    if openmetrics and (kind == "untyped" or not _may_be(family)):
+    # OpenMetrics requires the suffix _total of counters, and calls untyped "unknown".
+    if openmetrics and (kind == "untyped" or not _has_openmetrics_counter_name(family)):
         kind = "unknown"
     return header(family.name, kind, family.help, openmetrics=openmetrics)
 
 
-def _may_be(family: PassedFamily) -> bool:
+def _has_openmetrics_counter_name(family: PassthroughFamily) -> bool:
     return family.kind != "counter" or family.name.endswith("_total")
 
 
-def typed(
-    passed: Passed, names: Collection[str] = ()
+def json_families(
+    registry: PassthroughRegistry, names: Collection[str] = ()
 ) -> Iterator[tuple[dict[str, Any], Iterator[dict[str, Any] | None]]]:
-    """The families as values: what each is, and its samples; None where a turn is due."""
-    moment = passed.moment
-    for family in passed.families(names):
-        read = _read(family.shown, moment)
-        samples = _observed(family, read) if family.kind in OBSERVED else _plain(read)
-        yield {"name": family.name, "type": family.kind, "help": family.help}, samples
+    """Yield each family's description and its samples; None asks to yield to the event loop."""
+    page_values = registry.page_values
+    for family in registry.families(names):
+        samples = _samples(family.visible_parts, page_values)
+        is_grouped = family.kind in OBSERVED
+        found = _grouped_samples(family, samples) if is_grouped else _plain_samples(samples)
+        yield {"name": family.name, "type": family.kind, "help": family.help}, found
 
 
-Read = tuple[Series, float, float | None]
-"""A sample: its value, and the time that the page has for it, in seconds."""
+Sample = tuple[Series, float, float | None]
+"""A series, its value, and its timestamp on the page in seconds."""
 
 
-def _read(parts: list[Part], moment: Moment) -> Iterator[Read]:
+def _samples(parts: list[Part], page_values: PageValues) -> Iterator[Sample]:
     for part in parts:
-        for series, text in zip(part.series, part.values(moment), strict=True):
+        for series, text in zip(part.series, part.values(page_values), strict=True):
             value, _, stamp = text.partition(b" ")
             number = int(value) if value.isdigit() else float(value)
             yield series, number, int(stamp) / 1000 if stamp else None
 
 
-def _plain(read: Iterator[Read]) -> Iterator[dict[str, Any]]:
-    for series, value, stamp in read:
+def _plain_samples(samples: Iterator[Sample]) -> Iterator[dict[str, Any]]:
+    for series, value, stamp in samples:
         time = {} if stamp is None else {"timestamp": stamp}
-        yield {"labels": plain(series.labels), "value": value, **time}
+        yield {"labels": unescape_labels(series.labels), "value": value, **time}
 
 
-def _observed(family: PassedFamily, read: Iterator[Read]) -> Iterator[dict[str, Any] | None]:
-    """One a group; bounds and quantiles with their values, as an engine's histogram has them."""
+def _grouped_samples(
+    family: PassthroughFamily, samples: Iterator[Sample]
+) -> Iterator[dict[str, Any] | None]:
+    """Yield one sample per histogram or summary, in the form of an engine's histogram."""
     label, key = ("le", "buckets") if family.kind == "histogram" else ("quantile", "quantiles")
     groups: dict[Labels, dict[str, Any]] = {}
-    for series, value, _ in read:
+    for series, value, _ in samples:
         outer = tuple(pair for pair in series.labels if pair[0] != label)
-        group = groups.setdefault(outer, {"labels": plain(outer), key: []})
+        group = groups.setdefault(outer, {"labels": unescape_labels(outer), key: []})
         end = series.name.removeprefix(family.name)
         if end in ("_count", "_sum"):
             group[end[1:]] = value

@@ -1,7 +1,7 @@
-"""Messages of Prometheus' protobuf exposition (client_model's ``MetricFamily``) as bytes.
+"""Encoder of Prometheus' protobuf exposition (client_model's ``MetricFamily``).
 
 Field numbers are those of the schema; a tag is the number and the wire type in one byte. A page
-is all families, each with its length before it, and nothing between.
+is a sequence of families, each with its length before it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ KINDS: Mapping[str, int] = {
     "untyped": 3,
     "histogram": 4,
 }
-VALUES: Mapping[str, bytes] = {"gauge": b"\x12", "counter": b"\x1a", "untyped": b"\x2a"}
+VALUE_TAGS: Mapping[str, bytes] = {"gauge": b"\x12", "counter": b"\x1a", "untyped": b"\x2a"}
 """Tag of the field of ``Metric`` that holds a single value, by kind."""
-LARGEST = 1 << 62
-"""What a count is at most: one that 64 bits do not hold would cost the whole page."""
-GAP = 2
-"""Empty buckets that are cheaper than a new span."""
+MAX_COUNT = 1 << 62
+"""Highest count: one that does not fit into 64 bits would make the whole page unreadable."""
+MAX_GAP = 2
+"""Empty buckets that take fewer bytes than a new span."""
 
 _double = Struct("<d").pack
 _HISTOGRAM, _SUMMARY = b"\x3a", b"\x22"
@@ -35,7 +35,7 @@ _NATIVE_ZERO = b"\x31" + _double(ZERO)
 
 
 def varint(number: int) -> bytes:
-    """A whole number of 64 bits, 7 to a byte; a negative one takes ten bytes."""
+    """Encode a 64-bit integer, 7 bits per byte; a negative one takes ten bytes."""
     if 0 <= number < 128:  # noqa: PLR2004 - most are
         return bytes((number,))
     rest = number & (1 << 64) - 1
@@ -48,17 +48,17 @@ def varint(number: int) -> bytes:
 
 
 def zigzag(number: int) -> bytes:
-    """Likewise, one that is small in either direction."""
+    """Encode a signed integer so that small absolute values are short."""
     return varint(number << 1 if number >= 0 else (-number << 1) - 1)
 
 
 def sized(tag: bytes, body: bytes) -> bytes:
-    """A field that is a message or text."""
+    """Encode a field that is a message or text."""
     return b"%b%b%b" % (tag, varint(len(body)), body)
 
 
 def labels(pairs: Iterable[tuple[str, str]]) -> bytes:
-    """The labels of a child, in this order."""
+    """Encode the labels of a series, in this order."""
     return b"".join(
         sized(b"\x0a", sized(b"\x0a", name.encode()) + sized(b"\x12", value.encode()))
         for name, value in pairs
@@ -66,7 +66,7 @@ def labels(pairs: Iterable[tuple[str, str]]) -> bytes:
 
 
 def family(name: str, kind: str, text: str, metrics: Sequence[bytes]) -> list[bytes]:
-    """A family of children, each as ``metric`` made it, as pieces."""
+    """Return a family, in pieces, of series that ``metric`` encoded."""
     head = sized(b"\x0a", name.encode()) + sized(b"\x12", text.encode())
     head += b"\x18" + varint(KINDS[kind])
     length = len(head) + sum(map(len, metrics))
@@ -74,24 +74,24 @@ def family(name: str, kind: str, text: str, metrics: Sequence[bytes]) -> list[by
 
 
 def metric(own: bytes, value: bytes, stamp: int | None = None) -> bytes:
-    """A child: its labels, its value, and its time in milliseconds where it has one."""
+    """Encode a series: labels, value, and its timestamp in milliseconds if it has one."""
     time = b"" if stamp is None else b"\x30" + varint(stamp)
     return b"\x22%b%b%b%b" % (varint(len(own) + len(value) + len(time)), own, value, time)
 
 
 def single(kind: str, value: float, created: float = 0.0) -> bytes:
-    """The value of a counter, a gauge or what has no type."""
+    """Encode the value of a counter, a gauge or an untyped metric."""
     body = b"\x09" + _double(value)
     if created and kind == "counter":
         body += timestamp(b"\x1a", created)
-    return VALUES[kind] + bytes((len(body),)) + body
+    return VALUE_TAGS[kind] + bytes((len(body),)) + body
 
 
 def summary(
     count: int, total: float, quantiles: Iterable[tuple[float, float]] = (), created: float = 0.0
 ) -> bytes:
-    """The value of a summary."""
-    parts = [b"\x08", varint(min(count, LARGEST)), b"\x11", _double(total)]
+    """Encode the value of a summary."""
+    parts = [b"\x08", varint(min(count, MAX_COUNT)), b"\x11", _double(total)]
     for quantile, value in quantiles:
         parts.append(sized(b"\x1a", b"\x09" + _double(quantile) + b"\x11" + _double(value)))
     if created:
@@ -102,19 +102,19 @@ def summary(
 def histogram(
     total: float, bounds: Bounds, counts: Sequence[int], native: NativeHistogram | None = None
 ) -> bytes:
-    """The value of a histogram.
+    """Encode the value of a histogram.
 
     Args:
-        total: The sum of what was observed.
-        bounds: Of its classic buckets, +Inf included; empty where they are not to be told.
-        counts: Cumulative; the last is the number of all observations.
-        native: Where its native buckets are to be told: whose.
+        total: Sum of the observations.
+        bounds: Bounds of the classic buckets, +Inf included; empty to leave them out.
+        counts: Cumulative counts; the last is the number of all observations.
+        native: Source of native buckets; None to leave them out.
     """
-    parts = [b"\x08", varint(min(counts[-1], LARGEST)), b"\x11", _double(total)]
+    parts = [b"\x08", varint(min(counts[-1], MAX_COUNT)), b"\x11", _double(total)]
     for count, bound in zip(counts, _bound_fields(bounds), strict=False):
-        number = varint(min(count, LARGEST))
+        number = varint(min(count, MAX_COUNT))
         parts += (b"\x1a", bytes((len(number) + 10,)), b"\x08", number, bound)
-    if native is not None and counts[-1] <= LARGEST:
+    if native is not None and counts[-1] <= MAX_COUNT:
         parts.append(_native(native))
         if native.created:
             parts.append(timestamp(b"\x7a", native.created))
@@ -128,14 +128,14 @@ def _bound_fields(bounds: Bounds) -> list[bytes]:
 
 @functools.lru_cache(maxsize=4096)
 def timestamp(tag: bytes, stamp: float) -> bytes:
-    """A time in seconds: most children of an engine have the same."""
+    """Encode a time in seconds; cached, as most series of an engine have the same."""
     seconds = int(stamp)
     nanos = min(int((stamp - seconds) * 1e9), 999_999_999)
     return sized(tag, b"\x08" + varint(seconds) + b"\x10" + varint(nanos))
 
 
 def _native(native: NativeHistogram) -> bytes:
-    """Schema, zero bucket, spans of buckets in a row, and each count less the one before."""
+    """Encode schema, zero bucket, spans of adjacent buckets, and differences of counts."""
     spans: list[tuple[int, int]] = []
     counts: list[int] = []
     offset = following = start = 0
@@ -143,14 +143,14 @@ def _native(native: NativeHistogram) -> bytes:
         gap = index - following
         if not counts:
             offset = gap
-        elif gap > GAP:
+        elif gap > MAX_GAP:
             spans.append((offset, len(counts) - start))
             offset, start = gap, len(counts)
         elif gap:
             counts += (0,) * gap
         counts.append(count)
         following = index + 1
-    # One without observations is known for native by a span that holds nothing.
+    # An empty span marks a histogram without observations as native.
     spans.append((offset, len(counts) - start))
     parts = [b"\x28", zigzag(native.schema), _NATIVE_ZERO, b"\x38", varint(native.zeros)]
     for after, length in spans:
@@ -161,5 +161,5 @@ def _native(native: NativeHistogram) -> bytes:
 
 @functools.lru_cache(maxsize=4096)
 def _delta(number: int) -> bytes:
-    """Most are small, and come again."""
+    """Encode a difference of counts; cached, as most are small and repeat."""
     return b"\x68" + zigzag(number)

@@ -1,7 +1,7 @@
 """The engines' families in Prometheus' protobuf format, with native histograms.
 
-A histogram's bytes are kept until it changes. Exemplars are not told: nothing that engines send
-says which request an observation is of.
+The bytes of a histogram are cached until it changes. There are no exemplars: engines do not report
+which request an observation belongs to.
 """
 
 from __future__ import annotations
@@ -9,33 +9,33 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator
 
-from sidestep.exposition import proto_format as messages
-from sidestep.exposition.aggregate import merged_histograms
-from sidestep.exposition.families import Family, families, is_shared, labels_with
-from sidestep.exposition.family_snapshot import Copy, combined_of, copies
+from sidestep.exposition import proto_format
+from sidestep.exposition.aggregate import aggregate_histograms
+from sidestep.exposition.families import Family, families, is_shared, series_labels
+from sidestep.exposition.family_snapshot import EngineSnapshot, aggregate_snapshot, snapshot_family
 from sidestep.metrics.engine import Engine, Key, Number
 from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.native_histogram import NativeHistogram
 from sidestep.metrics.registry import Registry
 
-AT_ONCE = 300
-"""Children that are encoded between two turns of the loop: two microseconds each."""
-DEAR = 40
-"""What a histogram that has changed costs of them."""
-NEW = 5
-"""What one costs whose labels are not known."""
+PER_SLICE = 300
+"""Series to encode before yielding to the event loop: two microseconds each."""
+CHANGED_COST = 40
+"""Cost of a changed histogram, in series."""
+NEW_LABELS_COST = 5
+"""Cost of a series whose labels are not cached, in series."""
 
 Pair = tuple[str, str]
 
 
-Due = tuple[Histogram, Histogram]
-"""A histogram that is to be encoded: as an engine keeps it, and as it was when it was copied."""
-Shown = bytes | Due
-"""What is told of a histogram: its bytes, or what they are to be made of."""
+Unencoded = tuple[Histogram, Histogram]
+"""A histogram to encode: the engine's own, and its copy of that moment."""
+HistogramSnapshot = bytes | Unencoded
+"""Encoded bytes, or a histogram to encode."""
 
 
-def shown(histogram: Histogram) -> Shown:
-    """What a page of now shows of it."""
+def snapshot_histogram(histogram: Histogram) -> HistogramSnapshot:
+    """Return the present state of a histogram."""
     if not isinstance(histogram, NativeHistogram):
         return histogram, histogram.copy()
     if isinstance(histogram.encoded, bytes):
@@ -44,41 +44,41 @@ def shown(histogram: Histogram) -> Shown:
 
 
 def pieces(registry: Registry, names: Collection[str] = ()) -> Iterator[list[bytes]]:
-    """The page; the registry may change between two of them, yet a family is of one moment.
+    """Yield the page; the registry may change between pieces, yet each family is of one moment.
 
-    A piece is a family, or nothing where the next one takes a while.
+    A piece is a family, or empty if the next one takes a while.
     """
     for family in list(families(registry, names)):
         if is_shared(family):
-            yield from _combined(registry, family)
+            yield from _aggregated(registry, family)
         else:
-            found = copies(registry, family, shown)
-            # To copy the state of a thousand engines takes most of a slice.
+            found = snapshot_family(registry, family, snapshot_histogram)
+            # Copying the state of a thousand engines takes most of a slice.
             yield []
             yield from _Family(registry, family).pieces(found)
 
 
-def _combined(registry: Registry, family: Family) -> Iterator[list[bytes]]:
-    """A family of which several engines have a series."""
+def _aggregated(registry: Registry, family: Family) -> Iterator[list[bytes]]:
+    """Yield a family in which several engines share a series."""
     made = _Family(registry, family)
     created = min([engine.created for engine in registry.engines.values()], default=0.0)
-    found = copies(registry, family, lambda histogram: histogram.copy())
+    found = snapshot_family(registry, family, lambda histogram: histogram.copy())
     yield []
-    for one in combined_of(family, found, merged_histograms):
+    for one in aggregate_snapshot(family, found, aggregate_histograms):
         if one is None:
             yield []
             continue
         labels, value = one
         if isinstance(value, Histogram):
-            made.add(messages.labels(labels), (value, value), created)
+            made.add(proto_format.labels(labels), (value, value), created)
         else:
-            made.add(messages.labels(labels), value, created)
+            made.add(proto_format.labels(labels), value, created)
         yield []
-    yield made.whole()
+    yield made.finish()
 
 
 class _Family:
-    """The children of one family."""
+    """The encoded series of one family."""
 
     def __init__(self, registry: Registry, family: Family) -> None:
         self._family = family
@@ -86,60 +86,60 @@ class _Family:
         self._both = registry.native is None or registry.native.both
         self._metrics: list[bytes] = []
 
-    def pieces(self, found: Iterable[Copy[Shown]]) -> Iterator[list[bytes]]:
-        """The family, after as many empty pieces as it takes turns."""
+    def pieces(self, found: Iterable[EngineSnapshot[HistogramSnapshot]]) -> Iterator[list[bytes]]:
+        """Yield the family, after empty pieces at which to yield to the event loop."""
         spent = 0
         for engine, _, names, children in found:
             for key, value in children:
-                own = engine.marks.get((self._family.name, key))
-                if own is None:
-                    own = self._labels(engine, names, key)
-                    spent += NEW
+                label_bytes = engine.marks.get((self._family.name, key))
+                if label_bytes is None:
+                    label_bytes = self._labels(engine, names, key)
+                    spent += NEW_LABELS_COST
                 if isinstance(value, tuple):
-                    spent += DEAR
-                self.add(own, value, engine.created)
+                    spent += CHANGED_COST
+                self.add(label_bytes, value, engine.created)
                 spent += 1
-                if spent >= AT_ONCE:
+                if spent >= PER_SLICE:
                     yield []
                     spent = 0
-        yield self.whole()
+        yield self.finish()
 
-    def whole(self) -> list[bytes]:
-        """The family, where it has children."""
+    def finish(self) -> list[bytes]:
+        """Return the encoded family; empty without series."""
         family = self._family
         if not self._metrics:
             return []
-        return messages.family(family.name, self._kind, family.help, self._metrics)
+        return proto_format.family(family.name, self._kind, family.help, self._metrics)
 
-    def add(self, own: bytes, value: Number | Shown, created: float) -> None:
-        """One child, by its labels."""
+    def add(self, label_bytes: bytes, value: Number | HistogramSnapshot, created: float) -> None:
+        """Add one series by its encoded labels."""
         if isinstance(value, bytes):
             encoded = value
         elif isinstance(value, tuple):
-            kept, state = value
-            encoded = self._encoded(kept, state, created)
+            histogram, state = value
+            encoded = self._encoded(histogram, state, created)
         else:
-            encoded = messages.single(self._kind, value, created)
-        self._metrics.append(messages.metric(own, encoded))
+            encoded = proto_format.single(self._kind, value, created)
+        self._metrics.append(proto_format.metric(label_bytes, encoded))
 
     def _labels(self, engine: Engine, names: Key, key: Key) -> bytes:
         family = self._family
-        found = messages.labels(sorted(labels_with(engine, family, names, key).items()))
-        placed = family.places.get(engine.layout.dialect)
-        # Others come and go: adapters and the like.
+        found = proto_format.labels(sorted(series_labels(engine, family, names, key).items()))
+        placed = family.assignments.get(engine.layout.dialect)
+        # Other label values, such as adapters, come and go.
         if placed is not None and placed.where in ("scalars", "histogram"):
             engine.marks[family.name, key] = found
         return found
 
-    def _encoded(self, kept: Histogram, state: Histogram, created: float) -> bytes:
-        """The bytes of ``state``, which are kept where it is that of ``kept``."""
+    def _encoded(self, histogram: Histogram, state: Histogram, created: float) -> bytes:
+        """Encode ``state``, and cache the bytes in ``kept`` if it has not changed since."""
         if isinstance(state, NativeHistogram) and isinstance(state.encoded, bytes):
-            # Another page had it, too, and what was lent may have changed since.
+            # Another page encoded it, and the engine's histogram may have changed since.
             return state.encoded
         found = self._histogram(state, created)
-        if isinstance(state, NativeHistogram) and isinstance(kept, NativeHistogram):
-            if kept.encoded is state:
-                kept.encoded = found
+        if isinstance(state, NativeHistogram) and isinstance(histogram, NativeHistogram):
+            if histogram.encoded is state:
+                histogram.encoded = found
             state.encoded = found
         return found
 
@@ -147,8 +147,8 @@ class _Family:
         counts = state.cumulative
         if isinstance(state, NativeHistogram):
             bounds = (*state.bounds, math.inf) if self._both else ()
-            return messages.histogram(state.sum, bounds, counts, state)
-        # One without native buckets: a summary, or several of other bounds.
+            return proto_format.histogram(state.sum, bounds, counts, state)
+        # No native buckets: a summary, or an aggregate of different bounds.
         if self._kind == "summary":
-            return messages.summary(counts[-1], state.sum, (), created)
-        return messages.histogram(state.sum, (*state.bounds, math.inf), counts)
+            return proto_format.summary(counts[-1], state.sum, (), created)
+        return proto_format.histogram(state.sum, (*state.bounds, math.inf), counts)

@@ -1,8 +1,7 @@
-"""A dialect's part of a family as text: what engines keep in slots, and whatever else they have.
+"""One dialect's part of a family as text, for values in slots.
 
-A section first copies what it is to show, for all engines at once; then it writes, a block of them
-at a time, and the loop may have its turn between two blocks. What has not changed since it was
-written last is not written again.
+A section first copies the values of all engines; then it writes them block by block, and the caller
+may yield to the event loop between two blocks. Unchanged blocks are not written again.
 """
 
 from __future__ import annotations
@@ -15,31 +14,31 @@ from typing import NamedTuple, Protocol
 from sidestep.catalog.buckets import Bounds
 from sidestep.catalog.layout import Placed
 from sidestep.catalog.model import Kind
-from sidestep.exposition.block_cache import Block, changed, renewed
+from sidestep.exposition.block_cache import Block, changed_entries, updated
 from sidestep.exposition.families import Family
-from sidestep.exposition.family_snapshot import numbers_of
-from sidestep.exposition.selection import LabelTexts, Rosters, form_of
-from sidestep.exposition.text_format import PLACE, frame, series_text
+from sidestep.exposition.family_snapshot import row_numbers
+from sidestep.exposition.selection import LabelTexts, Selections, label_form
+from sidestep.exposition.text_format import LABELS_PLACEHOLDER, histogram_template, series_text
 from sidestep.metrics.engine import Engine, Key, Number
 from sidestep.metrics.histogram import State
 
-HISTOGRAMS = 64
-"""In a block: 5 us each to write."""
-SCALARS = 100
-"""In a block: 0.1 us each, but 5 us as soon as engines come or go."""
-FRAMES = 64
-"""Bounds that a family can have at once: engines can bring any."""
+HISTOGRAMS_PER_BLOCK = 64
+"""Histograms in a block: 5 us each to write."""
+SCALARS_PER_BLOCK = 100
+"""Numbers in a block: 0.1 us each to write, but 5 us after engines come or go."""
+MAX_TEMPLATES = 64
+"""Sets of bounds that a family can have at once; engines can send any bounds."""
 
 
 class Section(Protocol):
-    """A part of a family that keeps its texts."""
+    """Part of a family that caches its text."""
 
-    def begin(self, rosters: Rosters) -> Iterator[bytes]:
-        """Copy what there is now; the texts are made as they are taken, nothing where a turn is due."""
+    def begin(self, selections: Selections) -> Iterator[bytes]:
+        """Copy the present values; yield their text, empty ones to pause for the event loop."""
 
 
-class Frames:
-    """The frames of one family, by bounds."""
+class HistogramTemplates:
+    """Histogram templates of one family, by bounds."""
 
     def __init__(self, name: str, kind: Kind) -> None:
         self._name = name
@@ -49,29 +48,29 @@ class Frames:
         self._text = b""
 
     def fill(self, pairs: bytes, state: State) -> bytes:
-        """The lines of one histogram."""
+        """Return the lines of one histogram."""
         bounds, counts, total = state
         if bounds is not self._last or not pairs:
             self._text = self._of(bounds, labelled=bool(pairs))
             self._last = bounds if pairs else None
         counts = [*accumulate(counts)]
-        # A summary shows no bucket. A histogram without bounds shows one: several engines' that
-        # have no bound in common.
+        # A summary has no buckets. A histogram without bounds has one: the aggregate of engines
+        # without a common bound.
         shown = () if self._kind == "summary" else counts
-        return (self._text % (*shown, counts[-1], total)).replace(PLACE, pairs)
+        return (self._text % (*shown, counts[-1], total)).replace(LABELS_PLACEHOLDER, pairs)
 
     def _of(self, bounds: Bounds, *, labelled: bool) -> bytes:
         found = self._known.get((bounds, labelled))
         if found is None:
-            if len(self._known) >= FRAMES:
+            if len(self._known) >= MAX_TEMPLATES:
                 self._known.clear()
-            found = frame(self._name, self._kind, bounds, labelled=labelled)
+            found = histogram_template(self._name, self._kind, bounds, labelled=labelled)
             self._known[bounds, labelled] = found
         return found
 
 
-class Slots:
-    """What sections of slots have in common: blocks of engines, of which the labels are kept."""
+class SlotSection:
+    """Base of sections with values in slots: engines in blocks, with cached labels."""
 
     def __init__(self, family: Family, dialect: str, placed: Placed, labels: LabelTexts) -> None:
         self.family = family
@@ -80,27 +79,27 @@ class Slots:
         self.slots = placed.slots
         self.keys = placed.values_of_label
         self._labels = labels
-        self._form = form_of(placed)
-        self._looks: Sequence[int] = ()
+        self._form = label_form(placed)
+        self._label_versions: Sequence[int] = ()
 
-    def same(self, looks: Sequence[int]) -> bool:
-        """Whether engines look as they did the last time."""
-        if looks == self._looks:
+    def same(self, label_versions: Sequence[int]) -> bool:
+        """Return whether the label versions are those of the last call."""
+        if label_versions == self._label_versions:
             return True
-        self._looks = looks
+        self._label_versions = label_versions
         return False
 
     def pairs(self, engine: Engine, key: Key) -> bytes:
-        """The text of a child's labels."""
+        """Return the label text of a series."""
         names = self.placed.row.own_labels
-        return self._labels.of(engine, self.family, self._form, names, key)
+        return self._labels.text(engine, self.family, self._form, names, key)
 
 
 class _ScalarBlock:
-    """Values of some engines, written by one template.
+    """Numbers of some engines, written by one template.
 
     Attributes:
-        missing: Places of the slots without a value.
+        missing: Indexes of the slots without a value.
     """
 
     __slots__ = ("missing", "template", "text", "values")
@@ -111,20 +110,20 @@ class _ScalarBlock:
         self.template = self.text = b""
 
 
-class ScalarSection(Slots):
-    """Plain numbers, kept or computed for a page: the static text of a block has a place for each."""
+class ScalarSection(SlotSection):
+    """Numbers, stored or computed: a block is a template with a placeholder for each value."""
 
     def __init__(self, family: Family, dialect: str, placed: Placed, labels: LabelTexts) -> None:
         super().__init__(family, dialect, placed, labels)
-        self._size = max(SCALARS // len(self.keys), 1)
+        self._size = max(SCALARS_PER_BLOCK // len(self.keys), 1)
         self._blocks: dict[int, _ScalarBlock] = {}
 
-    def begin(self, rosters: Rosters) -> Iterator[bytes]:
+    def begin(self, selections: Selections) -> Iterator[bytes]:
         """See ``Section``."""
-        engines, looks = rosters.of(self.dialect, self.placed)
-        if not self.same(looks):
+        engines, label_versions = selections.of_row(self.dialect, self.placed)
+        if not self.same(label_versions):
             self._blocks = {}
-        return self._texts(engines, numbers_of(self.placed, engines), self._blocks)
+        return self._texts(engines, row_numbers(self.placed, engines), self._blocks)
 
     def _texts(
         self,
@@ -136,7 +135,7 @@ class ScalarSection(Slots):
         for start in range(0, len(engines), size):
             block = blocks.setdefault(start, _ScalarBlock())
             some = values[start * width : (start + size) * width]
-            # What is the same object has the same text; 1 and 1.0 are equal and have not.
+            # The same object has the same text; 1 and 1.0 are equal but have different text.
             if block.values is None or not all(map(is_, some, block.values)):
                 self._write(block, engines[start : start + size], some)
             yield block.text
@@ -152,7 +151,7 @@ class ScalarSection(Slots):
         shown = [value for value in values if value is not None] if missing else values
         if per != 1:
             shown = [value / per for value in shown if value is not None]
-        # The text first: values without theirs would pass for written.
+        # The text first: on an error, new values with the old text would count as written.
         block.text = block.template % (*shown,)
         block.values = values
 
@@ -164,60 +163,60 @@ class ScalarSection(Slots):
             for place, value in zip(places, values, strict=True)
             if value is not None
         ]
-        # %a is what repr has.
+        # %a formats as repr does.
         return "".join([line.replace("%", "%%") + "%a\n" for line in lines]).encode()
 
 
-class _Job(NamedTuple):
-    """A block of histograms as it was, what they are now, and copies of those that have changed."""
+class _BlockUpdate(NamedTuple):
+    """A cached block of histograms, their present versions, and copies of the changed ones."""
 
     start: int
     before: Block | None
-    marks: Sequence[object]
+    versions: Sequence[object]
     states: Mapping[int, State | None]
 
 
-class HistogramSection(Slots):
-    """Histograms in slots, each told from its earlier states by its mark."""
+class HistogramSection(SlotSection):
+    """Histograms in slots; a version object distinguishes the states of each."""
 
     def __init__(self, family: Family, dialect: str, placed: Placed, labels: LabelTexts) -> None:
         super().__init__(family, dialect, placed, labels)
-        self._size = max(HISTOGRAMS // len(self.slots), 1)
-        self._frames = Frames(family.name, family.kind)
+        self._size = max(HISTOGRAMS_PER_BLOCK // len(self.slots), 1)
+        self._templates = HistogramTemplates(family.name, family.kind)
         self._blocks: dict[int, Block] = {}
         self._pairs: dict[int, Sequence[bytes]] = {}
 
-    def begin(self, rosters: Rosters) -> Iterator[bytes]:
+    def begin(self, selections: Selections) -> Iterator[bytes]:
         """See ``Section``."""
-        engines, looks = rosters.of(self.dialect, self.placed)
-        if not self.same(looks):
+        engines, label_versions = selections.of_row(self.dialect, self.placed)
+        if not self.same(label_versions):
             self._blocks, self._pairs = {}, {}
-        jobs: list[_Job] = []
-        # One for all of this moment: whatever changes later has none, and gets another.
+        jobs: list[_BlockUpdate] = []
+        # One object for all states of this moment: a change removes it.
         mark = object()
         for start in range(0, len(engines), self._size):
             some = engines[start : start + self._size]
-            found = [kept[slot] for e in some for kept in (e.histograms,) for slot in self.slots]
-            marks = [None if one is None else one.mark or one.marked(mark) for one in found]
+            found = [slots[slot] for e in some for slots in (e.histograms,) for slot in self.slots]
+            versions = [None if one is None else one.mark or one.marked(mark) for one in found]
             before = self._blocks.get(start)
             states = {
                 place: None
                 if (one := found[place]) is None
                 else (one.bounds, [*one.counts], one.sum)
-                for place in changed(before, marks)
+                for place in changed_entries(before, versions)
             }
-            jobs.append(_Job(start, before, marks, states))
+            jobs.append(_BlockUpdate(start, before, versions, states))
         return self._texts(engines, jobs, self._blocks, self._pairs)
 
     def _texts(
         self,
         engines: Sequence[Engine],
-        jobs: Sequence[_Job],
+        jobs: Sequence[_BlockUpdate],
         blocks: dict[int, Block],
         known: dict[int, Sequence[bytes]],
     ) -> Iterator[bytes]:
-        fill = self._frames.fill
-        for start, before, marks, states in jobs:
+        fill = self._templates.fill
+        for start, before, versions, states in jobs:
             block = before
             if states or block is None:
                 pairs = known.get(start)
@@ -228,5 +227,5 @@ class HistogramSection(Slots):
                     place: b"" if state is None else fill(pairs[place], state)
                     for place, state in states.items()
                 }
-                block = blocks[start] = renewed(before, marks, texts)
+                block = blocks[start] = updated(before, versions, texts)
             yield block.text

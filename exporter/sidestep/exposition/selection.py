@@ -1,4 +1,4 @@
-"""Which engines a page shows in a family, and the text of their labels."""
+"""Selection of the engines that a page exposes in a family, and the text of their labels."""
 
 from __future__ import annotations
 
@@ -7,83 +7,83 @@ from typing import NamedTuple
 
 from sidestep.catalog.layout import Placed
 from sidestep.catalog.model import ENGINE_LABELS, Info
-from sidestep.exposition.families import Family, asked, labels_with, present
-from sidestep.exposition.text_format import pairs_text
+from sidestep.exposition.families import Family, present_engines, row_requirements, series_labels
+from sidestep.exposition.text_format import label_text
 from sidestep.metrics.engine import Engine, Key
 from sidestep.metrics.registry import Registry
 
-Form = tuple[object, ...]
-"""Of label sets: what decides which of an engine's labels are in one, but for own values."""
+LabelForm = tuple[object, ...]
+"""Rows with an equal form put the same engine labels into their series."""
 
 
-class Roster(NamedTuple):
-    """Engines, and how they look: where ``looks`` are the same, so are all their labels."""
+class Selection(NamedTuple):
+    """Engines and their label versions; equal versions mean that all labels are equal."""
 
     engines: list[Engine]
-    looks: list[int]
+    label_versions: list[int]
 
 
-class Rosters:
-    """The engines of a registry that are shown now, each question asked once a moment."""
+class Selections:
+    """Engines by the requirements of a row, cached for one version of the registry."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
         self._version = -1
-        self._found: dict[tuple[str, bool, str], Roster] = {}
+        self._found: dict[tuple[str, bool, str], Selection] = {}
 
-    def renew(self) -> None:
-        """Ask anew: a page begins."""
+    def refresh(self) -> None:
+        """Start a page: select again."""
         self._version = -1
 
-    def of(self, dialect: str, placed: Placed) -> Roster:
-        """Those that may have samples of a dialect's row."""
-        return self._get(dialect, *asked(self._registry, dialect, placed))
+    def of_row(self, dialect: str, placed: Placed) -> Selection:
+        """Return the engines that may have samples of a dialect's row."""
+        return self._get(dialect, *row_requirements(self._registry, dialect, placed))
 
-    def all(self, *, live: bool) -> Roster:
-        """Those of all dialects."""
+    def of_all(self, *, live: bool) -> Selection:
+        """Return the engines of all dialects."""
         return self._get("", live, "")
 
-    def _get(self, dialect: str, live: bool, feature: str) -> Roster:
+    def _get(self, dialect: str, live: bool, feature: str) -> Selection:
         if self._version != self._registry.version:
             self._version = self._registry.version
             self._found.clear()
         wanted = dialect, live, feature
         found = self._found.get(wanted)
         if found is None:
-            found = self._found[wanted] = roster(present(self._registry, *wanted))
+            found = self._found[wanted] = selection(present_engines(self._registry, *wanted))
         return found
 
 
-def roster(engines: list[Engine]) -> Roster:
-    """These engines, as they look now."""
-    return Roster(engines, [engine.looks for engine in engines])
+def selection(engines: list[Engine]) -> Selection:
+    """Return ``engines`` with their present label versions."""
+    return Selection(engines, [engine.looks for engine in engines])
 
 
 class LabelTexts:
-    """The text of engines' label sets, kept while an engine looks the same."""
+    """Text of label sets, cached until an engine's label version changes."""
 
     def __init__(self) -> None:
-        self._by_looks: dict[int, dict[tuple[Form, Key], bytes]] = {}
+        self._by_version: dict[int, dict[tuple[LabelForm, Key], bytes]] = {}
 
-    def of(self, engine: Engine, family: Family, form: Form, names: Key, key: Key) -> bytes:
-        """Labels of the child that has the values ``key`` of its own labels, which are ``names``."""
-        known = self._by_looks.get(engine.looks)
+    def text(self, engine: Engine, family: Family, form: LabelForm, names: Key, key: Key) -> bytes:
+        """Return the label text of one series; ``names`` and ``key`` are its own labels."""
+        known = self._by_version.get(engine.looks)
         if known is None:
-            known = self._by_looks[engine.looks] = {}
+            known = self._by_version[engine.looks] = {}
         text = known.get((form, key))
         if text is None:
-            text = pairs_text(labels_with(engine, family, names, key)).encode()
+            text = label_text(series_labels(engine, family, names, key)).encode()
             known[form, key] = text
         return text
 
-    def keep(self, looks: Sequence[int]) -> None:
-        """Forget all engines but those that look so."""
-        for gone in self._by_looks.keys() - set(looks):
-            del self._by_looks[gone]
+    def retain(self, label_versions: Sequence[int]) -> None:
+        """Drop the texts of all but these label versions."""
+        for gone in self._by_version.keys() - set(label_versions):
+            del self._by_version[gone]
 
 
-def form_of(placed: Placed) -> Form:
-    """What rows have in common whose series have the same labels."""
+def label_form(placed: Placed) -> LabelForm:
+    """Return the form of a row's labels."""
     row = placed.row
     if isinstance(row.source, Info):
         return (row.name,)

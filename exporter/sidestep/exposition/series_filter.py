@@ -1,4 +1,4 @@
-"""Which part of the engines' series pages show: families, labels, buckets."""
+"""The filter on exposed series: families, labels and buckets."""
 
 from __future__ import annotations
 
@@ -9,56 +9,56 @@ from fnmatch import fnmatchcase
 from sidestep.catalog.buckets import Bounds
 from sidestep.metrics.engine import ORIGIN
 
-RANKS = ("pp_rank", "tp_rank", "moe_ep_rank", "attn_cp_rank")
-"""Labels of SGLang that tell the ranks of one data-parallel replica apart."""
-POD = frozenset({"engine", ORIGIN, "dp_rank", "engine_type", *RANKS})
-"""Labels that tell the engines of a pod apart, and nothing of what they serve."""
+RANK_LABELS = ("pp_rank", "tp_rank", "moe_ep_rank", "attn_cp_rank")
+"""Labels of SGLang that distinguish the ranks of one data-parallel replica."""
+POD_DROPPED_LABELS = frozenset({"engine", ORIGIN, "dp_rank", "engine_type", *RANK_LABELS})
+"""Labels that distinguish only the engines of a pod; the pod view drops them."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Choice:
-    """What an administrator has chosen.
+class SeriesFilter:
+    """Families, labels and buckets that the configuration selects.
 
     Attributes:
-        dropped: Labels that no series has: those that only they told apart are one.
-        allow: Patterns of families that are shown; empty is all.
-        deny: Patterns of those that are not, whatever ``allow`` says.
-        thinning: Of the bounds of a histogram every such one is shown.
-        kept: By pattern of a family, the bounds that are shown instead.
+        dropped_labels: Labels to remove; series that become equal are aggregated.
+        allow: Patterns of families to expose; empty for all.
+        deny: Patterns of families to hide, even if ``allow`` has them.
+        bucket_thinning: Expose every n-th bound of a histogram.
+        shown_buckets: Bounds to expose instead, by pattern of a family.
     """
 
-    dropped: frozenset[str] = frozenset()
+    dropped_labels: frozenset[str] = frozenset()
     allow: tuple[str, ...] = ()
     deny: tuple[str, ...] = ()
-    thinning: int = 1
-    kept: Mapping[str, Bounds] = dataclasses.field(default_factory=dict)
+    bucket_thinning: int = 1
+    shown_buckets: Mapping[str, Bounds] = dataclasses.field(default_factory=dict)
 
     @property
-    def is_plain(self) -> bool:
-        """Whether every series of a family that is shown is as its engine has it."""
-        return not self.dropped and not self.kept and self.thinning == 1
+    def keeps_labels_and_buckets(self) -> bool:
+        """Return whether every exposed series has all its labels and buckets."""
+        return not self.dropped_labels and not self.shown_buckets and self.bucket_thinning == 1
 
     @property
-    def of_pod(self) -> Choice:
-        """The same for the pod's page."""
-        return dataclasses.replace(self, dropped=self.dropped | POD)
+    def for_pod(self) -> SeriesFilter:
+        """Return this filter for the pod view."""
+        return dataclasses.replace(self, dropped_labels=self.dropped_labels | POD_DROPPED_LABELS)
 
     def shows(self, family: str) -> bool:
-        """Whether ``family`` is shown."""
+        """Return whether ``family`` is exposed."""
         if self.allow and not any(fnmatchcase(family, pattern) for pattern in self.allow):
             return False
         return not any(fnmatchcase(family, pattern) for pattern in self.deny)
 
-    def places(self, family: str, bounds: Bounds) -> tuple[int, ...] | None:
-        """Which of ``bounds`` are shown; None is all.
+    def shown_bounds(self, family: str, bounds: Bounds) -> tuple[int, ...] | None:
+        """Return the indexes of the exposed ``bounds``; None for all.
 
-        Buckets are cumulative, so that what is left is as exact as it was. The highest
-        bound stays: above it no quantile can be told.
+        Buckets are cumulative, so the remaining ones are exact. The highest bound stays: quantiles
+        above it cannot be estimated.
         """
-        for pattern, kept in self.kept.items():
+        for pattern, shown_buckets in self.shown_buckets.items():
             if fnmatchcase(family, pattern):
-                return tuple(place for place, bound in enumerate(bounds) if bound in kept)
-        if self.thinning == 1:
+                return tuple(place for place, bound in enumerate(bounds) if bound in shown_buckets)
+        if self.bucket_thinning == 1:
             return None
-        first = (len(bounds) - 1) % self.thinning
-        return tuple(range(first, len(bounds), self.thinning))
+        first = (len(bounds) - 1) % self.bucket_thinning
+        return tuple(range(first, len(bounds), self.bucket_thinning))

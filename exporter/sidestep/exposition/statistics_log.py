@@ -1,4 +1,4 @@
-"""The log publisher: the line that vLLM's own stat logger prints, from the exporter."""
+"""The statistics log line of each engine, as vLLM's own stat logger prints it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from sidestep.metrics.registry import Registry
 log = logging.getLogger(__name__)
 
 INTERVAL = 10.0
-"""The engine's own; over which the throughput gauges of old are, where no line is logged."""
+"""The engine's own interval in seconds; the legacy throughput gauges need it without log lines."""
 
 
 @dataclasses.dataclass(slots=True)
 class _Totals:
-    """Running totals at the last line; the line itself is about the difference."""
+    """Running totals at the last line; a line shows differences."""
 
     prompt: float = 0.0
     generation: float = 0.0
@@ -32,7 +32,7 @@ class _Totals:
     def of(cls, engine: Engine) -> _Totals:
         computed = engine.layout.find("vllm:prompt_tokens_by_source_total").slots[0]
         return cls(
-            # Computed ones only: what came out of a cache was not worked on.
+            # Computed tokens only, without those from a cache.
             prompt=engine.values[computed] or 0,
             generation=scalar(engine, "vllm:generation_tokens_total"),
             preemptions=scalar(engine, "vllm:num_preemptions_total"),
@@ -47,7 +47,7 @@ class _Totals:
 
 @dataclasses.dataclass(slots=True)
 class Line:
-    """One line's numbers; ``engines`` is how many engines they cover."""
+    """Numbers of one line; ``engines`` is how many engines they cover."""
 
     who: str
     engines: int
@@ -64,7 +64,7 @@ class Line:
     draft_acceptance_rate: float | None
 
     def text(self) -> str:
-        """For people: rates with one decimal, only what applies."""
+        """Return the line: rates with one decimal, without what does not apply."""
         parts = [
             f"prompt {self.prompt_throughput:.1f} tokens/s",
             f"generation {self.generation_throughput:.1f} tokens/s",
@@ -87,7 +87,7 @@ class Line:
 
 
 class StatsLog:
-    """Keeps the totals of the last line, per engine."""
+    """Running totals at the last line, by engine."""
 
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
@@ -95,12 +95,12 @@ class StatsLog:
         self._busy: set[str] = set()
 
     def lines(self, interval: float) -> list[tuple[int, Line]]:
-        """Log level and numbers of each engine, and of all where there are several.
+        """Return log level and numbers of each engine, and of all engines if there are several.
 
-        A line of an engine that had nothing to do, now and the last time, is for debugging.
+        A line is at debug level if the engine was idle, now and at the last line.
         """
         found: list[tuple[int, Line]] = []
-        self.registry.version += 1  # the throughputs of old are gauges on the page
+        self.registry.version += 1  # the legacy throughputs are gauges on the page
         engines = [
             e for e in self.registry.engines.values() if e.live and e.layout.dialect == "vllm"
         ]
@@ -115,7 +115,7 @@ class StatsLog:
             found.append((self._level(engine.id, line), line))
         known = self.registry.engines.keys() | self.registry.kept.keys()
         if len(self._before) > 2 * len(known):
-            self._before = {who: t for who, t in self._before.items() if who in known}
+            self._before = {name: t for name, t in self._before.items() if name in known}
             self._busy &= {*known, ""}
         if len(engines) > 1:
             sums = zip(*map(dataclasses.astuple, differences), strict=True)
@@ -123,16 +123,16 @@ class StatsLog:
             found.append((self._level("", line), line))
         return found
 
-    def _level(self, who: str, line: Line) -> int:
-        was_busy = who in self._busy
+    def _level(self, name: str, line: Line) -> int:
+        was_busy = name in self._busy
         if line.prompt_throughput or line.generation_throughput:
-            self._busy.add(who)
+            self._busy.add(name)
             return logging.INFO
-        self._busy.discard(who)
+        self._busy.discard(name)
         return logging.INFO if was_busy else logging.DEBUG
 
     async def run(self, interval: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """Log every ``interval`` seconds until cancelled; at 0 only the old gauges are kept up."""
+        """Log every ``interval`` seconds until cancelled; at 0, only update the legacy gauges."""
         last = clock()
         while True:
             await asyncio.sleep(interval or INTERVAL)
@@ -143,7 +143,7 @@ class StatsLog:
             last = now
 
 
-def _line(who: str, engines: Sequence[Engine], since: _Totals, interval: float) -> Line:
+def _line(name: str, engines: Sequence[Engine], since: _Totals, interval: float) -> Line:
     def total(name: str) -> float:
         return sum(scalar(engine, name) for engine in engines)
 
@@ -156,7 +156,7 @@ def _line(who: str, engines: Sequence[Engine], since: _Totals, interval: float) 
 
     deferred = [engine.layout.find("vllm:num_requests_waiting_by_reason") for engine in engines]
     return Line(
-        who=who,
+        who=name,
         engines=len(engines),
         prompt_throughput=since.prompt / interval,
         generation_throughput=since.generation / interval,

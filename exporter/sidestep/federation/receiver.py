@@ -11,7 +11,7 @@ from sidestep.federation.messages import Forward, decode_forward
 from sidestep.federation.store import ENDED_EPOCH, Store
 from sidestep.protocol.messages import FromExporter
 from sidestep.protocol.receiver import Receiver
-from sidestep.telemetry.logs import Limited
+from sidestep.telemetry.logs import RateLimitedLog
 from sidestep.telemetry.self_metrics import SelfMetrics
 from sidestep.transport.guard import Guard
 
@@ -40,7 +40,7 @@ class RecordReceiver:
         self._receiver = receiver
         self._metrics = metrics
         self._answers: deque[tuple[bytes, FromExporter]] = deque(maxlen=MAX_ANSWERS)
-        self._lines = Limited(log, clock=clock)
+        self._lines = RateLimitedLog(log, clock=clock)
 
     def take(
         self, guard: Guard, peer: bytes, frame: bytes, now: float, key: str

@@ -16,8 +16,8 @@ from sidestep.federation.computed_records import Records
 from sidestep.federation.messages import Forward, encode_forward, split
 from sidestep.federation.outbox import Counted, Outbox
 from sidestep.protocol.messages import Nack, decode_from_exporter
-from sidestep.telemetry.cooperative import collected
-from sidestep.telemetry.logs import Limited
+from sidestep.telemetry.cooperative import collect_in_slices
+from sidestep.telemetry.logs import RateLimitedLog
 from sidestep.transport.connection import RESENDING, Socket, connect, receive
 from sidestep.transport.peer_limits import TOO_MUCH, Allowance
 
@@ -68,7 +68,7 @@ class Forwarder:
         self._clock = clock
         self._connected = False
         self._alone_since = clock()
-        self._said = Limited(log, clock=clock)
+        self._said = RateLimitedLog(log, clock=clock)
         self._context: zmq.Context[Socket] = zmq.Context()
         self._banned_until = float("-inf")
         try:
@@ -99,7 +99,7 @@ class Forwarder:
         if not self._connected and self._clock() - self._alone_since >= ALONE:
             text = "nothing is forwarded: no exporter at %s that takes it; give one's --ingest.endpoint,"
             self._said.warning("alone", f"{text} and keys to both or neither", self._endpoint)
-        looked = await collected(self._outbox.mine(self._clock()))
+        looked = await collect_in_slices(self._outbox.mine(self._clock()))
         mine = [due for due in looked if due is not None]
         if mine and self._settles:
             await asyncio.sleep(self._settles)

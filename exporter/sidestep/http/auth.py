@@ -1,4 +1,4 @@
-"""Basic auth: bcrypt off the event loop, one at a time, each answer remembered for a while."""
+"""Basic auth: bcrypt in one thread off the event loop, with cached results."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from concurrent.futures import Executor
 import bcrypt
 
 BCRYPT_BYTES = 72
-"""All that bcrypt looks at; its Python module refuses more, others ignore the rest."""
-REMEMBERED = 128
+"""Bytes that bcrypt reads; its Python module rejects more, others ignore the rest."""
+MAX_REMEMBERED = 128
 Verify = Callable[[bytes, bytes], bool]
 
 
-class Busy(Exception):  # noqa: N818 - it is an answer, and no fault
-    """Too many passwords wait to be verified."""
+class Busy(Exception):  # noqa: N818 - a result, not an error
+    """Too many passwords wait for verification."""
 
 
 def verify(password: bytes, hashed: bytes) -> bool:
-    """Whether ``hashed`` is of ``password``: tens of milliseconds of a core, on purpose."""
+    """Return whether ``hashed`` is of ``password``; takes tens of milliseconds by design."""
     try:
         return bcrypt.checkpw(password[:BCRYPT_BYTES], hashed)
     except ValueError:  # a NUL in the password, for some releases
@@ -33,7 +33,7 @@ def verify(password: bytes, hashed: bytes) -> bool:
 
 
 def credentials(header: str) -> tuple[bytes, bytes] | None:
-    """User and password of an Authorization header; None where it is no Basic one."""
+    """Parse user and password of an Authorization header; None unless it is a Basic one."""
     scheme, _, encoded = header.partition(" ")
     if scheme.lower() != "basic":
         return None
@@ -44,17 +44,17 @@ def credentials(header: str) -> tuple[bytes, bytes] | None:
     return (user, password) if colon else None
 
 
-class Passwords:
-    """The users of one configuration, and what is known of passwords tried with it.
+class PasswordVerifier:
+    """Verifies passwords of one configuration's users, and caches the results.
 
-    An unknown user costs as much as a known one: the password is verified against the hash
-    of one of the others, always the same for the same name, and the answer ignored.
+    An unknown user takes as long as a known one: the password is verified against another user's
+    hash, always the same one for a name, and the result is ignored.
 
     Args:
         users: Names and their bcrypt hashes; at least one.
-        executor: Of one thread: a flood of wrong passwords gets one core at most.
-        waiting: Passwords that may wait for it.
-        verify: What is run there.
+        executor: Has one thread, so that a flood of wrong passwords uses one core at most.
+        waiting: Passwords that may wait for the thread.
+        verify: Function to run in the thread.
     """
 
     def __init__(
@@ -69,34 +69,34 @@ class Passwords:
         self._executor = executor
         self._waiting = waiting
         self._verify = verify
-        # Keys of the memory below: nobody who reads it learns a password from it.
+        # Secret of the cache keys, so that the cache reveals no password.
         self._secret = secrets.token_bytes(32)
-        # Apart, so that wrong passwords do not push out right ones.
-        self._right: OrderedDict[bytes, None] = OrderedDict()
-        self._wrong: OrderedDict[bytes, None] = OrderedDict()
+        # Two caches, so that wrong passwords do not evict right ones.
+        self._accepted: OrderedDict[bytes, None] = OrderedDict()
+        self._rejected: OrderedDict[bytes, None] = OrderedDict()
         self._pending: dict[bytes, asyncio.Future[bool]] = {}
 
-    async def admit(self, user: bytes, password: bytes) -> bool:
-        """Whether this is a user and their password.
+    async def is_valid(self, user: bytes, password: bytes) -> bool:
+        """Return whether this is a user with this password.
 
         Raises:
             Busy: Too many others wait; nothing was verified.
         """
         key = self._digest(user, password)
-        for known, answer in ((self._right, True), (self._wrong, False)):
-            if key in known:
-                known.move_to_end(key)
+        for remembered, answer in ((self._accepted, True), (self._rejected, False)):
+            if key in remembered:
+                remembered.move_to_end(key)
                 return answer
         pending = self._pending.get(key)
         if pending is None:
             if len(self._pending) >= self._waiting:
                 raise Busy
-            pending = asyncio.ensure_future(self._ask(key, user, password))
+            pending = asyncio.ensure_future(self._verify_in_thread(key, user, password))
             self._pending[key] = pending
-        # The question goes on where one of its askers hangs up.
+        # A client that disconnects must not cancel a verification that others wait for.
         return await asyncio.shield(pending)
 
-    async def _ask(self, key: bytes, user: bytes, password: bytes) -> bool:
+    async def _verify_in_thread(self, key: bytes, user: bytes, password: bytes) -> bool:
         loop = asyncio.get_running_loop()
         hashed = self._users.get(user) or self._decoy(user)
         try:
@@ -104,10 +104,10 @@ class Passwords:
         finally:
             del self._pending[key]
         answer = found and user in self._users
-        known = self._right if answer else self._wrong
-        known[key] = None
-        if len(known) > REMEMBERED:
-            known.popitem(last=False)
+        remembered = self._accepted if answer else self._rejected
+        remembered[key] = None
+        if len(remembered) > MAX_REMEMBERED:
+            remembered.popitem(last=False)
         return answer
 
     def _decoy(self, user: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""A response in parts, which are never put together: a page is long."""
+"""HTTP responses in parts, which are never joined because pages are long."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 from aiohttp import web
 
 PIECE = 64 * 1024
-"""Bytes: in one piece the transport would copy what a client has not taken, for each client."""
+"""Bytes per write: the transport copies what a client has not read yet, for each client."""
 SLICE = 0.0015
-"""Seconds of writing after which the loop gets a turn: the kernel may take a lot at once."""
+"""Seconds of writing before yielding to the event loop: the kernel may accept a lot at once."""
 
 
 class PartsResponse(web.StreamResponse):
-    """Sends ``parts``, one after the other, as the client takes them; the length is said first."""
+    """Sends ``parts`` one after the other as the client reads them, with a Content-Length."""
 
     def __init__(
         self, parts: Sequence[bytes], headers: Mapping[str, str], status: int = 200
@@ -40,14 +40,14 @@ class PartsResponse(web.StreamResponse):
 
 
 def response(parts: Sequence[bytes], headers: Mapping[str, str]) -> web.StreamResponse:
-    """An answer with this body: as one where it is short."""
+    """Return a response with this body; a short body is joined."""
     if sum(map(len, parts)) <= PIECE:
         return web.Response(body=b"".join(parts), headers=headers)
     return PartsResponse(parts, headers)
 
 
 def pieces(parts: Sequence[bytes]) -> Iterator[Any]:
-    """``parts`` in pieces of about the same length: short ones together, long ones cut."""
+    """Yield ``parts`` in pieces of similar length: short parts joined, long ones cut."""
     waiting: list[bytes] = []
     size = 0
     for part in parts:

@@ -1,4 +1,4 @@
-"""Reading the files of the web configuration, and seeing that one has changed."""
+"""Files of the web configuration: bounded reads, and detection of changes."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from sidestep.errors import ConfigError
 MAX_CONFIG_BYTES = 256 * 1024
 MAX_PEM_BYTES = 1024 * 1024
 
-Identity = tuple[int, int, int, int] | None
-"""Of a file's content, as far as stat tells; None where there is no file."""
+FileIdentity = tuple[int, int, int, int] | None
+"""Identifies a file's content by its stat; None if the file does not exist."""
 
 
-class Files:
-    """Reads files, and remembers what each one was, so that a change can be seen.
+class WatchedFiles:
+    """Reads files and remembers their identity to detect changes.
 
     Attributes:
-        seen: Every file that was asked for, read or not.
+        seen: Identity of every requested file, whether it could be read or not.
     """
 
     def __init__(self) -> None:
-        self.seen: dict[Path, Identity] = {}
+        self.seen: dict[Path, FileIdentity] = {}
 
     def read(self, path: Path, limit: int) -> bytes:
-        """The content of ``path``.
+        """Return the content of ``path``.
 
         Raises:
-            ConfigError: It cannot be read, is no file, or has more than ``limit`` bytes.
+            ConfigError: The file cannot be read, is not regular, or has more than ``limit`` bytes.
         """
-        # Before reading: what is written meanwhile is a change.
-        self.seen[path] = identity(path)
+        # Before reading, so that a concurrent write counts as a change.
+        self.seen[path] = file_identity(path)
         try:
             if not stat.S_ISREG(path.stat().st_mode):
                 raise ConfigError(f"cannot read {path}: it is not a file")
@@ -46,14 +46,14 @@ class Files:
         return content
 
     def changed(self) -> bool:
-        """Whether any of them is another now; one stat each."""
-        return any(identity(path) != known for path, known in self.seen.items())
+        """Return whether any of the files has changed; one stat each."""
+        return any(file_identity(path) != known for path, known in self.seen.items())
 
 
-def identity(path: Path) -> Identity:
-    """What tells this content of ``path`` from another; a renamed link as well."""
+def file_identity(path: Path) -> FileIdentity:
+    """Return the identity of the content of ``path``; a renamed symlink changes it as well."""
     try:
-        found = os.stat(path)  # noqa: PTH116 - some microseconds less, once a second
+        found = os.stat(path)  # noqa: PTH116 - saves some microseconds, once a second
     except (OSError, ValueError):
         return None
     return found.st_mtime_ns, found.st_ino, found.st_dev, found.st_size

@@ -1,4 +1,4 @@
-"""One connection: between its transport and aiohttp's protocol, with a deadline."""
+"""One HTTP connection with a deadline, between its transport and aiohttp's protocol."""
 
 from __future__ import annotations
 
@@ -14,92 +14,96 @@ Admit = Callable[[ssl.SSLObject | None], bool]
 
 
 class Connection(asyncio.Protocol):
-    """Passes everything on to ``inner``, and knows when the peer is late.
+    """Forwards all events to ``inner`` and enforces a deadline on the peer.
 
-    aiohttp closes an idle connection, but lets a client take a byte a minute, in either
-    direction, for ever. The peer has to be through with the handshake and the head of its
-    request, or with taking the answer, by ``deadline``.
+    aiohttp closes an idle connection, but lets a client send or read a byte a minute for ever. By
+    ``deadline``, the peer must have finished the handshake and its request head, or have read the
+    response.
 
     Attributes:
         deadline: On the loop's clock.
-        asked: Whether it has ever sent a whole request.
+        has_sent_request: Whether the peer has ever sent a whole request.
         transport: None before the handshake is done and after the end.
     """
 
     def __init__(
-        self, make: Callable[[], asyncio.Protocol], admit: Admit, limits: Limits, peer: str
+        self, make: Callable[[], asyncio.Protocol], is_valid: Admit, limits: Limits, peer: str
     ) -> None:
         self._make = make
-        self._admit = admit
+        self._admit = is_valid
         self._limits = limits
         self._loop = asyncio.get_running_loop()
         self._inner: asyncio.Protocol | None = None
-        self._answering = False
+        self._is_responding = False
         self._received = 0
         self.peer = peer
         self.transport: asyncio.Transport | None = None
-        self.deadline = self._loop.time() + limits.asking
-        self.asked = False
+        self.deadline = self._loop.time() + limits.request_seconds
+        self.has_sent_request = False
         self.closed: asyncio.Future[None] = self._loop.create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The handshake is done; who may not come does not reach aiohttp."""
+        """Start aiohttp's protocol after the handshake, unless the client is not admitted."""
         self.transport = cast(asyncio.Transport, transport)
         if not self._admit(transport.get_extra_info("ssl_object")):
             self.transport.abort()
             return
         self._inner = self._make()
-        # aiohttp starts its task here: whatever it runs knows whose it is.
+        # aiohttp starts its task here, which inherits the context.
         context = contextvars.copy_context()
         context.run(serving.set, self)
         context.run(self._inner.connection_made, transport)
 
     def data_received(self, data: bytes) -> None:
-        """The peer began a request, or sends what nobody reads: that has a bound."""
+        """Forward received bytes; abort a peer that sends more than a request may have."""
         if self._inner is None or self.transport is None:
             return
-        if not self._received and not self._answering:
-            self.deadline = min(self.deadline, self._loop.time() + self._limits.asking)
+        if not self._received and not self._is_responding:
+            self.deadline = min(self.deadline, self._loop.time() + self._limits.request_seconds)
         self._received += len(data)
-        if self._received > self._limits.body:
+        if self._received > self._limits.body_bytes:
             self.transport.abort()
             return
         self._inner.data_received(data)
 
-    def began(self) -> None:
-        """The head of a request is whole; it is being answered from now on."""
-        self._answering = self.asked = True
+    def request_started(self) -> None:
+        """Start the response's deadline: the head of a request is complete."""
+        self._is_responding = self.has_sent_request = True
         self._received = 0
-        self.deadline = self._loop.time() + self._limits.answering
+        self.deadline = self._loop.time() + self._limits.response_seconds
 
-    def ended(self) -> None:
-        """The answer is with the transport; idle, unless more of the peer has come meanwhile."""
-        self._answering = False
-        late = self._limits.asking if self._received else self._limits.idle + self._limits.asking
-        self.deadline = self._loop.time() + late
+    def response_finished(self) -> None:
+        """Start the idle deadline, or that of the next request if it has begun to arrive."""
+        self._is_responding = False
+        timeout = (
+            self._limits.request_seconds
+            if self._received
+            else self._limits.idle_seconds + self._limits.request_seconds
+        )
+        self.deadline = self._loop.time() + timeout
 
-    def late(self, now: float) -> bool:
-        """Whether the deadline is over; a connection that is closing has no idle time."""
+    def is_overdue(self, now: float) -> bool:
+        """Return whether the deadline has passed; a closing connection gets no idle time."""
         if self.transport is not None and self.transport.is_closing():
-            self.deadline = min(self.deadline, now + self._limits.asking)
+            self.deadline = min(self.deadline, now + self._limits.request_seconds)
         return now > self.deadline
 
     def eof_received(self) -> bool | None:
-        """For ``inner``."""
+        """Forward to ``inner``."""
         return self._inner.eof_received() if self._inner is not None else None
 
     def pause_writing(self) -> None:
-        """For ``inner``."""
+        """Forward to ``inner``."""
         if self._inner is not None:
             self._inner.pause_writing()
 
     def resume_writing(self) -> None:
-        """For ``inner``."""
+        """Forward to ``inner``."""
         if self._inner is not None:
             self._inner.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The end, of either side's making."""
+        """Mark the connection as closed."""
         self.transport = None
         if not self.closed.done():
             self.closed.set_result(None)
@@ -108,4 +112,4 @@ class Connection(asyncio.Protocol):
 
 
 serving: contextvars.ContextVar[Connection] = contextvars.ContextVar("serving")
-"""The connection whose request a task works on."""
+"""The connection whose request the current task handles."""

@@ -1,4 +1,4 @@
-"""The web configuration in force: read again when one of its files changes."""
+"""The active web configuration, read again when one of its files changes."""
 
 from __future__ import annotations
 
@@ -11,112 +11,112 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sidestep.errors import ConfigError
-from sidestep.http.config_files import Files
+from sidestep.http.config_files import WatchedFiles
 from sidestep.http.tls import make_context
 from sidestep.http.tls_config import CLIENT_AUTH
 from sidestep.http.web_config import WebConfig, load
-from sidestep.telemetry.logs import Limited
+from sidestep.telemetry.logs import RateLimitedLog
 from sidestep.telemetry.self_metrics import SelfMetrics
 
 log = logging.getLogger(__name__)
 
 INTERVAL = 1.0
-"""Seconds between two looks at the files."""
+"""Seconds between two checks of the files."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class InForce:
+class ActiveConfig:
     """A configuration and the TLS context made from it."""
 
     config: WebConfig
     context: ssl.SSLContext | None
 
     @property
-    def trusted(self) -> object:
-        """Who may connect: connections made under another answer have to end."""
+    def client_trust(self) -> object:
+        """Return the rules on client certificates; connections made under other rules must end."""
         tls = self.config.tls
         return tls and (tls.client_auth, tls.client_ca and tls.client_ca.content, tls.allowed_sans)
 
 
-class Current:
-    """The configuration in force.
+class CurrentConfig:
+    """The active configuration.
 
-    What is wrong with a changed file is logged, and the last good one stays: no mistake, and no
-    file that is just being written, lets anybody in.
+    If a changed file is invalid, the error is logged and the last valid configuration stays active:
+    neither a mistake nor a partly written file admits a client.
 
     Args:
-        path: The file; None where there is none, then nobody is asked for anything.
-        changed: Called with the former and the present one, in the loop, before anybody sees it.
+        path: The file; None for no file, which means no TLS and no authentication.
+        changed: Called with the old and the new configuration, in the loop, before it is active.
 
     Raises:
-        ConfigError: The file cannot be used; one line.
+        ConfigError: The file is invalid; one line.
     """
 
     def __init__(
         self,
         path: Path | None,
         metrics: SelfMetrics,
-        changed: Callable[[InForce, InForce], None] = lambda _before, _after: None,
+        changed: Callable[[ActiveConfig, ActiveConfig], None] = lambda _before, _after: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._path = path
         self._metrics = metrics
         self._changed = changed
         self._clock = clock
-        self._looked = clock()
-        self._files = Files()
+        self._checked_at = clock()
+        self._files = WatchedFiles()
         self._reading: asyncio.Future[None] | None = None
-        self._limited = Limited(log)
-        self.in_force = InForce(WebConfig(), None)
+        self._limited = RateLimitedLog(log)
+        self.active = ActiveConfig(WebConfig(), None)
         if path is not None:
-            self.in_force = _read(path, self._files)
+            self.active = _read(path, self._files)
             metrics.set("sidestep_web_config_current", 1)
 
-    async def fresh(self) -> InForce:
-        """What is in force, of files no older than a second.
+    async def refreshed(self) -> ActiveConfig:
+        """Return the active configuration, from files read at most a second ago.
 
-        Whoever asks while they are read waits for them.
+        Callers wait while the files are being read.
         """
         now = self._clock()
-        if self._path is not None and self._reading is None and now - self._looked >= INTERVAL:
-            self._looked = now
+        if self._path is not None and self._reading is None and now - self._checked_at >= INTERVAL:
+            self._checked_at = now
             if self._files.changed():
                 self._reading = asyncio.ensure_future(self._read_again(self._path))
         if self._reading is not None:
             await asyncio.shield(self._reading)
-        return self.in_force
+        return self.active
 
     async def _read_again(self, path: Path) -> None:
-        before = self.in_force
-        self._files = Files()
+        before = self.active
+        self._files = WatchedFiles()
         try:
             loop = asyncio.get_running_loop()
             after = await loop.run_in_executor(None, _read, path, self._files)
             if lost := protection_lost(before.config, after.config):
                 raise ConfigError(f"{path}: {lost}, which takes a restart")  # noqa: TRY301
-        except Exception as error:  # noqa: BLE001 - no file may end a process that runs well
+        except Exception as error:  # noqa: BLE001 - no file may end a running process
             self._metrics.set("sidestep_web_config_current", 0)
             reason = " ".join((str(error) or repr(error)).split())
-            self._limited.error("bad", "web configuration not taken over: %s", reason)
+            self._limited.error("bad", "web configuration not reloaded: %s", reason)
         else:
             self._metrics.set("sidestep_web_config_current", 1)
             if after.config != before.config:
                 self._changed(before, after)
-                self.in_force = after
+                self.active = after
                 log.info("web configuration read again: %s", path)
         finally:
             self._reading = None
 
 
-def _read(path: Path, files: Files) -> InForce:
+def _read(path: Path, files: WatchedFiles) -> ActiveConfig:
     config = load(path, files)
-    return InForce(config, make_context(config.tls) if config.tls is not None else None)
+    return ActiveConfig(config, make_context(config.tls) if config.tls is not None else None)
 
 
 def protection_lost(before: WebConfig, after: WebConfig) -> str:
-    """What ``after`` no longer protects from; empty where it protects as well.
+    """Return the protection that ``after`` lacks; empty if it protects as well as ``before``.
 
-    A file that is read while it is written lacks its end, and is as good a file as any.
+    A file that is read while it is written lacks its end, and may still be valid.
     """
     if (before.tls is None) != (after.tls is None):
         return "tls_server_config comes or goes"

@@ -1,4 +1,4 @@
-"""The page at the root, for people: what there is, and where."""
+"""The landing page at the root: links for people."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from sidestep import __version__
 
 
 def landing_page(path: str, pod: str, count: int, endpoints: Iterable[str]) -> str:
-    """The page as HTML.
+    """Return the page as HTML.
 
     Args:
-        path: Where the metrics page is.
-        pod: Where the pod's page is.
-        count: How many engines there are.
-        endpoints: Where engines connect.
+        path: Path of the metrics page.
+        pod: Path of the pod's metrics page.
+        count: Number of engines.
+        endpoints: Endpoints that engines connect to.
     """
     links = [
         (path, "Metrics"),

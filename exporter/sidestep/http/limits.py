@@ -1,4 +1,4 @@
-"""What a client may cost, and a bucket of tokens."""
+"""Limits on the resources of HTTP clients, and a token bucket."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from sidestep.http.web_config import RateLimit
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of the HTTP side.
+    """Limits of the HTTP server.
 
     Attributes:
-        connections: Open at once.
-        asking: Seconds for a handshake and a whole request head, from the first of it.
-        answering: Seconds from a request's head to the last byte of its answer.
-        idle: Seconds a connection is kept between requests; more than the 5 minutes of
-            Prometheus, which so is the one that closes.
-        body: Bytes a client may send from one request to the next; nobody reads more.
-        making: Pages made at once.
-        waiting: Requests that may wait for that.
-        unsent: Bytes of pages that clients have not taken yet, all together.
-        passwords: Passwords that may wait to be verified.
-        tick: Seconds between two looks at who is late, and at the files.
+        connections: Open connections.
+        request_seconds: Time for a handshake and a whole request head, from its first byte.
+        response_seconds: Time from a request's head to the last byte of the response.
+        idle_seconds: Time a connection stays open between requests; more than Prometheus' 5
+            minutes, so that Prometheus is the one that closes.
+        body_bytes: Bytes a client may send between two requests; bodies are ignored.
+        concurrent_renders: Pages rendered at the same time.
+        waiting_requests: Requests that may wait for a render.
+        unsent_bytes: Bytes of pages that clients have not read yet, in total.
+        waiting_passwords: Passwords that may wait for verification.
+        check_interval: Seconds between two checks of deadlines and configuration files.
     """
 
     connections: int = 512
-    asking: float = 10.0
-    answering: float = 60.0
-    idle: float = 330.0
-    body: int = 256 * 1024
-    making: int = 4
-    waiting: int = 64
-    unsent: int = 256 * 1024 * 1024
-    passwords: int = 16
-    tick: float = 1.0
+    request_seconds: float = 10.0
+    response_seconds: float = 60.0
+    idle_seconds: float = 330.0
+    body_bytes: int = 256 * 1024
+    concurrent_renders: int = 4
+    waiting_requests: int = 64
+    unsent_bytes: int = 256 * 1024 * 1024
+    waiting_passwords: int = 16
+    check_interval: float = 1.0
 
 
 class TokenBucket:
-    """Lets through ``burst`` requests at once, and one more every ``interval`` seconds."""
+    """Admits ``burst`` requests at once, and one more every ``interval`` seconds."""
 
     def __init__(self, limit: RateLimit, clock: Callable[[], float] = time.monotonic) -> None:
         self._limit = limit
@@ -49,7 +49,7 @@ class TokenBucket:
         self._at = clock()
 
     def take(self) -> bool:
-        """Whether there was a token left."""
+        """Return whether a token was left, and use it."""
         now = self._clock()
         grown = (now - self._at) / self._limit.interval
         self._tokens = min(self._tokens + grown, self._limit.burst)

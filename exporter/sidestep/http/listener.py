@@ -1,4 +1,4 @@
-"""Accepts connections: a bounded number, each with the TLS of the moment, none for ever."""
+"""Listener: accepts a bounded number of connections with the active TLS, and enforces deadlines."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from sidestep.http.connection import Connection
-from sidestep.http.current_config import Current
+from sidestep.http.current_config import CurrentConfig
 from sidestep.http.limits import Limits
 from sidestep.http.tls import subject_names
-from sidestep.telemetry.logs import Limited
+from sidestep.telemetry.logs import RateLimitedLog
 from sidestep.telemetry.self_metrics import SelfMetrics
 
 log = logging.getLogger(__name__)
@@ -24,17 +24,17 @@ _NO_CERTIFICATE = "PEER_DID_NOT_RETURN_A_CERTIFICATE"
 
 
 class Listener:
-    """The connections of all listening sockets.
+    """Connections of all listening sockets.
 
     Args:
-        make: A protocol for a new connection.
-        current: The configuration, of which each handshake sees the newest.
+        make: Creates the protocol of a new connection.
+        current: The configuration; each handshake uses the newest.
     """
 
     def __init__(
         self,
         make: Callable[[], asyncio.Protocol],
-        current: Current,
+        current: CurrentConfig,
         metrics: SelfMetrics,
         limits: Limits,
     ) -> None:
@@ -42,19 +42,19 @@ class Listener:
         self._current = current
         self._metrics = metrics
         self._limits = limits
-        self._limited = Limited(log)
+        self._limited = RateLimitedLog(log)
         self._sockets: list[socket.socket] = []
         self._tasks: list[asyncio.Task[None]] = []
-        # In the order of their coming, which is that of their age.
+        # In order of arrival, the oldest first.
         self._open: dict[Connection, asyncio.Task[None]] = {}
 
     @property
     def connections(self) -> int:
-        """How many are open, those in their handshake included."""
+        """Return the number of open connections, those in a handshake included."""
         return len(self._open)
 
     def start(self, sockets: Iterable[socket.socket]) -> None:
-        """Accept from now on; the sockets are closed at the end."""
+        """Accept connections; ``stop`` closes the sockets."""
         loop = asyncio.get_running_loop()
         self._sockets = list(sockets)
         for bound in self._sockets:
@@ -62,11 +62,11 @@ class Listener:
             self._tasks.append(loop.create_task(self._accept(bound)))
         self._tasks.append(loop.create_task(self._watch()))
         for task in self._tasks:
-            # A bug in one of these is the process's end, as in any other part.
+            # A bug in one of these ends the process, as in any other part.
             task.add_done_callback(lambda task: None if task.cancelled() else task.result())
 
     async def stop(self) -> None:
-        """Accept no more; handshakes under way end, requests do not."""
+        """Stop accepting and cancel handshakes; requests in flight continue."""
         for task in self._tasks:
             task.cancel()
         for connection, task in list(self._open.items()):
@@ -77,13 +77,13 @@ class Listener:
             bound.close()
 
     async def abort(self) -> None:
-        """End every connection."""
+        """Abort every connection, and wait until all are closed."""
         tasks = list(self._open.values())
-        self.cut()
+        self.drop_all()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def cut(self) -> None:
-        """Likewise, without waiting: what they were let in by is no longer true."""
+    def drop_all(self) -> None:
+        """Abort every connection without waiting: the rules that admitted it no longer apply."""
         for connection in list(self._open):
             self._drop(connection)
 
@@ -93,40 +93,44 @@ class Listener:
             try:
                 accepted, address = await loop.sock_accept(bound)
             except OSError as error:
-                # Most often a peer that has gone again; where descriptors have run out, the
-                # kernel keeps it waiting, and asking again at once would spin.
+                # Usually the peer has disconnected. If descriptors have run out, the kernel keeps
+                # it waiting, and accepting again at once would spin.
                 exhausted = error.errno in _EXHAUSTED
                 if exhausted:
                     self._limited.error("exhausted", "cannot accept: %s", error.strerror)
-                await asyncio.sleep(self._limits.tick if exhausted else 0)
+                await asyncio.sleep(self._limits.check_interval if exhausted else 0)
                 continue
-            if self._room():
-                self._welcome(accepted, address)
+            if self._has_capacity():
+                self._start_connection(accepted, address)
             else:
                 accepted.close()
             await asyncio.sleep(0)  # a flood must not keep the loop here
 
-    def _room(self) -> bool:
-        """Whether there is a place; one that never asked anything gives its own up."""
+    def _has_capacity(self) -> bool:
+        """Return whether one more fits; if not, drop one that has never sent a request."""
         if len(self._open) < self._limits.connections:
             return True
         self._refused("connections", "over %d connections", self._limits.connections)
-        spared = asyncio.get_running_loop().time() + self._limits.asking - self._limits.tick
+        spared = (
+            asyncio.get_running_loop().time()
+            + self._limits.request_seconds
+            - self._limits.check_interval
+        )
         for connection in self._open:
-            if not connection.asked and connection.deadline < spared:
+            if not connection.has_sent_request and connection.deadline < spared:
                 self._drop(connection)
                 del self._open[connection]
                 return True
         return False
 
-    def _welcome(self, accepted: socket.socket, address: Any) -> None:
+    def _start_connection(self, accepted: socket.socket, address: Any) -> None:
         peer = str(address[0])
         connection = Connection(self._make, lambda tls: self._admit(tls, peer), self._limits, peer)
         task = asyncio.get_running_loop().create_task(self._serve(accepted, connection))
         self._open[connection] = task
-        task.add_done_callback(lambda task: self._gone(connection, task))
+        task.add_done_callback(lambda task: self._closed(connection, task))
 
-    def _gone(self, connection: Connection, task: asyncio.Task[None]) -> None:
+    def _closed(self, connection: Connection, task: asyncio.Task[None]) -> None:
         self._open.pop(connection, None)
         if not task.cancelled():
             task.result()
@@ -134,56 +138,56 @@ class Listener:
     async def _serve(self, accepted: socket.socket, connection: Connection) -> None:
         loop = asyncio.get_running_loop()
         try:
-            context = (await self._current.fresh()).context
+            context = (await self._current.refreshed()).context
             await loop.connect_accepted_socket(
                 lambda: connection,
                 accepted,
                 ssl=context,
-                # Later than the deadline, which also says so.
-                ssl_handshake_timeout=2 * self._limits.asking if context else None,
+                # Later than the deadline, which also logs it.
+                ssl_handshake_timeout=2 * self._limits.request_seconds if context else None,
             )
         except (OSError, asyncio.TimeoutError) as error:
-            self._broken(error, connection.peer)
+            self._handshake_failed(error, connection.peer)
             return
         finally:
             if connection.transport is None:
                 accepted.close()
         await connection.closed
 
-    def _broken(self, error: Exception, peer: str) -> None:
-        """A handshake that came to nothing: the client's certificate, or any other reason."""
+    def _handshake_failed(self, error: Exception, peer: str) -> None:
+        """Count a failed handshake: by the client's certificate, or any other reason."""
         reason = getattr(error, "reason", None) or "no handshake"
         if isinstance(error, ssl.SSLCertVerificationError) or reason == _NO_CERTIFICATE:
             self._metrics.add("sidestep_auth_denied_total", 1, "client_cert")
             why = getattr(error, "verify_message", "") or "it sent none"
-            self._limited.warning("client_cert", "refused %s's certificate: %s", peer, why)
+            self._limited.warning("client_cert", "rejected %s's certificate: %s", peer, why)
         elif not isinstance(error, ConnectionError):
             self._refused("handshake", "%s: %s", peer, reason)
 
     def _admit(self, tls: ssl.SSLObject | None, peer: str) -> bool:
-        config = self._current.in_force.config.tls
+        config = self._current.active.config.tls
         if tls is None or config is None or config.allowed_sans is None:
             return True
         if subject_names(tls) & config.allowed_sans:
             return True
         self._metrics.add("sidestep_auth_denied_total", 1, "client_cert")
         self._limited.warning(
-            "client_san", "refused %s's certificate: no name in client_allowed_sans", peer
+            "client_san", "rejected %s's certificate: no name in client_allowed_sans", peer
         )
         return False
 
     async def _watch(self) -> None:
-        """Every moment: who is late, and whether the configuration is as it was."""
+        """Drop overdue connections and reload the configuration, at every check interval."""
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(self._limits.tick)
+            await asyncio.sleep(self._limits.check_interval)
             now = loop.time()
             for connection in list(self._open):
-                if connection.late(now):
+                if connection.is_overdue(now):
                     if connection.transport is None or not connection.transport.is_closing():
                         self._refused("slow", "%s took too long", connection.peer)
                     self._drop(connection)
-            await self._current.fresh()
+            await self._current.refreshed()
 
     def _drop(self, connection: Connection) -> None:
         if connection.transport is not None:

@@ -1,4 +1,4 @@
-"""What aiohttp logs: a bad request is the peer's fault, and no traceback."""
+"""Filter on aiohttp's log lines: a bad request is the peer's fault and gets no traceback."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import logging
 
 from aiohttp.http_exceptions import HttpProcessingError
 
-from sidestep.telemetry.logs import Limited
+from sidestep.telemetry.logs import RateLimitedLog
 from sidestep.telemetry.self_metrics import SelfMetrics
 
 log = logging.getLogger(__name__)
 
 
-class _Quiet(logging.Filter):
-    """Drops aiohttp's own lines, and logs in their stead: few, and short where it is not us."""
+class _AiohttpFilter(logging.Filter):
+    """Replaces aiohttp's lines by rate-limited ones, which are short unless it is a bug."""
 
     def __init__(self, metrics: SelfMetrics) -> None:
         super().__init__()
         self._metrics = metrics
-        self._limited = Limited(log)
+        self._limited = RateLimitedLog(log)
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
         if isinstance(error, HttpProcessingError):
             self._metrics.add("sidestep_http_refused_total", 1, "bad_request")
-            # The message has the peer's own bytes in it, and several lines.
+            # The message contains bytes of the peer, and several lines.
             what = type(error).__name__
             self._limited.warning("bad_request", "%s: %s", record.getMessage(), what)
         elif record.levelno >= logging.WARNING:
@@ -32,8 +32,8 @@ class _Quiet(logging.Filter):
         return False
 
 
-def quiet(metrics: SelfMetrics) -> logging.Logger:
-    """A logger for aiohttp's server."""
-    logger = logging.Logger("sidestep.http.aiohttp", logging.DEBUG)  # noqa: LOG001 - one a server
-    logger.addFilter(_Quiet(metrics))
+def aiohttp_logger(metrics: SelfMetrics) -> logging.Logger:
+    """Return a logger for aiohttp's server."""
+    logger = logging.Logger("sidestep.http.aiohttp", logging.DEBUG)  # noqa: LOG001 - one per server
+    logger.addFilter(_AiohttpFilter(metrics))
     return logger

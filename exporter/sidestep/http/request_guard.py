@@ -1,4 +1,4 @@
-"""What every request passes: rate limit, password, a place in the queue; and what it gets."""
+"""Checks on every request: rate limit, password, overload; and headers of every response."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 from aiohttp import web
 
-from sidestep.http.auth import Busy, Passwords, credentials
+from sidestep.http.auth import Busy, PasswordVerifier, credentials
 from sidestep.http.connection import serving
-from sidestep.http.current_config import Current
+from sidestep.http.current_config import CurrentConfig
 from sidestep.http.limits import Limits, TokenBucket
-from sidestep.http.response_limits import Answers, Overload
+from sidestep.http.response_limits import Overload, ResponseLimiter
 from sidestep.http.web_config import WebConfig
-from sidestep.telemetry.logs import Limited
+from sidestep.telemetry.logs import RateLimitedLog
 from sidestep.telemetry.self_metrics import SelfMetrics
 
 log = logging.getLogger(__name__)
@@ -26,35 +26,35 @@ DENIED = ("client_cert", "no_password", "password", "rate_limit", "overload")
 
 
 class Guard:
-    """Stands before every page, health and the landing page included, as the toolkit does."""
+    """Middleware before every page, health included, as in exporter-toolkit."""
 
-    def __init__(self, current: Current, metrics: SelfMetrics, limits: Limits) -> None:
+    def __init__(self, current: CurrentConfig, metrics: SelfMetrics, limits: Limits) -> None:
         self._current = current
         self._metrics = metrics
         self._limits = limits
-        self._answers = Answers(limits)
-        self._limited = Limited(log)
+        self._responses = ResponseLimiter(limits)
+        self._limited = RateLimitedLog(log)
         self._executor = ThreadPoolExecutor(1, "sidestep-bcrypt")
         self._config = WebConfig()
-        self._passwords: Passwords | None = None
+        self._passwords: PasswordVerifier | None = None
         self._bucket: TokenBucket | None = None
-        self.follow(current.in_force.config)
+        self.apply(current.active.config)
         for reason in DENIED:
             metrics.add("sidestep_auth_denied_total", 0, reason)
 
     def attach(self, app: web.Application) -> None:
-        """Stand before the pages of ``app``."""
+        """Add the middleware to ``app``."""
         app.middlewares.append(self._middleware)
         app.on_response_prepare.append(self._headers)
 
     def close(self) -> None:
-        """Verify no more passwords."""
+        """Stop verifying passwords."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
-    def follow(self, config: WebConfig) -> None:
-        """Take over the users, with nothing remembered of others, and the rate."""
+    def apply(self, config: WebConfig) -> None:
+        """Apply users and rate limit; changed users start with an empty cache of passwords."""
         if config.users != self._config.users:
-            known = Passwords(config.users, self._executor, self._limits.passwords)
+            known = PasswordVerifier(config.users, self._executor, self._limits.waiting_passwords)
             self._passwords = known if config.users else None
         if config.rate_limit != self._config.rate_limit:
             self._bucket = TokenBucket(config.rate_limit) if config.rate_limit else None
@@ -62,24 +62,24 @@ class Guard:
 
     @web.middleware
     async def _middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        with _answering():
-            await self._current.fresh()
+        with _response_deadline():
+            await self._current.refreshed()
             refusal = await self._refusal(request)
             if refusal is not None:
                 return refusal
             try:
                 if request.path.startswith("/-/"):
                     return await handler(request)
-                async with self._answers.turn():
+                async with self._responses.render_slot():
                     response = await handler(request)
-                return await self._answers.send(request, response)
+                return await self._responses.send(request, response)
             except Overload:
                 self._metrics.add("sidestep_http_refused_total", 1, "overload")
                 self._limited.warning("overload", "too many requests at once")
                 return _refused(503, "Service Unavailable", {"Retry-After": "1"})
 
     async def _refusal(self, request: web.Request) -> web.StreamResponse | None:
-        """The answer to who may not ask, or not now."""
+        """Return the error response to a request that is denied; None if it is admitted."""
         if self._bucket is not None and not self._bucket.take():
             self._deny("rate_limit", request)
             return _refused(429, "Too Many Requests", {})
@@ -90,7 +90,7 @@ class Guard:
             self._deny("no_password", request)
             return _unauthorized()
         try:
-            if await self._passwords.admit(*given):
+            if await self._passwords.is_valid(*given):
                 return None
         except Busy:
             self._deny("overload", request)
@@ -103,7 +103,7 @@ class Guard:
         self._limited.warning(reason, "denied a request of %s: %s", request.remote, reason)
 
     async def _headers(self, _: web.Request, response: web.StreamResponse) -> None:
-        """The configured headers; the server's versions are nobody's business."""
+        """Set the configured headers; Server reveals no versions."""
         response.headers["Server"] = "sidestep"
         for name, value in self._config.headers.items():
             if value:
@@ -111,13 +111,13 @@ class Guard:
 
 
 @contextlib.contextmanager
-def _answering() -> Iterator[None]:
+def _response_deadline() -> Iterator[None]:
     connection = serving.get()
-    connection.began()
+    connection.request_started()
     try:
         yield
     finally:
-        connection.ended()
+        connection.response_finished()
 
 
 def _unauthorized() -> web.StreamResponse:
@@ -125,7 +125,7 @@ def _unauthorized() -> web.StreamResponse:
 
 
 def _refused(status: int, text: str, headers: dict[str, str]) -> web.StreamResponse:
-    """An answer and the end of the connection: only who is let in may keep one open."""
+    """Return an error response that closes the connection: only admitted clients keep one open."""
     response = web.Response(status=status, text=f"{text}\n", headers=headers)
     response.force_close()
     return response

@@ -1,4 +1,4 @@
-"""The HTTP routes: metrics page, health, landing page, typed JSON."""
+"""HTTP routes: metrics pages, health, landing page, JSON."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from sidestep.exposition import json_format as values
-from sidestep.exposition.cardinality import counted
+from sidestep.exposition import json_format
+from sidestep.exposition.cardinality import count_series
 from sidestep.exposition.compression import pack
-from sidestep.exposition.negotiation import CONTENT_TYPES, chosen
+from sidestep.exposition.negotiation import CONTENT_TYPES, negotiate
 from sidestep.exposition.page_cache import Pages
 from sidestep.http.chunked_response import response
 from sidestep.http.landing_page import landing_page
 from sidestep.metrics.engine import Engine
-from sidestep.telemetry.cooperative import collected
+from sidestep.telemetry.cooperative import collect_in_slices
 
 POD_PATH = "/pod"
-"""Behind the metrics page's path: the page on which all engines are one."""
+"""Suffix of the metrics page's path for the pod view, which aggregates all engines."""
 JSON = "application/json"
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -29,7 +29,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 def application(
     pages: Pages, path: str, ready: Callable[[], bool], view: str = "engine"
 ) -> web.Application:
-    """The routes; ``path`` is where the metrics page is, in ``view`` unless asked otherwise."""
+    """Return the application; the metrics page at ``path`` has ``view`` by default."""
 
     async def metrics(request: web.Request) -> web.StreamResponse:
         chosen_view = request.query.get("view", view)
@@ -55,12 +55,12 @@ def application(
 
     async def typed(request: web.Request) -> web.StreamResponse:
         names = frozenset(request.query.getall("name[]", []))
-        parts = await collected(values.pieces(pages.registry, names))
+        parts = await collect_in_slices(json_format.pieces(pages.registry, names))
         await pages.settled()
         packed = _takes_gzip(request)
         if packed:
             parts = await pack(parts)
-        return _answer(parts, JSON, packed=packed)
+        return _make_response(parts, JSON, packed=packed)
 
     pod_path = path.rstrip("/") + POD_PATH
     app = web.Application()
@@ -68,7 +68,7 @@ def application(
         [
             web.get("/", landing),
             web.get(path, metrics),
-            # Of those who poll, some can be told a path, and no query.
+            # Some clients can be configured with a path but not with a query.
             web.get(pod_path, functools.partial(_page, pages, "pod")),
             web.get("/-/healthy", healthy),
             web.get("/-/ready", is_ready),
@@ -83,16 +83,16 @@ def application(
 async def _page(pages: Pages, view: str, request: web.Request) -> web.StreamResponse:
     """Answer with the metrics page of ``view``, in the format that the request prefers."""
     has_protobuf = pages.has_protobuf and view == "engine"
-    form = chosen(request.headers.get("Accept", ""), protobuf=has_protobuf)
+    form = negotiate(request.headers.get("Accept", ""), protobuf=has_protobuf)
     names = frozenset(request.query.getall("name[]", []))
     packed = _takes_gzip(request)
     parts = await pages.page(view, form, names, packed=packed)
-    return _answer(parts, CONTENT_TYPES[form], packed=packed)
+    return _make_response(parts, CONTENT_TYPES[form], packed=packed)
 
 
-def _answer(parts: Sequence[bytes], kind: str, *, packed: bool) -> web.StreamResponse:
-    """An answer with this body, which is in gzip where it is ``packed``."""
-    # What lies between may keep it, and must not hand one form to who asked for another.
+def _make_response(parts: Sequence[bytes], kind: str, *, packed: bool) -> web.StreamResponse:
+    """Return a response with this body, gzipped if ``packed``."""
+    # A cache in between must not return one format to a client that asked for another.
     headers = {"Content-Type": kind, "Vary": "Accept, Accept-Encoding"}
     if packed:
         headers["Content-Encoding"] = "gzip"
@@ -105,10 +105,10 @@ def _takes_gzip(request: web.Request) -> bool:
 
 
 def _cardinality(pages: Pages) -> Handler:
-    """What makes pages long."""
+    """Return the handler of the cardinality report."""
 
     async def cardinality(_: web.Request) -> web.StreamResponse:
-        *_rest, report = await collected(counted(pages.registry, pages.views))
+        *_rest, report = await collect_in_slices(count_series(pages.registry, pages.views))
         return _json(report.json())
 
     return cardinality

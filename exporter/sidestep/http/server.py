@@ -1,4 +1,4 @@
-"""The HTTP side put together: configuration, guard and listener around an application."""
+"""The HTTP server: configuration, guard and listener around an application."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 
 from aiohttp import web
 
-from sidestep.http.current_config import Current, InForce
+from sidestep.http.current_config import ActiveConfig, CurrentConfig
 from sidestep.http.limits import Limits
 from sidestep.http.listener import Listener
-from sidestep.http.log_filter import quiet
+from sidestep.http.log_filter import aiohttp_logger
 from sidestep.http.request_guard import Guard
 from sidestep.telemetry.self_metrics import SelfMetrics
 
@@ -20,14 +20,14 @@ REFUSED = ("bad_request", "connections", "handshake", "overload", "slow")
 """Reasons of ``sidestep_http_refused_total``."""
 
 
-class Front:
-    """Serves an application to whom the web configuration lets in.
+class HttpServer:
+    """Serves an application to clients that the web configuration admits.
 
     Args:
         config_file: Path of the web configuration; empty for none.
 
     Raises:
-        ConfigError: The file cannot be used; one line.
+        ConfigError: The file is invalid; one line.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Front:
         self._metrics = metrics
         self._limits = limits or Limits()
         path = Path(config_file) if config_file else None
-        self.current = Current(path, metrics, self._changed)
+        self.current = CurrentConfig(path, metrics, self._changed)
         self._listener: Listener | None = None
         self._guard = Guard(self.current, metrics, self._limits)
         for reason in REFUSED:
@@ -45,26 +45,26 @@ class Front:
 
     @property
     def scheme(self) -> str:
-        """``https`` where there is TLS."""
-        return "https" if self.current.in_force.context is not None else "http"
+        """Return ``https`` with TLS, else ``http``."""
+        return "https" if self.current.active.context is not None else "http"
 
     @property
     def connections(self) -> int:
-        """Open ones."""
+        """Return the number of open connections."""
         return self._listener.connections if self._listener is not None else 0
 
     @contextlib.asynccontextmanager
     async def serving(
         self, app: web.Application, sockets: Iterable[socket.socket]
     ) -> AsyncIterator[None]:
-        """Serve until the block ends, then let requests under way end; closes the sockets."""
+        """Serve until the block ends, then finish requests in flight; closes the sockets."""
         self._guard.attach(app)
         runner = web.AppRunner(
             app,
             access_log=None,
             shutdown_timeout=5.0,
-            logger=quiet(self._metrics),
-            keepalive_timeout=self._limits.idle,
+            logger=aiohttp_logger(self._metrics),
+            keepalive_timeout=self._limits.idle_seconds,
             lingering_time=1.0,
         )
         await runner.setup()
@@ -80,8 +80,8 @@ class Front:
             await listener.abort()
             self._guard.close()
 
-    def _changed(self, before: InForce, after: InForce) -> None:
-        self._guard.follow(after.config)
-        # Whom another authority or name let in has to come again.
-        if self._listener is not None and before.trusted != after.trusted:
-            self._listener.cut()
+    def _changed(self, before: ActiveConfig, after: ActiveConfig) -> None:
+        self._guard.apply(after.config)
+        # Clients that other authorities or names admitted must connect again.
+        if self._listener is not None and before.client_trust != after.client_trust:
+            self._listener.drop_all()

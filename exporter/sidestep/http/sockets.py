@@ -1,4 +1,4 @@
-"""Where the pages are: addresses, as listening sockets."""
+"""Listening sockets of the HTTP server."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from sidestep.errors import ConfigError
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; an empty host is all addresses.
+    """Return a listening socket; an empty host is all addresses.
 
     Raises:
-        ConfigError: The address is taken, not ours, or unknown.
+        ConfigError: The address is in use, not local, or unknown.
     """
     shown = f"{host}:{port}"
     try:
         found = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
-        # All addresses of both families through one socket, where the host has IPv6.
+        # One socket for all addresses of both families if the host has IPv6.
         found.sort(key=lambda entry: entry[0] == socket.AF_INET6, reverse=not host)
         family, _, _, _, address = found[0]
         dual = family == socket.AF_INET6 and not host

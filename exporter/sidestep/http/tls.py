@@ -1,4 +1,4 @@
-"""The TLS side of a connection: a context made from the configuration, and a client's names."""
+"""TLS context made from the configuration, and the names of a client's certificate."""
 
 from __future__ import annotations
 
@@ -17,43 +17,47 @@ _VERIFY = {
     "VerifyClientCertIfGiven": ssl.CERT_OPTIONAL,
     "RequireAndVerifyClientCert": ssl.CERT_REQUIRED,
 }
-_OLD = {"TLS10", "TLS11"}
+_OLD_VERSIONS = {"TLS10", "TLS11"}
 _OLD_CIPHERS = "ECDH+AESGCM:ECDH+CHACHA20:ECDH+AES:RSA+AES:!aNULL:!eNULL"
 
 
 def make_context(config: TlsConfig) -> ssl.SSLContext:
-    """A server's context.
+    """Return a server's TLS context.
 
     Raises:
-        ConfigError: A certificate, key or authority is none, they do not belong together, or
-            OpenSSL here lacks what is asked for.
+        ConfigError: A certificate, key or authority is invalid, they do not match, or this OpenSSL
+            lacks a requested feature.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.options |= ssl.OP_NO_RENEGOTIATION
-    # A client that would speak HTTP/2 learns here that it is to be HTTP/1.1.
+    # A client that supports HTTP/2 negotiates HTTP/1.1 here.
     context.set_alpn_protocols(["http/1.1"])
-    _limit(context, config)
-    _identify(context, config.certificate, config.key)
+    _set_protocol_limits(context, config)
+    _load_certificate(context, config.certificate, config.key)
     context.verify_mode = _VERIFY[config.client_auth]
     if config.client_ca is not None:
-        _trust(context, config.client_ca)
+        _load_authority(context, config.client_ca)
     return context
 
 
-def _limit(context: ssl.SSLContext, config: TlsConfig) -> None:
-    """Versions, ciphers and curve."""
+def _set_protocol_limits(context: ssl.SSLContext, config: TlsConfig) -> None:
+    """Set versions, ciphers and curve."""
     suites = [CIPHERS[name] for name in config.ciphers if CIPHERS[name]]
     lowest = config.min_version
     if config.ciphers and not suites:
-        lowest = "TLS13"  # nothing is left for the versions before it
-    with _allowing_old() if {lowest, config.max_version} & _OLD else contextlib.nullcontext():
+        lowest = "TLS13"  # no cipher is left for earlier versions
+    with (
+        _allow_old_versions()
+        if {lowest, config.max_version} & _OLD_VERSIONS
+        else contextlib.nullcontext()
+    ):
         context.minimum_version = VERSIONS[lowest]
         context.maximum_version = VERSIONS[config.max_version]
-    if lowest in _OLD:
-        # Above level 0 OpenSSL 3 refuses the signatures of these versions.
+    if lowest in _OLD_VERSIONS:
+        # Above level 0 OpenSSL 3 rejects the signatures of these versions.
         context.set_ciphers(f"{':'.join(suites) or _OLD_CIPHERS}:@SECLEVEL=0")
     elif suites:
-        with contextlib.suppress(ssl.SSLError):  # none of them: each is named below
+        with contextlib.suppress(ssl.SSLError):  # none is known: the error below names each
             context.set_ciphers(":".join(suites))
     known = {cipher["name"] for cipher in context.get_ciphers()}
     for name in config.ciphers:
@@ -64,14 +68,14 @@ def _limit(context: ssl.SSLContext, config: TlsConfig) -> None:
 
 
 @contextlib.contextmanager
-def _allowing_old() -> Iterator[None]:
-    """No warning: whoever writes TLS10 or TLS11 into the file knows that they are old."""
+def _allow_old_versions() -> Iterator[None]:
+    """Suppress the warning: a file with TLS10 or TLS11 asks for an old version on purpose."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         yield
 
 
-def _identify(context: ssl.SSLContext, certificate: Pem, key: Pem) -> None:
+def _load_certificate(context: ssl.SSLContext, certificate: Pem, key: Pem) -> None:
     def locked() -> str:
         # Without this OpenSSL would ask on the terminal.
         raise ConfigError(f"{key.source}: the key is encrypted; give one without a password")
@@ -88,8 +92,8 @@ def _identify(context: ssl.SSLContext, certificate: Pem, key: Pem) -> None:
         raise ConfigError(f"{certificate.source} and {key.source} {why}") from None
 
 
-def _trust(context: ssl.SSLContext, authority: Pem) -> None:
-    # In Go each certificate of the file is trusted by itself, one below a root as well.
+def _load_authority(context: ssl.SSLContext, authority: Pem) -> None:
+    # As in Go, each certificate of the file is trusted, also one that is not a root.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     try:
         with _as_file(authority) as file:
@@ -100,7 +104,7 @@ def _trust(context: ssl.SSLContext, authority: Pem) -> None:
 
 @contextlib.contextmanager
 def _as_file(pem: Pem) -> Iterator[str]:
-    """A path of ``pem`` in memory: OpenSSL reads files, and a key belongs in no other one."""
+    """Yield a path of ``pem`` in memory: OpenSSL reads files, and no key goes to disk."""
     descriptor = os.memfd_create("pem", os.MFD_CLOEXEC)
     try:
         with open(descriptor, "wb", closefd=False) as file:
@@ -111,16 +115,16 @@ def _as_file(pem: Pem) -> Iterator[str]:
 
 
 def subject_names(connection: ssl.SSLObject) -> frozenset[str]:
-    """The subject alternative names of the verified client: DNS, IP, email and URI.
+    """Return the subject alternative names of the verified client: DNS, IP, email and URI.
 
-    An address is in its canonical form, as Go writes it: ``2001:db8::1``.
+    An address has its canonical form, as Go writes it: ``2001:db8::1``.
     """
-    # The typed shape also covers other parts of a certificate.
+    # The declared type also covers other parts of a certificate.
     names: Iterable[tuple[str, object]] = (connection.getpeercert() or {}).get("subjectAltName", ())  # type: ignore[assignment]
     found = set()
     for kind, value in names:
         if kind == "IP Address":
-            with contextlib.suppress(ValueError):  # of a length that no address has
+            with contextlib.suppress(ValueError):  # its length is not that of an address
                 found.add(str(ipaddress.ip_address(str(value).strip())))
         elif kind in ("DNS", "email", "URI"):
             found.add(str(value))

@@ -1,7 +1,7 @@
 """``tls_server_config`` of the web configuration file.
 
-What the keys mean is the toolkit's; what Python's TLS cannot do is refused by name, never
-dropped in silence.
+Keys mean what they mean to exporter-toolkit; a value that Python's TLS does not support is an
+error, never ignored silently.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from pathlib import Path
 import msgspec
 
 from sidestep.errors import ConfigError
-from sidestep.http.config_files import MAX_PEM_BYTES, Files
+from sidestep.http.config_files import MAX_PEM_BYTES, WatchedFiles
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Pem:
-    """Certificates or a key, and where they came from."""
+    """Certificates or a key, and their source."""
 
     content: bytes = dataclasses.field(repr=False)
     source: str
@@ -27,12 +27,12 @@ class Pem:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TlsConfig:
-    """``tls_server_config``.
+    """The checked ``tls_server_config``.
 
     Attributes:
-        allowed_sans: None where any verified client may come.
-        ciphers: As Go names them; none for the default.
-        curve: As Go names it; empty for the default.
+        allowed_sans: None if any verified client may connect.
+        ciphers: Go's names; empty for the default.
+        curve: Go's name; empty for the default.
     """
 
     certificate: Pem
@@ -47,7 +47,7 @@ class TlsConfig:
 
 
 class TlsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``tls_server_config`` as it stands in the file."""
+    """``tls_server_config`` as in the file."""
 
     cert_file: str | None = None
     key_file: str | None = None
@@ -79,13 +79,13 @@ CIPHERS: Mapping[str, str] = {
     "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256": "ECDHE-RSA-AES128-GCM-SHA256",
     "TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384": "ECDHE-RSA-AES256-GCM-SHA384",
     "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256": "ECDHE-RSA-CHACHA20-POLY1305",
-    # Secure to Go until 1.21, insecure since: a file of those days may name them.
+    # Secure to Go until 1.21, insecure since; old files may name them.
     "TLS_RSA_WITH_AES_128_CBC_SHA": "AES128-SHA",
     "TLS_RSA_WITH_AES_256_CBC_SHA": "AES256-SHA",
     "TLS_RSA_WITH_AES_128_GCM_SHA256": "AES128-GCM-SHA256",
     "TLS_RSA_WITH_AES_256_GCM_SHA384": "AES256-GCM-SHA384",
 }
-"""Go's secure suites; those of TLS 1.3 are always on, in Go as here, and have no name below."""
+"""Go's secure suites; those of TLS 1.3 are always on, in Go and here, and have no OpenSSL name."""
 
 CURVES: Mapping[str, str] = {
     "CurveP256": "prime256v1",
@@ -104,24 +104,24 @@ VERSIONS: Mapping[str, ssl.TLSVersion] = {
 
 
 CLIENT_AUTH = ("NoClientCert", "VerifyClientCertIfGiven", "RequireAndVerifyClientCert")
-"""From the least to the most that is asked of a client."""
+"""From the least to the strictest requirement."""
 UNVERIFIED = {
     "RequestClientCert": "NoClientCert, which lets in the same clients,",
     "RequireAnyClientCert": "RequireAndVerifyClientCert with client_ca_file",
     "RequireClientCert": "RequireAndVerifyClientCert with client_ca_file",
 }
-"""What cannot be had: OpenSSL, through Python, asks for a certificate only to verify it."""
+"""Unsupported types: OpenSSL, through Python, requests a certificate only to verify it."""
 
 
-def tls_config(section: TlsSection, source: Path, files: Files) -> TlsConfig | None:
-    """Check the section and read its files; None where nothing in it asks for TLS.
+def tls_config(section: TlsSection, source: Path, files: WatchedFiles) -> TlsConfig | None:
+    """Check the section and read its files; None if nothing in it asks for TLS.
 
     Raises:
         ConfigError: One line with the key.
     """
 
     def pem(key: str, name: str | None, inline: str | None) -> Pem | None:
-        """A file wins over what stands inline."""
+        """Read a PEM file; a file takes precedence over an inline value."""
         if name:
             path = source.parent / name
             return Pem(files.read(path, MAX_PEM_BYTES), str(path))
@@ -147,11 +147,11 @@ def tls_config(section: TlsSection, source: Path, files: Files) -> TlsConfig | N
 
 
 def _client_auth(section: TlsSection, client_ca: Pem | None) -> tuple[str, frozenset[str] | None]:
-    """What a client must show; never less than the file seems to say."""
+    """Return the requirements on clients; never less than the file seems to demand."""
     auth = section.client_auth_type or CLIENT_AUTH[0]
     if auth in UNVERIFIED:
         raise _refused(
-            f"client_auth_type {auth} is not offered: it verifies nothing; use {UNVERIFIED[auth]}"
+            f"client_auth_type {auth} is not supported: it verifies nothing; use {UNVERIFIED[auth]}"
         )
     _one_of("client_auth_type", auth, CLIENT_AUTH)
     if client_ca is not None and auth == CLIENT_AUTH[0]:

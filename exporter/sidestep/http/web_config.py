@@ -1,4 +1,4 @@
-"""The web configuration file: exporter-toolkit's keys, checked, with the files that it names."""
+"""The web configuration file: exporter-toolkit's keys, checked, and the files that it names."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 import msgspec
 
 from sidestep.errors import ConfigError
-from sidestep.http.config_files import MAX_CONFIG_BYTES, Files
+from sidestep.http.config_files import MAX_CONFIG_BYTES, WatchedFiles
 from sidestep.http.tls_config import TlsConfig, TlsSection, tls_config
 from sidestep.http.yaml_reader import read
 
 MAX_COST = 18
-"""Of a bcrypt hash: 16 s of a core here. A cost of 31 would take a day, and cannot be stopped."""
+"""Highest cost of a bcrypt hash: 16 s of a core; 31 would take a day, and cannot be stopped."""
 _BCRYPT = re.compile(r"\$2[abxy]\$(\d\d)\$[./A-Za-z0-9]{53}")
 _NUMBER = re.compile(r"\+?[0-9]{1,9}")
 _DURATION = re.compile(r"\+?(?:[0-9]{1,15}(?:\.[0-9]{0,15})?(?:ns|us|µs|μs|ms|s|m|h))+")
@@ -38,11 +38,11 @@ HEADERS: Mapping[str, tuple[str, ...]] = {
     "X-XSS-Protection": (),
     "Strict-Transport-Security": (),
 }
-"""Headers that may be set, with the values of those that have few."""
+"""Headers that may be set, and their values if only few are valid."""
 
 
 class HttpSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``http_server_config``; ``http2`` has no effect: the exporter speaks HTTP/1.1."""
+    """``http_server_config``; ``http2`` has no effect: the exporter supports HTTP/1.1 only."""
 
     http2: bool | None = None
     headers: dict[str, str | None] | None = None
@@ -56,7 +56,7 @@ class RateLimitSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class WebFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The file, key by key; a key without a value is as good as left out."""
+    """The file, key by key; a key without a value counts as absent."""
 
     tls_server_config: TlsSection | None = None
     http_server_config: HttpSection | None = None
@@ -66,7 +66,7 @@ class WebFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RateLimit:
-    """``rate_limit``: a token every ``interval`` seconds, ``burst`` of them at most."""
+    """``rate_limit``: a token every ``interval`` seconds, at most ``burst`` tokens."""
 
     interval: float
     burst: int
@@ -74,7 +74,7 @@ class RateLimit:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WebConfig:
-    """The checked configuration; the defaults are those of no file: everybody is let in."""
+    """The checked configuration; the defaults are those of no file, which admit every client."""
 
     tls: TlsConfig | None = None
     headers: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -82,7 +82,7 @@ class WebConfig:
     rate_limit: RateLimit | None = None
 
 
-def load(path: Path, files: Files) -> WebConfig:
+def load(path: Path, files: WatchedFiles) -> WebConfig:
     """Read and check the file; relative paths in it are relative to its directory.
 
     Raises:
@@ -97,7 +97,7 @@ def load(path: Path, files: Files) -> WebConfig:
         raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None
 
 
-def _checked(file: WebFile, path: Path, files: Files) -> WebConfig:
+def _checked(file: WebFile, path: Path, files: WatchedFiles) -> WebConfig:
     http = file.http_server_config or HttpSection()
     return WebConfig(
         tls=tls_config(file.tls_server_config or TlsSection(), path, files),
@@ -145,9 +145,9 @@ def _rate_limit(section: RateLimitSection) -> RateLimit | None:
 
 
 def _seconds(given: str) -> float:
-    """Read a duration as Go writes it, ``1m30s``.
+    """Parse a duration as Go writes it, ``1m30s``.
 
-    A number without a unit is refused: for Go it means nanoseconds, which nobody wants.
+    A number without a unit is an error: to Go it means nanoseconds, a likely mistake.
     """
     if given == "0":
         return 0.0

@@ -1,4 +1,4 @@
-"""A YAML file into a msgspec struct: PyYAML's safe loader under limits, errors in one line."""
+"""Reader of YAML into a msgspec struct: PyYAML's safe loader with limits and short errors."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from sidestep.errors import ConfigError
 
 MAX_DEPTH = 16
 _PLACE = re.compile(r"(.*?)(?: - at (?:`key` in )?`\$\.?(.*)`)?", re.DOTALL)
-"""An error of msgspec: what it expected, and the path."""
+"""Matches an error of msgspec: the expectation and the path."""
 Struct = TypeVar("Struct", bound=msgspec.Struct)
 
 
 class _Loader(yaml.SafeLoader):
-    """Read mappings, lists, text, booleans and null: a number stays the text that it is.
+    """Reads mappings, lists, text, booleans and null; a number stays text.
 
-    Nothing of a file expands: an alias is the same object once more, and neither merge keys nor
-    tags are read.
+    The content does not expand: an alias is the same object again, and merge keys and tags are
+    not read.
     """
 
-    yaml_implicit_resolvers = {  # noqa: RUF012 - PyYAML's own way
+    yaml_implicit_resolvers = {  # noqa: RUF012 - as PyYAML does
         first: [pair for pair in resolvers if pair[0].endswith((":bool", ":null"))]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
     depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: object) -> yaml.Node | None:
-        """Refuse nesting without end, tags, and characters that no file name or header can have."""
+        """Reject deep nesting, tags, and characters that file names and headers cannot have."""
         event = self.peek_event()  # type: ignore[no-untyped-call]
         if self.depth > MAX_DEPTH:
             raise _refused(event, f"it is nested more than {MAX_DEPTH} deep")
@@ -40,7 +40,7 @@ class _Loader(yaml.SafeLoader):
             raise _refused(event, "it has a tag")
         text = event.value if isinstance(event, yaml.ScalarEvent) else ""
         if "\0" in text or any("\ud800" <= char <= "\udfff" for char in text):
-            raise _refused(event, "it has a character that cannot be")
+            raise _refused(event, "it has an invalid character")
         self.depth += 1
         node = super().compose_node(parent, index)  # type: ignore[arg-type]
         self.depth -= 1
@@ -49,12 +49,12 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(
         self, node: yaml.MappingNode, deep: bool = False
     ) -> dict[Hashable, object]:
-        """Refuse a key that a mapping has twice."""
+        """Reject a duplicate key."""
         found = super().construct_mapping(node, deep)
         if len(found) < len(node.value):
             names = Counter(str(key.value) for key, _ in node.value)
             twice = names.most_common(1)[0][0]
-            raise _refused(node, f"{twice} stands there twice")
+            raise _refused(node, f"{twice} is a duplicate key")
         return found
 
 
@@ -63,10 +63,10 @@ def _refused(where: yaml.Event | yaml.Node, why: str) -> yaml.MarkedYAMLError:
 
 
 def read(text: str, kind: type[Struct]) -> Struct:
-    """Read the one document of a file; an empty one is ``kind`` with its defaults.
+    """Read the only document of a file; an empty one is ``kind`` with its defaults.
 
     Raises:
-        ConfigError: It is not YAML, with the line, or not ``kind``, with the path of the key.
+        ConfigError: Invalid YAML, with the line, or an invalid value, with the path of the key.
     """
     try:
         found = yaml.load(text, Loader=_Loader)  # noqa: S506 - a safe one
@@ -74,7 +74,7 @@ def read(text: str, kind: type[Struct]) -> Struct:
         mark = error.problem_mark or error.context_mark
         line = f"line {mark.line + 1}: " if mark is not None else ""
         raise ConfigError(f"{line}is not YAML: {error.problem}") from None
-    # What PyYAML lets through of an escape that is no character, or of a version's digits.
+    # PyYAML raises these for an escape that is not a character and for the digits of a version.
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         raise ConfigError(f"is not YAML: {error}") from None
     try:

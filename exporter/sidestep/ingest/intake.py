@@ -29,7 +29,7 @@ from sidestep.metrics.registry import Registry
 from sidestep.protocol.limits import MAX_ITEM_BYTES
 from sidestep.protocol.messages import FromSender, Hello, decode_from_sender
 from sidestep.protocol.receiver import Receiver, Stream
-from sidestep.telemetry.logs import Limited
+from sidestep.telemetry.logs import RateLimitedLog
 from sidestep.telemetry.self_metrics import SelfMetrics
 from sidestep.transport.guard import Guard
 
@@ -88,7 +88,7 @@ class Intake:
         """Bytes of items whose observations are not made yet."""
         self._arrived = 0.0
         """Unix time of the frame whose items are being applied."""
-        self._lines = Limited(log, clock=clock)
+        self._lines = RateLimitedLog(log, clock=clock)
         read_metrics(metrics, registry, self.receiver)
         metrics.read("sidestep_forward_sources", lambda: [((), self.federation.sources(clock()))])
         metrics.read("sidestep_items_total", lambda: [((), self.items)])

@@ -12,7 +12,7 @@ from sidestep.catalog.buckets import Bounds
 from sidestep.catalog.layout import Layout, Placed
 from sidestep.catalog.slo import Objectives
 from sidestep.errors import WireError
-from sidestep.exposition.passthrough.registry import Passed
+from sidestep.exposition.passthrough.registry import PassthroughRegistry
 from sidestep.metrics.engine import ORIGIN, Engine, Key
 from sidestep.metrics.native_histogram import Native
 from sidestep.metrics.quotas import OpenFamilyQuota
@@ -95,7 +95,7 @@ class Registry:
         self.parts = 0
         self.quota = OpenFamilyQuota()
         self.reserved: frozenset[str] = frozenset()
-        self.passed = Passed(self._names)
+        self.passed = PassthroughRegistry(self._names)
         self.shows: Callable[[str], bool] = lambda _: True
         self._looks: set[Look] = set()
         """Labels of the engines that are shown."""

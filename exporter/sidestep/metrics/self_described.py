@@ -9,7 +9,7 @@ from sidestep.catalog.buckets import Bounds
 from sidestep.catalog.layout import Fed, taken
 from sidestep.catalog.model import OBSERVED, Kind
 from sidestep.errors import WireError
-from sidestep.exposition.passthrough.registry import EXPORTERS
+from sidestep.exposition.passthrough.registry import OWN_PREFIXES
 from sidestep.metrics.engine import ORIGIN, Engine, Key, OpenFamily
 from sidestep.metrics.exponential_buckets import check as check_native
 from sidestep.metrics.histogram import Histogram, rebucket
@@ -233,7 +233,7 @@ def _check_labels(engine: Engine, name: str, labels: Key, shared: Key = ()) -> N
 def _is_owned(made: _Made, name: str, names: frozenset[str]) -> bool:
     """Whether one of ``names`` is the catalogue's, the exporter's or another family's."""
     registry = made.registry
-    if name.startswith(EXPORTERS) or any(
+    if name.startswith(OWN_PREFIXES) or any(
         names & layout.names for layout in registry.layouts.values()
     ):
         return True

@@ -14,7 +14,7 @@ from sidestep.ingest.socket_loop import Ingest
 from sidestep.metrics.engine import Engine
 from sidestep.snapshot.capture import Capture, restore
 from sidestep.snapshot.state_file import StateDirectory
-from sidestep.telemetry.logs import Limited
+from sidestep.telemetry.logs import RateLimitedLog
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class Snapshots:
         self._healthy = True
         self._lock = asyncio.Lock()
         self._writer = ThreadPoolExecutor(1, "sidestep-snapshot")
-        self._lines = Limited(log, clock=clock)
+        self._lines = RateLimitedLog(log, clock=clock)
         metrics = self._intake.metrics
         metrics.read("sidestep_snapshot_healthy", lambda: [((), float(self._healthy))])
         self._intake.receiver.durable = True

@@ -1,4 +1,4 @@
-"""Long work on the event loop, in slices between which others have their turn."""
+"""Cooperative work on the event loop: long work in slices, with other tasks between them."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 SLICE = 0.001
-"""Seconds after which the loop gets a turn."""
-LONGEST = 0.002
-"""Seconds for which it is to be held at most: it gets its turn before work that would take longer."""
-LEAST = 0.0005
-"""Seconds that it can be held in any case: between two slices there may be turns of milliseconds."""
+"""Seconds after which work yields to the event loop."""
+MAX_SLICE = 0.002
+"""Seconds that a slice may take: work yields before an item that would probably take longer."""
+MIN_SLICE = 0.0005
+"""Seconds that a slice may take in any case, as other tasks may run for milliseconds in between."""
 
 Item = TypeVar("Item")
 
 
-async def collected(items: Iterable[Item]) -> list[Item]:
-    """All ``items``; making one of them should take a fraction of a slice.
+async def collect_in_slices(items: Iterable[Item]) -> list[Item]:
+    """Return all ``items``, yielding to the event loop; one item should take a fraction of a slice.
 
-    Where some take most of one, any next one is taken for such. One that took longer than all of
-    it was interrupted, by the operating system or the collector, and says nothing of the next.
+    The longest item so far predicts the next one, within a slice: an item that took longer than a
+    whole slice was interrupted by the operating system or the garbage collector.
     """
     found: list[Item] = []
     longest = 0.0
@@ -30,7 +30,7 @@ async def collected(items: Iterable[Item]) -> list[Item]:
         found.append(item)
         now = time.perf_counter()
         longest = max(longest, now - before)
-        if now - since > min(SLICE, max(LONGEST - longest, LEAST)):
+        if now - since > min(SLICE, max(MAX_SLICE - longest, MIN_SLICE)):
             await asyncio.sleep(0)
             since = now = time.perf_counter()
         before = now

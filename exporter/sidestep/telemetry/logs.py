@@ -1,4 +1,4 @@
-"""Log lines of the process: text for people or JSON for collectors, on standard error."""
+"""Log lines of the process on standard error, as text or JSON."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 import msgspec
 
 PACKAGES = ("sidestep", "sidestep_adapters")
-"""Of the second, what runs in the exporter: the sources."""
+"""Packages whose lines appear; of the second, the sources run in the exporter."""
 
 
 class _Json(logging.Formatter):
-    """One JSON object a line; a record's ``fields`` become members."""
+    """One JSON object per line; a record's ``fields`` become members."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
@@ -56,15 +56,15 @@ def set_level(level: str) -> None:
         logging.getLogger(name).setLevel(level.upper())
 
 
-class Limited:
-    """At most one line of a kind in a while; the next one says how many were left out.
+class RateLimitedLog:
+    """Logs at most one line of a kind per interval, with the number of suppressed lines.
 
-    For what a peer can cause as often as it likes.
+    For events that a peer can cause as often as it likes.
 
     Args:
-        logger: Where the lines go.
+        logger: Destination of the lines.
         every: Seconds between two lines of a kind.
-        kinds: Kinds told apart; the rest counts as one, so that memory is bounded even where a
+        kinds: Kinds to distinguish; the others count as one kind, which bounds the memory even if a
             peer chooses the kind.
     """
 
@@ -82,21 +82,21 @@ class Limited:
         self._known: dict[str, tuple[float, int]] = {}
 
     def info(self, kind: str, message: str, *arguments: object) -> None:
-        """Log a line of ``kind``, unless there was one a moment ago."""
+        """Log a line of ``kind`` unless one was logged within the interval."""
         self.log(logging.INFO, kind, message, *arguments)
 
     def warning(self, kind: str, message: str, *arguments: object) -> None:
-        """Likewise, as a warning."""
+        """Log a warning of ``kind`` unless one was logged within the interval."""
         self.log(logging.WARNING, kind, message, *arguments)
 
     def error(self, kind: str, message: str, *arguments: object, trace: object = None) -> None:
-        """Likewise, as an error; ``trace`` is an exception whose traceback is to be shown."""
+        """Log an error, with the traceback of ``trace``, unless one was logged within the interval."""
         self.log(logging.ERROR, kind, message, *arguments, trace=trace)
 
     def log(
         self, level: int, kind: str, message: str, *arguments: object, trace: Any = None
     ) -> None:
-        """Likewise, at ``level``; a line that the logger would not show is none."""
+        """Log a line at ``level``; a line below the logger's level does not count."""
         if not self._logger.isEnabledFor(level):
             return
         left_out = self.left_out(kind)
@@ -108,10 +108,10 @@ class Limited:
         self._logger.log(level, message, *arguments, exc_info=trace)
 
     def left_out(self, kind: str) -> int:
-        """Take note of a line of ``kind``.
+        """Count a line of ``kind``.
 
         Returns:
-            How many were left out since the last, where this one is to be shown; else -1.
+            The number of lines suppressed since the last one if this line is due, else -1.
         """
         now = self._clock()
         if kind not in self._known and len(self._known) >= self._kinds:
@@ -126,7 +126,7 @@ class Limited:
         return count
 
     def _forget(self, now: float) -> None:
-        """Drop the kinds of a while ago; what they left out counts with those of no kind."""
+        """Drop kinds whose interval is over; their suppressed lines count as of no kind."""
         over = [kind for kind, (since, _) in self._known.items() if now - since >= self._every]
         left_out = sum(self._known.pop(kind)[1] for kind in over)
         if left_out:

@@ -1,4 +1,4 @@
-"""The exporter's numbers about itself, kept plain and exposed through prometheus_client."""
+"""The exporter's metrics about itself, exposed through prometheus_client."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from sidestep.telemetry.rows import BY_NAME, SelfRow
 Labels = tuple[str, ...]
 Sample = tuple[Labels, float]
 Reading = Callable[[], Iterable[Sample | None]]
-"""Tells samples; None where it has looked at many things and a turn of the event loop is due."""
+"""Returns samples; None asks to yield to the event loop."""
 
 
 class SelfMetrics(Collector):
-    """Counters and gauges by the names of the catalogue's own table.
+    """Counters and gauges of ``rows``.
 
-    A counter is added to where the thing happens; a gauge is set, or read from
-    its owner when a page is made.
+    Code adds to a counter where the event happens; a gauge is set, or read from its owner when a
+    page is rendered.
     """
 
     def __init__(self) -> None:
@@ -48,39 +48,39 @@ class SelfMetrics(Collector):
         self._values[name][labels] = value
 
     def read(self, name: str, reading: Reading) -> None:
-        """Ask ``reading`` for the samples of ``name`` at every page."""
+        """Call ``reading`` for the samples of ``name`` on every page."""
         self._readings[BY_NAME[name].name] = reading
 
     def value(self, name: str, *labels: str) -> float:
-        """The present value, 0 where nothing happened yet."""
+        """Return the present value, 0 if there is none."""
         return self._values[name].get(labels, 0)
 
     def counters(self) -> Iterator[tuple[str, Labels, float]]:
-        """What a snapshot holds of them."""
+        """Yield the counters that a snapshot holds."""
         for name, row in BY_NAME.items():
             if row.kind == "counter":
                 yield from ((name, labels, n) for labels, n in self._values[name].items() if n)
 
     def restore(self, counters: Iterable[tuple[str, Labels, float]]) -> None:
-        """Go on with counters of a snapshot; what this release does not have is left out."""
+        """Set counters from a snapshot; ignore those that this release does not have."""
         for name, labels, value in counters:
             row = BY_NAME.get(name)
             if row is not None and len(row.labels) == len(labels):
                 self._values[name][labels] = value
 
     def describe(self) -> Iterator[Metric]:
-        """The families without samples: a page of some names is made from these."""
+        """Yield the families without samples, for pages with selected names."""
         for row in BY_NAME.values():
             yield _family(row)
 
     def samples(self, names: Collection[str] = ()) -> Iterator[tuple[SelfRow, list[Sample]] | None]:
-        """The families that have samples, as they are now, in the order of the page.
+        """Yield the families that have samples, in the order of the page.
 
         Args:
-            names: Which ones; empty is all.
+            names: Families to yield; empty for all.
 
         Yields:
-            A family, or None where a turn of the event loop is due.
+            A family, or None to yield to the event loop.
         """
         for name, row in BY_NAME.items():
             if names and name not in names:
@@ -96,7 +96,7 @@ class SelfMetrics(Collector):
                 yield row, found
 
     def collect(self) -> Iterator[Metric]:
-        """The families, for prometheus_client."""
+        """Yield the families for prometheus_client."""
         for found in self.samples():
             if found is not None:
                 row, samples = found
@@ -112,11 +112,11 @@ def _family(row: SelfRow) -> CounterMetricFamily | GaugeMetricFamily:
 
 
 class OwnRegistry(CollectorRegistry):
-    """What this process tells of itself.
+    """Collectors of this process.
 
     Attributes:
-        metrics: The exporter's own numbers.
-        others: All collectors but those: of the process, and users' own.
+        metrics: The exporter's own metrics.
+        others: All other collectors: of the process, and users' own.
     """
 
     def __init__(self, metrics: SelfMetrics) -> None:
@@ -126,22 +126,22 @@ class OwnRegistry(CollectorRegistry):
         super().register(metrics)
 
     def register(self, collector: Collector) -> None:
-        """One more collector.
+        """Add a collector.
 
         Raises:
-            ValueError: It has names that are taken.
+            ValueError: One of its names is taken.
         """
         super().register(collector)
         self.others.register(collector)
 
 
 def own_registry(metrics: SelfMetrics, others: Iterable[Collector]) -> OwnRegistry:
-    """A registry of this process's own: self-metrics, process, GC, platform, and ``others``.
+    """Return a registry of self-metrics, process, GC, platform, and ``others``.
 
-    A collector of somebody else's that fails costs its own samples, not the page.
+    A user's collector that fails loses its own samples; the page still has the others.
 
     Raises:
-        ConfigError: One of ``others`` has names that are taken.
+        ConfigError: One of ``others`` has a name that is taken.
     """
     registry = OwnRegistry(metrics)
     ProcessCollector(registry=registry)
@@ -156,7 +156,7 @@ def own_registry(metrics: SelfMetrics, others: Iterable[Collector]) -> OwnRegist
 
 
 def names(registry: CollectorRegistry) -> frozenset[str]:
-    """All that the families of ``registry`` take on a page, as ``plan.taken`` has them."""
+    """Return all sample names that the families of ``registry`` take, as ``layout.taken`` does."""
     found: set[str] = set()
     for family in registry.collect():
         found |= {family.name, *(sample.name for sample in family.samples)}
@@ -175,28 +175,28 @@ class _Contained(Collector):
     def collect(self) -> Iterable[Metric]:
         try:
             found = list(self.collector.collect())
-            # A value that cannot be written would cost the whole page.
+            # A value that cannot be written would break the whole page.
             sum(float(sample.value) for metric in found for sample in metric.samples)
-        except Exception:  # noqa: BLE001 - whatever a stranger's collector raises
+        except Exception:  # noqa: BLE001 - a user's collector may raise anything
             self.metrics.add("sidestep_collector_errors_total")
             return []
         return found
 
 
 class LagMeter:
-    """How late the event loop was for a regular timer: the longest of the last second."""
+    """Longest delay of a regular timer of the event loop within the last second."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._recent: list[tuple[float, float]] = []
 
     def note(self, lag: float) -> None:
-        """The timer ran ``lag`` seconds late."""
+        """Record that the timer ran ``lag`` seconds late."""
         now = self._clock()
         self._recent = [(at, known) for at, known in self._recent if now - at < 1.0]
         self._recent.append((now, max(lag, 0.0)))
 
     @functools.cached_property
     def reading(self) -> Reading:
-        """For ``SelfMetrics.read``."""
+        """Return a reading for ``SelfMetrics.read``."""
         return lambda: [((), max((lag for _, lag in self._recent), default=0.0))]

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from sidestep.errors import WireError
 from sidestep.protocol.messages import Hello
-from sidestep.telemetry.logs import Limited
+from sidestep.telemetry.logs import RateLimitedLog
 from sidestep.telemetry.self_metrics import SelfMetrics
 from sidestep.transport.bindings import LOCAL, Bindings
 from sidestep.transport.throttle import PENALTY, Throttle
@@ -47,7 +47,7 @@ class Guard:
         self._metrics = metrics
         self._keys = keys
         self._is_full = is_full
-        self._said = Limited(log, clock=clock)
+        self._said = RateLimitedLog(log, clock=clock)
         if keys is not None:
             metrics.read("sidestep_authorized_keys", lambda: [((), len(keys))])
 

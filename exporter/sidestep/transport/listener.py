@@ -10,7 +10,7 @@ from typing import NamedTuple
 import zmq
 
 from sidestep.errors import ConfigError
-from sidestep.telemetry.logs import Limited
+from sidestep.telemetry.logs import RateLimitedLog
 from sidestep.transport.access import Access
 from sidestep.transport.endpoint import Claim, claim, require_keys, router
 from sidestep.transport.process import seed_library
@@ -71,7 +71,7 @@ class Listener:
         self._access = access
         self._denied = denied
         self._skipping = self.unbound = False
-        self._said = Limited(log)
+        self._said = RateLimitedLog(log)
         self._claims: dict[int, Claim] = {}
         self.socket: Socket | None = None
         self.zap: Authenticator | None = None

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import zmq
 from zmq.utils import z85
 
-from sidestep.telemetry.logs import Limited
+from sidestep.telemetry.logs import RateLimitedLog
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Authenticator:
         self.socket.bind(ENDPOINT)
         self._allows = allows
         self._denied = denied
-        self._said = Limited(log)
+        self._said = RateLimitedLog(log)
 
     def serve(self) -> bool:
         """Answer what is asked; whether there may be more."""

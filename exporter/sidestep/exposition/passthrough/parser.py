@@ -1,6 +1,6 @@
-"""The lines of another exporter's page, Prometheus' text format 0.0.4: what each says, strictly.
+"""Strict parser for the lines of Prometheus' text format 0.0.4.
 
-What is not as the format has it raises WireError with a reason of ``REASONS``.
+An invalid line raises WireError with a fixed reason.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sidestep.errors import WireError
 
 PageKind = Literal["counter", "gauge", "histogram", "summary", "untyped"]
 Labels = tuple[tuple[str, str], ...]
-"""Names and values, these as a line has them, with escapes."""
+"""Names and values; values are escaped as on the line."""
 
 KINDS: Mapping[str, PageKind] = {
     "counter": "counter",
@@ -26,7 +26,7 @@ KINDS: Mapping[str, PageKind] = {
 }
 MAX_LINE_BYTES = 16 << 10
 MAX_VALUE_BYTES = 128
-"""Of a value and its timestamp."""
+"""Length limit of a value and its timestamp."""
 
 _NAME = rb"[a-zA-Z_:][a-zA-Z0-9_:]*"
 # A NUL ends the page for Prometheus.
@@ -36,28 +36,28 @@ _HEAD = re.compile(
     % (_NAME, _LABEL, _LABEL)
 )
 _PAIR = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*"([^"\\]*(?:\\.[^"\\]*)*)"')
-"""Of text that ``_HEAD`` has found to be labels."""
+"""Matches labels in text that ``_HEAD`` has matched."""
 _SHORT = re.compile(rb"[+-]?\d{1,30}(?:\.\d{0,30})?(?:[eE][+-]?\d{1,2})?")
-"""What cannot be beyond a double; nearly every value."""
+"""Numbers that cannot exceed a double; nearly every value."""
 _LONG = re.compile(
     rb"([+-]?(?:(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?|(?i:inf(?:inity)?))|(?i:nan))"
     rb"(?:[ \t]+(\d{1,18}))?[ \t]*"
 )
-"""Prometheus stumbles over a time before 1970, and gives the whole page up."""
+"""Any other number; no negative timestamp, for which Prometheus rejects the whole page."""
 _COMMENT = re.compile(rb"[ \t]*#[ \t]*(HELP|TYPE)[ \t]+(%b)(?:[ \t]+(.*))?" % _NAME, re.DOTALL)
 _ESCAPES = {"\\\\": "\\", "\\n": "\n", '\\"': '"'}
 _LABEL_ESCAPE = re.compile(r'\\[\\n"]')
 _HELP_ESCAPE = re.compile(r"\\[\\n]")
 
-is_plain = _SHORT.fullmatch
-"""Whether text is a value, without a timestamp, and not a rare one."""
+is_plain_value = _SHORT.fullmatch
+"""Match a common value without a timestamp."""
 
 
-class Head(NamedTuple):
-    """What stands before a value.
+class SeriesHead(NamedTuple):
+    """The text before a value.
 
     Attributes:
-        end: Where the value begins.
+        end: Index of the value.
     """
 
     end: int
@@ -66,18 +66,18 @@ class Head(NamedTuple):
 
 
 class Comment(NamedTuple):
-    """A HELP or TYPE line that can be read."""
+    """A readable HELP or TYPE line."""
 
     is_type: bool
     name: str
     text: str
 
 
-def head(line: bytes) -> Head:
-    """The series of a sample's line.
+def parse_head(line: bytes) -> SeriesHead:
+    """Parse the series of a sample line.
 
     Raises:
-        WireError: Nothing that is one begins the line.
+        WireError: The line does not begin with a series.
     """
     if len(line) > MAX_LINE_BYTES:
         raise WireError("too_long")
@@ -93,16 +93,16 @@ def head(line: bytes) -> Head:
         names = dict(labels)
         if len(names) < len(labels) or "__name__" in names:
             raise WireError("bad_label")
-    return Head(found.end(), found[1].decode(), labels)
+    return SeriesHead(found.end(), found[1].decode(), labels)
 
 
-def value(text: bytes) -> bytes:
-    """A value, and behind a blank its timestamp if it has one, as ``text`` has them.
+def parse_value(text: bytes) -> bytes:
+    """Return the value and, after a blank, the timestamp if there is one.
 
     Raises:
-        WireError: It is none, or cannot be a double: whoever reads it would stumble.
+        WireError: This is no number, or exceeds a double, which a reader would reject.
     """
-    if is_plain(text):
+    if is_plain_value(text):
         return text
     found = _LONG.fullmatch(text) if len(text) <= MAX_VALUE_BYTES else None
     if found is None:
@@ -113,11 +113,11 @@ def value(text: bytes) -> bytes:
     return number if stamp is None else b"%b %b" % (number, stamp)
 
 
-def comment(line: bytes) -> Comment | None:
-    """A HELP or TYPE line; any other comment is none.
+def parse_comment(line: bytes) -> Comment | None:
+    """Parse a HELP or TYPE line; return None for any other comment.
 
     Raises:
-        WireError: It says nothing that can be read.
+        WireError: The line is not readable.
     """
     if len(line) > MAX_LINE_BYTES:
         raise WireError("too_long")
@@ -131,14 +131,14 @@ def comment(line: bytes) -> Comment | None:
     except UnicodeDecodeError:
         raise WireError("not_utf8") from None
     if found[1] == b"HELP":
-        return Comment(False, found[2].decode(), _plain(text, _HELP_ESCAPE))
+        return Comment(False, found[2].decode(), _unescape(text, _HELP_ESCAPE))
     if text.strip(" \t").lower() not in KINDS:
         raise WireError("unknown_kind")
     return Comment(True, found[2].decode(), text.strip(" \t").lower())
 
 
-def in_seconds(text: bytes) -> bytes:
-    """A value with its timestamp as OpenMetrics has it: not in milliseconds."""
+def timestamp_in_seconds(text: bytes) -> bytes:
+    """Convert the timestamp after a value from milliseconds to OpenMetrics' seconds."""
     number, blank, stamp = text.partition(b" ")
     if not blank:
         return number
@@ -147,22 +147,22 @@ def in_seconds(text: bytes) -> bytes:
 
 
 def series_text(name: str, labels: Labels) -> bytes:
-    """The series as a page has it, without the blank before a value."""
+    """Return the series as on a page, without the blank before a value."""
     if not labels:
         return name.encode()
     pairs = ",".join([f'{label}="{text}"' for label, text in labels])
     return f"{name}{{{pairs}}}".encode()
 
 
-def plain(labels: Labels) -> dict[str, str]:
-    """``labels`` without escapes."""
-    return {name: _plain(text, _LABEL_ESCAPE) for name, text in labels}
+def unescape_labels(labels: Labels) -> dict[str, str]:
+    """Return ``labels`` without escapes."""
+    return {name: _unescape(text, _LABEL_ESCAPE) for name, text in labels}
 
 
 def escape(text: str) -> str:
-    """A label value as both formats write it."""
+    """Escape a label value, as both formats do."""
     return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
 
 
-def _plain(text: str, escaped: re.Pattern[str]) -> str:
+def _unescape(text: str, escaped: re.Pattern[str]) -> str:
     return escaped.sub(lambda found: _ESCAPES[found[0]], text) if "\\" in text else text

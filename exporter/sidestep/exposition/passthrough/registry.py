@@ -1,4 +1,4 @@
-"""The families of all pages that are passed on, one block a name: who shows what two of them have."""
+"""Families of all passthrough pages, one block per name; the first page wins conflicts."""
 
 from __future__ import annotations
 
@@ -9,26 +9,34 @@ from collections.abc import Set as AbstractSet
 
 from sidestep.catalog.layout import taken
 from sidestep.catalog.model import OBSERVED
-from sidestep.exposition.passthrough.families import Found, outer
-from sidestep.exposition.passthrough.page import PART, Family, Moment, Page, Part, Plan, made_parts
+from sidestep.exposition.passthrough.families import FamilyLines, group_labels
+from sidestep.exposition.passthrough.page import (
+    PART,
+    Family,
+    Page,
+    PageValues,
+    ParsedPage,
+    Part,
+    make_parts,
+)
 from sidestep.exposition.passthrough.parser import Labels, PageKind
 
-EXPORTERS = ("sidestep_", "process_", "python_")
-"""How the exporter's own names begin."""
+OWN_PREFIXES = ("sidestep_", "process_", "python_")
+"""Prefixes of the exporter's own names."""
 SLICE = 50
-"""Families that are merged between two turns of the loop."""
+"""Families to merge before yielding to the event loop."""
 
 Key = bytes | Labels
 
 
 @dataclasses.dataclass(eq=False, slots=True)
-class PassedFamily:
-    """One family, of all pages that have it.
+class PassthroughFamily:
+    """One family, merged from all pages that have it.
 
     Attributes:
-        names: All that it takes, as ``plan.taken`` has them.
-        is_openmetrics: Whether it can be shown in that format, where a name may belong to
-            several families: ``x_created`` is a part of ``x`` there.
+        names: All sample names that it takes, as ``layout.taken`` returns them.
+        is_openmetrics: Whether OpenMetrics can have it: there a name may belong to several
+            families, as ``x_created`` is a part of ``x``.
     """
 
     name: str
@@ -39,188 +47,198 @@ class PassedFamily:
     is_openmetrics: bool = True
 
     @property
-    def shown(self) -> list[Part]:
-        """The parts of pages that are."""
-        return [part for part in self.parts if part.plan.page.plan is not None]
+    def visible_parts(self) -> list[Part]:
+        """Return the parts of pages that are exposed."""
+        return [part for part in self.parts if part.parsed.page.parsed is not None]
 
 
 @dataclasses.dataclass(eq=False, slots=True)
 class _Claim:
-    """A family as those pages have it that came first.
+    """A family as merged from the pages so far.
 
     Attributes:
-        places: By page, where it has samples.
+        line_numbers: The family's lines, by page.
     """
 
-    family: PassedFamily
-    places: dict[int, Found]
+    family: PassthroughFamily
+    line_numbers: dict[int, FamilyLines]
 
 
-class _Merge:
-    """What is on all pages, put together."""
+class _MergedPages:
+    """Merged content of all pages."""
 
     def __init__(self) -> None:
-        self.families: list[PassedFamily] = []
+        self.families: list[PassthroughFamily] = []
         self.left_out: dict[int, Counter[str]] = {}
-        """By page: samples that another shows."""
+        """By page: samples that another page exposes."""
 
 
-class Passed:
-    """All pages.
+class PassthroughRegistry:
+    """All passthrough pages.
 
     Args:
-        ours: The names that the exporter's own families take.
+        own_names: Returns the names that the exporter's own families take.
     """
 
-    def __init__(self, ours: Callable[[], Iterable[AbstractSet[str]]]) -> None:
-        self._ours = ours
+    def __init__(self, own_names: Callable[[], Iterable[AbstractSet[str]]]) -> None:
+        self._own_names = own_names
         self._pages: list[Page] = []
-        self._rivals: list[frozenset[int]] = []
-        """By page: those before it that can have a sample equal to one of it."""
-        self._plans: list[Plan | None] = []
-        """What is put together in ``_merged``."""
-        self._merged = _Merge()
+        self._overlapping: list[frozenset[int]] = []
+        """By page: earlier pages that can have a sample equal to one of its own."""
+        self._merged_contents: list[ParsedPage | None] = []
+        """The pages' content in ``_merged``."""
+        self._merged = _MergedPages()
         self._merges = 0
 
     @property
     def version(self) -> int:
-        """Changes with what is on the pages, so that a text can be reused."""
+        """Return a number that changes with the content, so that text can be cached."""
         return self._merges + sum(page.changes for page in self._pages)
 
     @property
-    def moment(self) -> Moment:
-        """The values of now: what is shown of one page shall be of one time."""
-        return {part.plan: part.plan.values for f in self._merged.families for part in f.shown}
+    def page_values(self) -> PageValues:
+        """Return the present values, so that all samples of a page are of one moment."""
+        return {
+            part.parsed: part.parsed.values
+            for f in self._merged.families
+            for part in f.visible_parts
+        }
 
     def page(self, labels: Labels = (), excluded: Collection[str] = ()) -> Page:
-        """One more; see ``Page``."""
+        """Add a page; see ``Page``."""
         page = Page(labels, excluded, self._merge, self._forget)
-        rivals = [i for i, one in enumerate(self._pages) if not _are_apart(page.labels, one.labels)]
-        self._rivals.append(frozenset(rivals))
+        overlapping = [
+            i for i, one in enumerate(self._pages) if not _are_disjoint(page.labels, one.labels)
+        ]
+        self._overlapping.append(frozenset(overlapping))
         self._pages.append(page)
         return page
 
-    def families(self, names: Collection[str] = ()) -> list[PassedFamily]:
-        """Those that are shown, all or those that have one of the sample ``names``."""
+    def families(self, names: Collection[str] = ()) -> list[PassthroughFamily]:
+        """Return the exposed families: all, or those with one of the sample ``names``."""
         if not self._merged.families:
             return []
-        ours = list(self._ours())
+        own_names = list(self._own_names())
         return [
             family
             for family in self._merged.families
             if (not names or not family.names.isdisjoint(names))
-            and not _is_ours(family, ours)
-            and family.shown
+            and not _is_own(family, own_names)
+            and family.visible_parts
         ]
 
     def left_out(self, page: Page) -> Counter[str]:
-        """What is on ``page`` and not shown, by reason."""
-        if page.plan is None:
+        """Return the samples of ``page`` that are not exposed, by reason."""
+        if page.parsed is None:
             return Counter()
-        ours = list(self._ours())
+        own_names = list(self._own_names())
         lost = sum(
             len(part.series)
             for family in self._merged.families
             for part in family.parts
-            if part.plan is page.plan and _is_ours(family, ours)
+            if part.parsed is page.parsed and _is_own(family, own_names)
         )
         others = self._merged.left_out.get(self._pages.index(page), Counter())
-        return page.plan.left_out + others + Counter(ours=lost)
+        return page.parsed.left_out + others + Counter(ours=lost)
 
     def _forget(self, page: Page) -> None:
-        """Keep nothing of ``page``; what it had before others is theirs with the next poll."""
-        self._plans = []
+        """Drop ``page``; after its next poll, another page exposes a sample it shared."""
+        self._merged_contents = []
         for family in self._merged.families:
-            family.parts = [part for part in family.parts if part.plan.page is not page]
+            family.parts = [part for part in family.parts if part.parsed.page is not page]
 
     def _merge(self) -> Iterator[None]:
-        """Put together what is on all pages, until it is what they have now."""
-        while (plans := [page.plan for page in self._pages]) != self._plans:
-            self._merged = yield from self._merged_of(plans)
-            self._plans = plans
+        """Merge all pages until the result is up to date."""
+        while (contents := [page.parsed for page in self._pages]) != self._merged_contents:
+            self._merged = yield from self._merge_pages(contents)
+            self._merged_contents = contents
             self._merges += 1
 
-    def _merged_of(self, plans: Sequence[Plan | None]) -> Generator[None, None, _Merge]:
-        """One block for each family; of two that cannot be one the first page's stays."""
+    def _merge_pages(
+        self, contents: Sequence[ParsedPage | None]
+    ) -> Generator[None, None, _MergedPages]:
+        """Merge families by name; in a conflict the first page's stays."""
         claims: dict[str, _Claim] = {}
         owners: dict[str, str] = {}
-        merged = _Merge()
-        for at, plan in enumerate(plans):
-            if plan is None:
+        merged = _MergedPages()
+        for at, parsed in enumerate(contents):
+            if parsed is None:
                 continue
             left_out = merged.left_out[at] = Counter()
-            for number, family in enumerate(plan.families):
+            for number, family in enumerate(parsed.families):
                 found = family.found
                 claim = claims.get(found.name)
                 has_owner = any(owners.get(name, found.name) != found.name for name in found.names)
                 if has_owner or (claim is not None and claim.family.kind != found.kind):
-                    left_out["other_target"] += len(found.places)
+                    left_out["other_target"] += len(found.line_numbers)
                     continue
                 if claim is None:
                     claim = claims[found.name] = _Claim(_family(found), {})
                     owners.update(dict.fromkeys(found.names, found.name))
-                parts = yield from self._parts(plans, at, family, claim)
-                claim.places[at] = found
+                parts = yield from self._parts(contents, at, family, claim)
+                claim.line_numbers[at] = found
                 claim.family.parts += parts
-                shown = sum(len(part.series) for part in parts)
-                left_out["other_target"] += len(found.places) - shown
+                visible_parts = sum(len(part.series) for part in parts)
+                left_out["other_target"] += len(found.line_numbers) - visible_parts
                 if not number % SLICE:
                     yield
         merged.families = [claim.family for claim in claims.values()]
-        _choose(merged.families)
+        _mark_openmetrics(merged.families)
         return merged
 
     def _parts(
-        self, plans: Sequence[Plan | None], at: int, family: Family, claim: _Claim
+        self, contents: Sequence[ParsedPage | None], at: int, family: Family, claim: _Claim
     ) -> Generator[None, None, list[Part]]:
-        """The samples of ``family`` that no page before has shown."""
-        plan = plans[at]
-        rivals = self._rivals[at] & claim.places.keys()
-        if plan is None or not rivals:
+        """Return the samples of ``family`` that no earlier page exposes."""
+        parsed = contents[at]
+        overlapping = self._overlapping[at] & claim.line_numbers.keys()
+        if parsed is None or not overlapping:
             return family.parts
         known: set[Key] = set()
-        for rival in rivals:
-            for keys in _keys(plans[rival], claim.places[rival]):
+        for rival in overlapping:
+            for keys in _keys(contents[rival], claim.line_numbers[rival]):
                 known.update(keys)
                 yield
         left: list[int] = []
-        places = iter(family.found.places)
-        for keys in _keys(plan, family.found):
-            left += [place for key, place in zip(keys, places, strict=False) if key not in known]
+        line_numbers = iter(family.found.line_numbers)
+        for keys in _keys(parsed, family.found):
+            left += [
+                place for key, place in zip(keys, line_numbers, strict=False) if key not in known
+            ]
             yield
-        if len(left) == len(family.found.places):
+        if len(left) == len(family.found.line_numbers):
             return family.parts
-        return (yield from made_parts(plan, left))
+        return (yield from make_parts(parsed, left))
 
 
-def _keys(plan: Plan | None, found: Found) -> Iterator[list[Key]]:
-    """What tells the samples of ``found`` apart, some at a time, in their order.
+def _keys(parsed: ParsedPage | None, found: FamilyLines) -> Iterator[list[Key]]:
+    """Yield the keys of the samples in ``found``, in order, some at a time.
 
-    Of a histogram it is the same for all: one cannot be from several pages.
+    All samples of a histogram have the same key, so that one cannot come from several pages.
     """
-    if plan is None:
+    if parsed is None:
         return
-    for start in range(0, len(found.places), PART):
-        some = [plan.order[place] for place in found.places[start : start + PART]]
+    for start in range(0, len(found.line_numbers), PART):
+        some = [parsed.order[place] for place in found.line_numbers[start : start + PART]]
         if found.kind in OBSERVED:
-            yield [outer(found.kind, series.labels) for series in some if series is not None]
+            yield [group_labels(found.kind, series.labels) for series in some if series is not None]
         else:
             yield [series.key for series in some if series is not None]
 
 
-def _family(found: Found) -> PassedFamily:
+def _family(found: FamilyLines) -> PassthroughFamily:
     kind = "gauge" if found.kind == "untyped" else found.kind
-    return PassedFamily(found.name, found.kind, found.help, taken(found.name, kind), [])
+    return PassthroughFamily(found.name, found.kind, found.help, taken(found.name, kind), [])
 
 
-def _are_apart(labels: Labels, others: Labels) -> bool:
-    """Whether no sample with the ones can be equal to one with the others."""
+def _are_disjoint(labels: Labels, others: Labels) -> bool:
+    """Return whether samples with these labels and with the others always differ."""
     known = dict(others)
     return any(known.get(name, text) != text for name, text in labels)
 
 
-def _choose(families: Iterable[PassedFamily]) -> None:
-    """Which families OpenMetrics can have, where one takes more names than it shows."""
+def _mark_openmetrics(families: Iterable[PassthroughFamily]) -> None:
+    """Mark the families that OpenMetrics can have: there a family can take more names."""
     owned: set[str] = set()
     for family in sorted(families, key=lambda family: family.name.endswith("_created")):
         names = family.names
@@ -231,5 +249,5 @@ def _choose(families: Iterable[PassedFamily]) -> None:
             owned |= names
 
 
-def _is_ours(family: PassedFamily, ours: Iterable[AbstractSet[str]]) -> bool:
-    return family.name.startswith(EXPORTERS) or not all(map(family.names.isdisjoint, ours))
+def _is_own(family: PassthroughFamily, own_names: Iterable[AbstractSet[str]]) -> bool:
+    return family.name.startswith(OWN_PREFIXES) or not all(map(family.names.isdisjoint, own_names))

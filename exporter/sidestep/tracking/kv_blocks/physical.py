@@ -15,10 +15,7 @@ from sidestep.errors import WireError
 from sidestep.protocol.block_events import ALLOCATED, EVICTED, RESET, TOUCHED, BlockEvents
 from sidestep.protocol.iteration_stats import KVCacheEvictionEvent
 from sidestep.protocol.limits import COUNT_LIMIT
-from sidestep.tracking.kv_blocks.sampling import (
-    Diffusion,
-    Sampling,
-)
+from sidestep.tracking.kv_blocks.sampling import Diffusion, Sampling
 from sidestep.tracking.kv_blocks.tracker import BlockObservations, BlockTracker
 
 SLICE = 512
