@@ -11,13 +11,13 @@ from itertools import chain
 from operator import itemgetter
 from typing import TypeVar, cast
 
-from sidestep.catalog.layout import Placed
+from sidestep.catalog.layout import SlotAssignment
 from sidestep.catalog.model import OBSERVED, Constant, Info, Reading
-from sidestep.catalog.slo import REQUESTS
+from sidestep.catalog.slo import SLO_REQUESTS
 from sidestep.exposition.aggregate import Merge, merged
 from sidestep.exposition.families import Family, labels_with, present, showing, stored
-from sidestep.metrics.availability import settle
-from sidestep.metrics.computed_gauges import reading
+from sidestep.metrics.availability import update_availability
+from sidestep.metrics.computed_gauges import computed_gauge
 from sidestep.metrics.engine import Engine, Key, Number, OpenFamily
 from sidestep.metrics.histogram import Histogram, State
 from sidestep.metrics.registry import Registry
@@ -43,23 +43,23 @@ def state_of(histogram: Histogram) -> State:
     return histogram.bounds, histogram.counts.copy(), histogram.sum
 
 
-def numbers_of(placed: Placed, engines: Sequence[Engine]) -> list[Number | None]:
+def numbers_of(placed: SlotAssignment, engines: Sequence[Engine]) -> list[Number | None]:
     """What ``engines`` have of a row that is ``IN_NUMBERS``, one after the other, as it is kept."""
     slots, source = placed.slots, placed.row.source
-    if placed.where == "scalars":
+    if placed.storage == "scalars":
         if len(slots) == 1:
             slot = slots[0]
             return [engine.values[slot] for engine in engines]
         chosen = itemgetter(*slots)
         return [value for engine in engines for value in chosen(engine.values)]
     if isinstance(source, Reading):
-        return [reading(engine, source.name) for engine in engines]
+        return [computed_gauge(engine, source.name) for engine in engines]
     assert isinstance(source, Constant)
     return [source.value] * len(engines)
 
 
 def histograms_of(
-    placed: Placed, engines: Sequence[Engine], copy: Callable[[Histogram], Shown]
+    placed: SlotAssignment, engines: Sequence[Engine], copy: Callable[[Histogram], Shown]
 ) -> list[Shown | None]:
     """Likewise, of histograms in slots."""
     slots = placed.slots
@@ -73,7 +73,7 @@ def histograms_of(
 
 def copied(
     family: Family,
-    placed: Placed | None,
+    placed: SlotAssignment | None,
     engines: Sequence[Engine],
     copy: Callable[[Histogram], Shown],
 ) -> Iterator[Copy[Shown]]:
@@ -85,18 +85,18 @@ def copied(
         engines: Those that ``view.showing`` has of a dialect, or had.
         copy: Makes a copy of what is to be shown of a histogram.
     """
-    looks = [engine.looks for engine in engines]
-    if placed is not None and (placed.where in IN_NUMBERS or placed.where == "histogram"):
+    looks = [engine.label_version for engine in engines]
+    if placed is not None and (placed.storage in IN_NUMBERS or placed.storage == "histogram"):
         values: Sequence[Number | Shown | None]
-        if placed.where == "histogram":
+        if placed.storage == "histogram":
             values = histograms_of(placed, engines, copy)
         else:
             values = numbers_of(placed, engines)
         return _in_slots(placed, engines, looks, values)
-    if placed is not None and placed.where == "keyed":
-        if placed.row.name == REQUESTS:
+    if placed is not None and placed.storage == "keyed":
+        if placed.row.name == SLO_REQUESTS:
             for engine in engines:
-                settle(engine)
+                update_availability(engine)
         slot = placed.slots[0]
         kept = [engine.keyed[slot].copy() for engine in engines]
         return _keyed(placed, engines, looks, kept)
@@ -106,16 +106,16 @@ def copied(
     if placed is None:
         return _listed(engines, looks, [_own_form(engine, family) for engine in engines], copy)
     name = stored(placed)
-    return _listed(engines, looks, [engine.open.get(name) for engine in engines], copy)
+    return _listed(engines, looks, [engine.open_families.get(name) for engine in engines], copy)
 
 
 def _in_slots(
-    placed: Placed,
+    placed: SlotAssignment,
     engines: Sequence[Engine],
     looks: Sequence[int],
     values: Sequence[Number | Shown | None],
 ) -> Iterator[Copy[Shown]]:
-    names, keys, per = placed.row.own_labels, placed.values_of_label, placed.row.per
+    names, keys, per = placed.row.own_labels, placed.label_values, placed.row.unit_divisor
     width = len(keys)
     for at, (engine, look) in enumerate(zip(engines, looks, strict=True)):
         some = zip(keys, values[at * width : (at + 1) * width], strict=True)
@@ -124,12 +124,12 @@ def _in_slots(
 
 
 def _keyed(
-    placed: Placed,
+    placed: SlotAssignment,
     engines: Sequence[Engine],
     looks: Sequence[int],
     kept: Sequence[Mapping[Key, Number]],
 ) -> Iterator[Copy[Shown]]:
-    names, per = placed.row.own_labels, placed.row.per
+    names, per = placed.row.own_labels, placed.row.unit_divisor
     for engine, look, values in zip(engines, looks, kept, strict=True):
         children: Children[Shown] = [*values.items()]
         yield engine, look, names, children if per == 1 else _in_unit(children, per)
@@ -153,7 +153,7 @@ def _in_unit(children: Children[Shown], per: int) -> Children[Shown]:
 
 def _own_form(engine: Engine, family: Family) -> OpenFamily | None:
     """What ``engine`` has of a family that it described itself."""
-    found = engine.open.get(family.name)
+    found = engine.open_families.get(family.name)
     # Two engines may describe one name differently; the first one's form stands.
     if found is None or (found.kind, found.labels) != (family.kind, family.labels):
         return None
@@ -190,7 +190,7 @@ def copies(
     found: list[Iterator[Copy[Shown]]] = []
     if not family.places:
         everyone = present(registry, "", live=family.kind == "gauge")
-        some = [engine for engine in everyone if family.name in engine.open]
+        some = [engine for engine in everyone if family.name in engine.open_families]
         found.append(copied(family, None, some, copy))
     for dialect, placed in family.places.items():
         found.append(copied(family, placed, showing(registry, dialect, placed), copy))

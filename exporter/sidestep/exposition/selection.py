@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sidestep.catalog.layout import Placed
+from sidestep.catalog.layout import SlotAssignment
 from sidestep.catalog.model import ENGINE_LABELS, Info
 from sidestep.exposition.families import Family, asked, labels_with, present
 from sidestep.exposition.text_format import pairs_text
@@ -35,7 +35,7 @@ class Rosters:
         """Ask anew: a page begins."""
         self._version = -1
 
-    def of(self, dialect: str, placed: Placed) -> Roster:
+    def of(self, dialect: str, placed: SlotAssignment) -> Roster:
         """Those that may have samples of a dialect's row."""
         return self._get(dialect, *asked(self._registry, dialect, placed))
 
@@ -56,7 +56,7 @@ class Rosters:
 
 def roster(engines: list[Engine]) -> Roster:
     """These engines, as they look now."""
-    return Roster(engines, [engine.looks for engine in engines])
+    return Roster(engines, [engine.label_version for engine in engines])
 
 
 class LabelTexts:
@@ -67,9 +67,9 @@ class LabelTexts:
 
     def of(self, engine: Engine, family: Family, form: Form, names: Key, key: Key) -> bytes:
         """Labels of the child that has the values ``key`` of its own labels, which are ``names``."""
-        known = self._by_looks.get(engine.looks)
+        known = self._by_looks.get(engine.label_version)
         if known is None:
-            known = self._by_looks[engine.looks] = {}
+            known = self._by_looks[engine.label_version] = {}
         text = known.get((form, key))
         if text is None:
             text = pairs_text(labels_with(engine, family, names, key)).encode()
@@ -82,10 +82,10 @@ class LabelTexts:
             del self._by_looks[gone]
 
 
-def form_of(placed: Placed) -> Form:
+def form_of(placed: SlotAssignment) -> Form:
     """What rows have in common whose series have the same labels."""
     row = placed.row
     if isinstance(row.source, Info):
         return (row.name,)
     hidden = tuple(name for name in ENGINE_LABELS if name not in row.labels)
-    return (row.own_labels, hidden, row.unless_empty)
+    return (row.own_labels, hidden, row.omits_empty_labels)

@@ -39,9 +39,9 @@ class _Kept:
             self.sections.append(OpenSection(family, "", None, labels))
         else:
             for dialect, placed in family.places.items():
-                if placed.where == "histogram":
+                if placed.storage == "histogram":
                     self.sections.append(HistogramSection(family, dialect, placed, labels))
-                elif placed.where in ("scalars", "reading", "constant"):
+                elif placed.storage in ("scalars", "reading", "constant"):
                     self.sections.append(ScalarSection(family, dialect, placed, labels))
                 else:
                     self.sections.append(OpenSection(family, dialect, placed, labels))
@@ -110,7 +110,7 @@ class Texts:
         """See which families and engines there are now, and forget what was of others."""
         registry = self._registry
         self._rosters.renew()
-        self._labels.keep([engine.looks for engine in registry.engines.values()])
+        self._labels.keep([engine.label_version for engine in registry.engines.values()])
         dialects = spoken(registry)
         if dialects != self._dialects:
             self._dialects = dialects

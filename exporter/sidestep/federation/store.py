@@ -129,7 +129,7 @@ class Forwarded:
             engine.labels[ORIGIN] = engine.id
         found.is_told_whole |= bool(record.totals.looked)
         self._board.bind(found, word, said)
-        engine.heard = max(engine.heard, word.since)
+        engine.seen_at = max(engine.seen_at, word.since)
         self._restored[group] = shown
 
     def restored(self, now: float) -> None:
@@ -226,7 +226,7 @@ class Forwarded:
     @property
     def _has_room(self) -> bool:
         """Whether lives may wait that will become a sum: with a label each, each is an engine."""
-        engines = len(self._registry.engines) + len(self._registry.kept)
+        engines = len(self._registry.engines) + len(self._registry.retired)
         return self.lives.has_room and SPARE * engines <= MAX_ENGINES
 
     @property

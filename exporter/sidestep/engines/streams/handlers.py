@@ -11,7 +11,7 @@ from sidestep.engines.items import Item
 from sidestep.engines.streams.wire import ForwardPass, LoadStat
 from sidestep.errors import WireError
 from sidestep.metrics.engine import Engine, Key, Number
-from sidestep.metrics.field_readers import compile_reads
+from sidestep.metrics.field_readers import compile_reader
 from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.block_events import FIRST_MEDIUM, CacheChange, CacheEvents
@@ -24,22 +24,22 @@ CACHED = "sidestep_kv_cached_block_{}_seconds"
 class StreamHandlers(Handlers):
     """Applies them to one registry's engines of the dialect."""
 
-    FED: ClassVar[Collection[str]] = {
+    HANDLED: ClassVar[Collection[str]] = {
         "stored_blocks", "removed_blocks", "cache_clears", "resident_blocks",
         "kv_sample_halvings", "kv_abandoned_blocks", "kv_unknown_events",
     }  # fmt: skip
 
     def __init__(self, layout: Layout, registry: Registry) -> None:
         super().__init__(layout, registry)
-        self._read_pass = compile_reads(layout, registry, ForwardPass)
-        self._read_load = compile_reads(layout, registry, LoadStat)
-        hook = layout.hooks
+        self._read_pass = compile_reader(layout, registry, ForwardPass)
+        self._read_load = compile_reader(layout, registry, LoadStat)
+        handled = layout.handled
         self._stored, self._removed, self._resident = (
-            hook[f"{name}_blocks"].slots[0] for name in ("stored", "removed", "resident")
+            handled[f"{name}_blocks"].slots[0] for name in ("stored", "removed", "resident")
         )
-        self._clears = hook["cache_clears"].slots[0]
+        self._clears = handled["cache_clears"].slots[0]
         self._halvings, self._abandoned, self._unknown, self._refused = (
-            hook[name].slots[0]
+            handled[name].slots[0]
             for name in (
                 "kv_sample_halvings",
                 "kv_abandoned_blocks",
@@ -75,7 +75,7 @@ class StreamHandlers(Handlers):
         for medium, cached in lives.cached.items():
             self._lives_of(engine, medium, cached)
 
-    def abandon(self, engine: Engine) -> None:
+    def abandon_blocks(self, engine: Engine) -> None:
         """Let go of all lives of hashes: events of them were folded."""
         if engine.blocks is not None:
             _increase(engine, self._abandoned, engine.blocks.tracked)
@@ -89,7 +89,7 @@ class StreamHandlers(Handlers):
         lives = self.registry.blocks_of(engine).cache(item)
         for change in item.changes:
             self._count(engine, change)
-        self.lives(engine, lives)
+        self.observe_lifetimes(engine, lives)
 
     def _count(self, engine: Engine, change: CacheChange) -> None:
         """Blocks by medium; what is resident is known from a time on when nothing was.
@@ -135,10 +135,10 @@ class StreamHandlers(Handlers):
             "reuse_gap": lives.gaps,
         }
         for name, observations in found.items():
-            row = engine.layout.sampled[CACHED.format(name)]
-            family = engine.open.setdefault(row.name, engine.sampled(row))
+            row = engine.layout.sampled_rows[CACHED.format(name)]
+            family = engine.open_families.setdefault(row.name, engine.new_family(row))
             key = self.registry.capped(family.children, (medium,))
-            child = family.children.setdefault(key, engine.child(family))
+            child = family.children.setdefault(key, engine.new_histogram(family))
             if isinstance(child, Histogram):
                 _increase(engine, self._refused, child.observe_weighted(observations))
 
