@@ -120,7 +120,7 @@ def test_hidden_rows_say_what_to_use_instead() -> None:
 
 def test_hidden_rows_are_shown_only_when_asked_for() -> None:
     """Without the switch none of them is in the plan."""
-    shown = {placed.row.status for placed in compile_layout(DIALECTS["vllm"]).placed}
+    shown = {placed.row.status for placed in compile_layout(DIALECTS["vllm"]).assignments}
 
     assert "hidden" not in shown
 
@@ -176,15 +176,15 @@ def test_a_hook_without_a_function_is_refused() -> None:
     hooks = {row.source.name for row in ROWS.values() if isinstance(row.source, Hook)}
     layout = compile_layout(DIALECTS["vllm"])
 
-    assert hooks == set(layout.hooks)
+    assert hooks == set(layout.handled)
 
 
 def test_series_do_not_share_a_place() -> None:
     """Every scalar slot, histogram and keyed family belongs to one row."""
     layout = compile_layout(DIALECTS["vllm"], legacy=True)
     places = [
-        (placed.where, slot)
-        for placed in layout.placed
+        (placed.storage, slot)
+        for placed in layout.assignments
         if not isinstance(placed.row.source, Same)
         for slot in placed.slots
     ]
@@ -194,7 +194,7 @@ def test_series_do_not_share_a_place() -> None:
 
 def test_the_engines_order_is_kept() -> None:
     """Rows stand in the order of the engine's own page."""
-    names = [placed.row.name for placed in compile_layout(DIALECTS["vllm"]).placed]
+    names = [placed.row.name for placed in compile_layout(DIALECTS["vllm"]).assignments]
 
     assert names[: len(vllm.ROWS)] == [row.name for row in vllm.ROWS]
 

@@ -190,7 +190,7 @@ def test_an_engine_that_comes_back_without_tap_has_nothing_of_it(bench: Bench) -
     assert bench.values("sidestep_lora_requests") == {("new", "running"): 1}
     assert bench.values("sidestep_kv_tracked_blocks") == {}
     assert bench.values("sidestep_untracked_requests_total")["restart",] == 1
-    assert bench.registry.questions.places.engines == 0
+    assert bench.registry.sample_groups.capacity.engines == 0
 
 
 def test_counts_of_blocks_go_on_when_the_tap_comes_back(bench: Bench) -> None:
@@ -225,7 +225,7 @@ def test_a_cache_that_is_emptied_is_told_of_whatever_comes_next(bench: Bench) ->
     bench.apply(BlockEvents(0, 2.0, 1, 1.0, bytes([RESET]), [0], [2.0]))
     first, _ = sample(bench, "sidestep_kv_block_reset_age_seconds")
     for _ in range(4):
-        bench.applier.drain()
+        bench.applier.flush_block_lifetimes()
 
     assert first < count
     assert sample(bench, "sidestep_kv_block_reset_age_seconds") == (count, float(count))

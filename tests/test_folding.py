@@ -178,7 +178,7 @@ def test_a_gauge_yields_to_a_newer_one_only() -> None:
     fed.aggregate("s", folded.items, folded.frames)
     (engine,) = fed.intake.registry.engines.values()
     running = engine.layout.find("vllm:num_requests_running").slots[0]
-    sleeping = engine.layout.hooks["sleep_state"].slots
+    sleeping = engine.layout.handled["sleep_state"].slots
 
     assert engine.values[running] == 6
     assert [engine.values[slot] for slot in sleeping[:3]] == [0, 1, 0]
@@ -244,7 +244,7 @@ def test_what_is_too_large_for_a_frame_is_sent_in_several() -> None:
         assert sum(map(len, frame)) <= MAX_FRAME_BYTES - ENVELOPE
     assert fed.rejected == {}
     for name, count in pushed.items():
-        shown = engine.open[name].children.values()
+        shown = engine.open_families[name].children.values()
         assert sum(sum(c.counts) for c in shown if isinstance(c, Histogram)) == count
 
 

@@ -23,7 +23,7 @@ from sidestep.federation.messages import (
 from sidestep.federation.outbox import REFRESH
 from sidestep.metrics.native_histogram import Native, NativeHistogram
 from sidestep.metrics.record_codec import decode_record
-from sidestep.metrics.registry import GONE, MAX_ENGINES, SILENT
+from sidestep.metrics.registry import ENGINE_EXPIRES_SECONDS, MAX_ENGINES, GAUGES_EXPIRE_SECONDS
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.messages import Bye, EngineInfo, Heartbeat, Hello, encode
 from sidestep.protocol.self_described import Family, Sample, Samples
@@ -103,7 +103,7 @@ def test_an_engine_of_native_histograms_is_the_same_elsewhere() -> None:
         next(iter(node.intake.registry.engines.values())).histograms for node in (first, last)
     )
 
-    assert [h and h.kept() for h in before] == [h and h.kept() for h in after]
+    assert [h and h.to_wire() for h in before] == [h and h.to_wire() for h in after]
     assert any(isinstance(h, NativeHistogram) and h.buckets for h in after)
 
 
@@ -251,7 +251,7 @@ def test_silence_is_that_of_the_source() -> None:
     """However many pass its last word on, and however late."""
     node, between, root = leaf("leaf", 1, step(3, running=2)), Node("b"), Node("root")
     node.tell(between)
-    wait(SILENT - 1, node, between, root)
+    wait(GAUGES_EXPIRE_SECONDS - 1, node, between, root)
     between.tell(root)
     assert (value(root, RUNNING), up(root)) == (2, [1.0])
     wait(2, between, root)
@@ -264,12 +264,12 @@ def test_silence_is_that_of_the_source() -> None:
     assert (value(root, RUNNING), up(root)) == (2, [1.0])
     push(node, step(0, running=5))
     node.tell(between)
-    wait(SILENT - 5, between, root)
+    wait(GAUGES_EXPIRE_SECONDS - 5, between, root)
     between.tell(root)
     assert value(root, RUNNING) == 5
     wait(5, between, root)
     assert value(root, RUNNING) == 0
-    wait(GONE - SILENT, between, root)
+    wait(ENGINE_EXPIRES_SECONDS - GAUGES_EXPIRE_SECONDS, between, root)
     assert root.page == ""
     late = Node("late", now=between.now)
     between.tell(late)
@@ -284,7 +284,7 @@ def test_an_engine_that_was_away_is_the_same_when_it_is_back() -> None:
     node.feed(steps("core"))
     node.tell(root)
     page = samples(root.page)
-    wait(GONE + 1, root)
+    wait(ENGINE_EXPIRES_SECONDS + 1, root)
     assert root.page == ""
     node.now = REFRESH
     node.tell(root)
@@ -315,7 +315,7 @@ def test_there_is_a_bound_on_what_others_tell(monkeypatch: pytest.MonkeyPatch) -
 
     assert root.rejected == {("over_limit",): 1.0}
     assert value(root, TOKENS) == 3
-    assert not root.intake.registry.kept
+    assert not root.intake.registry.retired
 
 
 def test_an_engine_that_says_goodbye_is_down_elsewhere_at_once() -> None:
@@ -328,11 +328,11 @@ def test_an_engine_that_says_goodbye_is_down_elsewhere_at_once() -> None:
     for _ in range(4):
         refresh(node, root)
     assert (value(root, TOKENS), value(root, RUNNING)) == (3, 0)
-    for _ in range(int(GONE / REFRESH)):
+    for _ in range(int(ENGINE_EXPIRES_SECONDS / REFRESH)):
         refresh(node, root)
 
     assert node.page == root.page == ""
-    assert len(root.intake.registry.kept) == 1
+    assert len(root.intake.registry.retired) == 1
     node.restart("s")
     node.greet("s", [info()])
     push(node, step(4))
@@ -409,7 +409,7 @@ def test_what_others_remember_costs_nothing_that_is_remembered_here_alone() -> N
     """There is room for so many, and those who count remember theirs."""
     root = leaf("root", 1, step(9))
     root.say("s", Bye(root.incarnation("s"), 1))
-    wait(GONE + 1, root)
+    wait(ENGINE_EXPIRES_SECONDS + 1, root)
     (due,) = leaf("a", 1, step(3)).due()
     due.message.standing = Standing(former=True)
     for number in range(MAX_ENGINES + 10):
@@ -526,7 +526,7 @@ def test_a_restart_makes_nobody_heard_who_is_not() -> None:
     root.save()
     push(node, step(1, running=4))
     node.tell(between)
-    wait(SILENT + 1, between)
+    wait(GAUGES_EXPIRE_SECONDS + 1, between)
     again = Node("root", 2, disk=root.disk, now=between.now, wall=1.0 + between.now)
     between.tell(again)
 

@@ -18,7 +18,7 @@ from sidestep.engines.items import VllmStep, encode_item
 from sidestep.engines.vllm.wire import SchedulerStats
 from sidestep.federation.messages import decode_forward, order_of
 from sidestep.federation.outbox import REFRESH
-from sidestep.metrics.registry import SILENT
+from sidestep.metrics.registry import GAUGES_EXPIRE_SECONDS
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.messages import EngineInfo, Heartbeat
 from trees import Node
@@ -203,7 +203,7 @@ class Tree(RuleBasedStateMachine):
             self.wires[name] = []
             self.nodes[name].outbox.renew()
 
-    @rule(seconds=st.sampled_from([0.5, REFRESH, SILENT + 1]))
+    @rule(seconds=st.sampled_from([0.5, REFRESH, GAUGES_EXPIRE_SECONDS + 1]))
     def wait(self, seconds: float) -> None:
         """Time passes; engines whose steps are rare are heard all the same."""
         self._pass(seconds)
@@ -343,7 +343,7 @@ class Tree(RuleBasedStateMachine):
         layout = registry.layouts["vllm"]
         (tokens,) = layout.find("vllm:generation_tokens_total").slots
         (running,) = layout.find("vllm:num_requests_running").slots
-        for engine in (*registry.engines.values(), *registry.kept.values()):
+        for engine in (*registry.engines.values(), *registry.retired.values()):
             key = engine.labels["model_name"], engine.labels["engine"]
             assert key not in found
             gauge = engine.values[running] if engine.live else None

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from sidestep.metrics.native_histogram import Native, NativeHistogram
-from sidestep.metrics.registry import GONE, SILENT
+from sidestep.metrics.native_histogram import NativeSettings, NativeHistogram
+from sidestep.metrics.registry import ENGINE_EXPIRES_SECONDS, GAUGES_EXPIRE_SECONDS
 from sidestep.protocol.messages import Bye, Nack
 from sidestep.protocol.self_described import Family, Sample, Samples
 from sidestep.transport.guard import Guard
@@ -156,9 +156,9 @@ def test_gauges_go_with_their_source_and_counters_stay() -> None:
     for boot in (1, 2):
         node = leaf("leaf", boot, step(3, running=2))
         node.tell(root)
-    wait(SILENT, root)
+    wait(GAUGES_EXPIRE_SECONDS, root)
     assert (value(root, TOKENS), value(root, RUNNING), up(root)) == (6, 0, [0.0])
-    wait(GONE, root)
+    wait(ENGINE_EXPIRES_SECONDS, root)
     assert root.page == ""
     node.now = root.now
     push(node, step(1, running=1))
@@ -243,7 +243,7 @@ def test_buckets_of_an_ended_epoch_land_in_those_of_the_current_one() -> None:
 def test_since_when_a_native_histogram_counts_is_since_it_was_first_received() -> None:
     """Its source keeps none, and does not say."""
     seconds = [100.0]
-    node, root = leaf("leaf", 1, step(3)), Node("root", native=Native({}, lambda: seconds[0]))
+    node, root = leaf("leaf", 1, step(3)), Node("root", native=NativeSettings({}, lambda: seconds[0]))
     for boot in (1, 2):
         node = leaf("leaf", boot, step(3))
         for _ in range(2):

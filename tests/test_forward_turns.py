@@ -155,11 +155,11 @@ def test_a_record_in_parts_is_the_same_record(data: st.DataObject) -> None:
     if data.draw(st.booleans()):
         del raw[data.draw(st.integers(0, len(raw))) :]
     whole = either(lambda: decode_record(bytes(raw)))
-    before, records.PART = records.PART, 64
+    before, records.PART_BYTES = records.PART_BYTES, 64
     try:
         found = either(lambda: in_parts(bytes(raw)))
     finally:
-        records.PART = before
+        records.PART_BYTES = before
 
     assert found == whole
 

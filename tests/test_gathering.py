@@ -120,10 +120,10 @@ def state(engine: Engine) -> list[Any]:
         [_native(h) for h in engine.histograms if isinstance(h, NativeHistogram)],
         engine.gauge_stamp,
         engine.held_tokens,
-        engine.seen,
+        engine.exposed_paths,
         engine.last_seen,
         [(h.queries, h.hits) for h in (engine.prefix_hits, engine.mm_hits)],
-        {name: family.children for name, family in engine.open.items()},
+        {name: family.children for name, family in engine.open_families.items()},
     ]
 
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from intakes import CORE_RUNS, Fed, Step, steps
-from sidestep.catalog.slo import REQUESTS, UNJUDGED, Limit, Objective
+from sidestep.catalog.slo import SLO_REQUESTS, SLO_UNDECIDED, Limit, Objective
 from sidestep.config.slo import parse
 from sidestep.engines.folding import ItemFolder
 from sidestep.engines.items import Item, VllmStep, encode_item
@@ -26,7 +26,7 @@ from sidestep.exposition.text_page import render
 from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.native_histogram import Native, NativeHistogram
 from sidestep.metrics.record_codec import decode_record
-from sidestep.metrics.slo_histogram import Judge, judged
+from sidestep.metrics.slo_histogram import SloCounter, with_slo_counter
 from sidestep.protocol import messages
 from sidestep.protocol.iteration_stats import FinishedRequestStats, IterationStats
 from sidestep.protocol.messages import EngineInfo, Settings
@@ -65,7 +65,7 @@ def fed(slo: Iterable[Objective], engine: EngineInfo = VLLM, **options: object) 
     return found
 
 
-def counted(page: str, name: str = REQUESTS) -> dict[tuple[str, ...], float]:
+def counted(page: str, name: str = SLO_REQUESTS) -> dict[tuple[str, ...], float]:
     """Values of the family by objective and result, the engines' together."""
     found: Counter[tuple[str, ...]] = Counter()
     for series, value in samples(page).items():
@@ -105,10 +105,10 @@ def test_every_way_to_observe_is_judged_once(
     plain = NativeHistogram(bounds) if native else Histogram(bounds)
     requests: dict[tuple[str, ...], int | float] = {}
     limits = [Limit(f"at_{place}", threshold) for place, threshold in enumerate(THRESHOLDS)]
-    found = judged(plain.empty(), Judge(requests, {}, limits))
+    found = with_slo_counter(plain.empty_copy(), SloCounter(requests, {}, limits))
     for histogram in (plain, found):
         for number, batch in enumerate(batches):
-            (histogram.observe_each if number % 2 else histogram.observe_many)([*batch])
+            (histogram.observe_in_order if number % 2 else histogram.observe_many)([*batch])
         histogram.observe_weighted([*weighted])
         histogram.observe_run(*run)
         histogram.observe(0.3)
@@ -117,7 +117,7 @@ def test_every_way_to_observe_is_judged_once(
         everything += [value] * count
     thresholds = dict(limits)
 
-    assert found.kept() == plain.kept()
+    assert found.to_wire() == plain.to_wire()
     assert isinstance(found, NativeHistogram) == native
     told = {(name, result): count for (result, name), count in requests.items()}
     assert told == expected(everything, **thresholds)
@@ -127,11 +127,11 @@ def test_merged_counts_are_not_judged_again() -> None:
     """What combines histograms for a page counts nothing, nor do other bounds."""
     requests: dict[tuple[str, ...], int | float] = {}
     for plain in (Histogram((1.0,)), NativeHistogram((1.0,))):
-        found = judged(plain, Judge(requests, {}, [Limit("a", 0.5)]))
+        found = with_slo_counter(plain, SloCounter(requests, {}, [Limit("a", 0.5)]))
         found.observe_many([0.1, 0.7])
         before = dict(requests)
-        found.empty().merge(found)
-        other = found.rebounded((0.2, 2.0))
+        found.empty_copy().merge(found)
+        other = found.with_bounds((0.2, 2.0))
 
         assert requests == before
         other.observe(0.3)
@@ -145,9 +145,9 @@ def test_buckets_alone_are_never_judged_wrongly(found: list[float], threshold: f
     histogram.observe_many([*found])
     requests: dict[tuple[str, ...], int | float] = {}
     unjudged: dict[tuple[str, ...], int | float] = {}
-    judge = Judge(requests, unjudged, [Limit("a", threshold)])
-    judge.buckets(histogram.bounds, histogram.counts)
-    judge.buckets(histogram.bounds, histogram.counts, ["a"])
+    judge = SloCounter(requests, unjudged, [Limit("a", threshold)])
+    judge.count_buckets(histogram.bounds, histogram.counts)
+    judge.count_buckets(histogram.bounds, histogram.counts, ["a"])
     exact = expected(found, a=threshold)
 
     assert requests["good", "a"] <= exact["a", "good"]
@@ -190,7 +190,7 @@ def test_the_counters_are_exact_over_folding_and_restarts(data: st.DataObject) -
 
     thresholds = {one.name: one.threshold for one in slo}
     assert counted(now.page) == expected(everything, **thresholds)
-    assert counted(now.page, UNJUDGED) == {}
+    assert counted(now.page, SLO_UNDECIDED) == {}
 
 
 def test_a_sender_that_knows_no_objectives_is_judged_by_its_buckets() -> None:
@@ -204,7 +204,7 @@ def test_a_sender_that_knows_no_objectives_is_judged_by_its_buckets() -> None:
     assert counted(now.page) == {
         ("ttft", "good"): 1, ("ttft", "bad"): 2, ("mine", "good"): 4, ("mine", "bad"): 2,
     }  # fmt: skip
-    assert counted(now.page, UNJUDGED) == {("ttft",): 3}
+    assert counted(now.page, SLO_UNDECIDED) == {("ttft",): 3}
 
 
 def test_what_was_folded_and_judged_is_not_judged_again_in_parts() -> None:
@@ -229,7 +229,7 @@ def test_what_was_folded_and_judged_is_not_judged_again_in_parts() -> None:
         assert counted(node.page) == {
             ("ttft", "good"): 2 if known else 1, ("ttft", "bad"): 1,
         }  # fmt: skip
-        assert counted(node.page, UNJUDGED) == ({} if known else {("ttft",): 1})
+        assert counted(node.page, SLO_UNDECIDED) == ({} if known else {("ttft",): 1})
         assert node.rejected == {}
 
 
@@ -262,7 +262,7 @@ def test_records_of_engines_without_latencies_may_say_anything_of_objectives() -
     triton = EngineInfo("t", "triton", {"model": "m", "version": "1"})
     node = fed(objectives("ttft=350ms"), triton)
     for labels in ([], ["good", "ttft"]):
-        head = Head(triton, {}, [], [], [], [REQUESTS])
+        head = Head(triton, {}, [], [], [], [SLO_REQUESTS])
         record = Record(head, Totals(keyed=[[Child(labels, 1)]]))
         node.aggregate("s", 1, [[msgspec.msgpack.encode(record)]])
 
@@ -275,7 +275,7 @@ def test_no_engine_names_objectives() -> None:
     engine = EngineInfo("e", "vllm", VLLM.labels, closed={"slo": ["mine", "ttft"]})
 
     assert "sidestep_slo" not in fed((), engine).page
-    assert counted(fed(objectives("ttft=1s"), engine).page, UNJUDGED) == {}
+    assert counted(fed(objectives("ttft=1s"), engine).page, SLO_UNDECIDED) == {}
 
 
 def test_what_an_exporter_says_costs_an_engine_little() -> None:
@@ -286,7 +286,7 @@ def test_what_an_exporter_says_costs_an_engine_little() -> None:
     assert folder.fold(step([0.1, 0.5]), [VLLM])
     record = decode_record(folder.seal().frames[0][0])
 
-    children = record.totals.keyed[record.head.keyed.index(REQUESTS)]
+    children = record.totals.keyed[record.head.keyed.index(SLO_REQUESTS)]
     assert {child.value for child in children} == {1}
     assert len(children) == 2 * 64
 
@@ -449,7 +449,7 @@ def test_one_name_goes_for_both_engines() -> None:
     found = samples(node.page)
 
     sglang = 'engine_type="unified",model_name="m"'
-    assert {series: n for series, n in found.items() if series.startswith(REQUESTS)} == {
+    assert {series: n for series, n in found.items() if series.startswith(SLO_REQUESTS)} == {
         f'{REQUESTS}{{engine="0",model_name="m",result="good",slo="ttft"}}': 1,
         f'{REQUESTS}{{engine="0",model_name="m",result="bad",slo="ttft"}}': 1,
         f'{REQUESTS}{{engine="0",model_name="m",result="good",slo="inter_token"}}': 0,
@@ -477,7 +477,7 @@ def test_sglangs_counts_are_not_judged_again_by_another_process() -> None:
         ("ttft", "good"): 2, ("ttft", "bad"): 1, ("other", "good"): 1, ("other", "bad"): 2,
     }  # fmt: skip
     assert counted(again.page) == {key: 2 * count for key, count in counted(node.page).items()}
-    assert counted(again.page, UNJUDGED) == {}
+    assert counted(again.page, SLO_UNDECIDED) == {}
 
 
 def test_what_comes_as_buckets_is_judged_by_them() -> None:
@@ -491,7 +491,7 @@ def test_what_comes_as_buckets_is_judged_by_them() -> None:
     assert counted(node.page) == {
         ("ttft", "good"): 9, ("ttft", "bad"): 5, ("other", "good"): 5, ("other", "bad"): 5,
     }  # fmt: skip
-    assert counted(node.page, UNJUDGED) == {("other",): 4}
+    assert counted(node.page, SLO_UNDECIDED) == {("other",): 4}
 
 
 def test_ranks_that_tell_the_same_count_once_in_the_pod_view() -> None:
@@ -577,11 +577,11 @@ def test_whoever_counts_judges() -> None:
         node.tell(root)
 
     found = {
-        series: value for series, value in samples(root.page).items() if series.startswith(REQUESTS)
+        series: value for series, value in samples(root.page).items() if series.startswith(SLO_REQUESTS)
     }
     at_root = {series: value for series, value in found.items() if 'engine="root"' in series}
     assert {s: v for s, v in found.items() if s not in at_root} == {
-        series: value for series, value in samples(leaf.page).items() if series.startswith(REQUESTS)
+        series: value for series, value in samples(leaf.page).items() if series.startswith(SLO_REQUESTS)
     }
     assert counted("\n".join(f"{s} {v}" for s, v in at_root.items())) == {
         ("ttft", "good"): 2, ("ttft", "bad"): 1, ("e2e", "good"): 0, ("e2e", "bad"): 0,
@@ -609,7 +609,7 @@ def test_a_record_cannot_bring_objectives_of_its_own() -> None:
     assert sender.fold(step([0.1, 9.5]), [VLLM])
     folded = sender.seal()
     record = decode_record(folded.frames[0][0])
-    for child in record.totals.keyed[record.head.keyed.index(REQUESTS)]:
+    for child in record.totals.keyed[record.head.keyed.index(SLO_REQUESTS)]:
         if child.labels == ["bad", "late"]:
             child.labels[0] = "ugly"
     node.aggregate("s", folded.items, [[msgspec.msgpack.encode(record)]])

@@ -17,8 +17,8 @@ from sidestep.catalog.layout_builder import compile_layout
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.sglang.wire import QueueCount
 from sidestep.engines.vllm.wire import SchedulerStats
-from sidestep.metrics.load_inputs import AT_ONCE, INTERVAL, Loads
-from sidestep.metrics.registry import SILENT, Registry
+from sidestep.metrics.load_inputs import BATCH, INTERVAL, LoadTracker
+from sidestep.metrics.registry import GAUGES_EXPIRE_SECONDS, Registry
 from sidestep.protocol.messages import EngineInfo
 from sidestep.protocol.self_described import Sample
 from test_apply import Bench, step, tokens
@@ -58,9 +58,9 @@ async def test_another_exporter_is_told_the_ratio(start: Start, tmp_path: Path) 
         (engine,) = leaf.registry.engines.values()
         assert engine.saturation is not None
         wanted = engine.saturation.ratio
-        await until(lambda: any(e.told for e in root.registry.engines.values()))
+        await until(lambda: any(e.computed for e in root.registry.engines.values()))
         await until(
-            lambda: [e.told.get("saturation") for e in root.registry.engines.values()] == [wanted]
+            lambda: [e.computed.get("saturation") for e in root.registry.engines.values()] == [wanted]
         )
         (shown,) = await ratio(root.url)
 
@@ -76,20 +76,20 @@ async def test_a_process_that_is_new_knows_nothing(start: Start, tmp_path: Path)
         with closing(publisher(exporter.endpoints[0], stream="ramped", engine="ramped")) as engine:
             engine.push(count(1))
             await until(lambda: exporter.intake.items > 0)
-            exporter.intake.loads.look(AHEAD)
+            exporter.intake.loads.update(AHEAD)
             assert await ratio(exporter.url) == []
             assert "ramped" in exporter.registry.engines
 
 
 def looked(bench: Bench, *, seconds: int, waiting: int = 3) -> float | None:
     """The ratio of engine 0 after a full batch has made 100 tokens a second for that long."""
-    loads = Loads(bench.registry)
+    loads = LoadTracker(bench.registry)
     for second in range(seconds):
         scheduler = SchedulerStats(num_running_reqs=4, num_waiting_reqs=waiting)
         iteration = tokens(100)
         iteration.time_to_first_tokens_iter = [0.1] * 2
         bench.apply(step(scheduler, iteration, stamp=second + 1.0))
-        loads.look(float(second))
+        loads.update(float(second))
     found = bench.engines["0"].saturation
     return None if found is None else found.ratio
 
@@ -110,13 +110,13 @@ def test_a_full_engine_whose_queue_stays_is_asked_for_what_it_can(fed: Bench) ->
 
 def test_what_waits_for_an_adapter_does_not_say_that_the_batch_is_full(fed: Bench) -> None:
     """Deferred requests wait for something passing."""
-    loads = Loads(fed.registry)
+    loads = LoadTracker(fed.registry)
     for second in range(500):
         scheduler = SchedulerStats(num_running_reqs=4, num_skipped_waiting_reqs=3)
         iteration = tokens(100)
         iteration.time_to_first_tokens_iter = [0.1] * 2
         fed.apply(step(scheduler, iteration, stamp=second + 1.0))
-        loads.look(float(second))
+        loads.update(float(second))
 
     assert fed.values(NAME) == {}
 
@@ -126,13 +126,13 @@ def test_a_silent_engine_is_not_followed(fed: Bench) -> None:
     looked(fed, seconds=500)
     engine = fed.engines["0"]
     engine.streams.clear()
-    loads = Loads(fed.registry)
-    loads.look(600.0)
+    loads = LoadTracker(fed.registry)
+    loads.update(600.0)
     assert engine.saturation is not None
     assert engine.saturation.ratio is not None
 
-    fed.registry.pass_time(engine.heard + SILENT)
-    loads.look(700.0)
+    fed.registry.expire(engine.seen_at + GAUGES_EXPIRE_SECONDS)
+    loads.update(700.0)
     assert not engine.live
     assert engine.saturation is None
 
@@ -142,9 +142,9 @@ def test_an_engine_that_has_other_processes_now_begins_anew(fed: Bench) -> None:
     looked(fed, seconds=500)
     engine = fed.engines["0"]
     engine.streams.clear()
-    fed.registry.renew(engine)
+    fed.registry.reset_gauges(engine)
     engine.streams.add(2)
-    Loads(fed.registry).look(600.0)
+    LoadTracker(fed.registry).update(600.0)
 
     assert engine.saturation is None
     assert fed.values(NAME) == {}
@@ -153,13 +153,13 @@ def test_an_engine_that_has_other_processes_now_begins_anew(fed: Bench) -> None:
 def test_pages_are_made_anew_only_where_the_ratio_changed(fed: Bench) -> None:
     """It falls while nothing comes, item or not; an idle engine costs no page."""
     looked(fed, seconds=500)
-    loads, engine = Loads(fed.registry), fed.engines["0"]
+    loads, engine = LoadTracker(fed.registry), fed.engines["0"]
     first = engine.version
     for second in range(500, 3000):
-        loads.look(float(second))
+        loads.update(float(second))
     before = engine.version
     assert before > first
-    loads.look(3001.0)
+    loads.update(3001.0)
 
     assert engine.version == before
 
@@ -167,22 +167,22 @@ def test_pages_are_made_anew_only_where_the_ratio_changed(fed: Bench) -> None:
 def test_many_engines_are_looked_at_some_at_a_time() -> None:
     """Each about once a second, none twice, and never all at once."""
     bench = Bench()
-    for number in range(3 * AT_ONCE + 1):
+    for number in range(3 * BATCH + 1):
         engine = bench.engine(str(number))
         engine.streams.add(number)
         bench.apply(step(SchedulerStats(), tokens(1)), to=str(number))
-    loads, seen = Loads(bench.registry), []
+    loads, seen = LoadTracker(bench.registry), []
     for _ in range(6):
-        loads.look(1.0)
+        loads.update(1.0)
         seen.append(sum(e.saturation is not None for e in bench.engines.values()))
 
-    assert seen == [AT_ONCE, 2 * AT_ONCE, 3 * AT_ONCE, *[3 * AT_ONCE + 1] * 3]
-    loads.look(1.0 + INTERVAL)
+    assert seen == [BATCH, 2 * BATCH, 3 * BATCH, *[3 * BATCH + 1] * 3]
+    loads.update(1.0 + INTERVAL)
 
 
 def test_what_another_exporter_counts_is_not_followed(fed: Bench) -> None:
     """That one does."""
-    fed.engines["0"].forwarded = True
+    fed.engines["0"].federated = True
     looked(fed, seconds=200)
 
     assert fed.engines["0"].saturation is None
@@ -192,9 +192,9 @@ def test_triton_and_streams_are_not_followed() -> None:
     """They tell of no batch."""
     registry = Registry({name: compile_layout(dialect) for name, dialect in DIALECTS.items()}, {})
     for dialect in ("triton", "stream"):
-        labels = dict.fromkeys(registry.layouts[dialect].required, "x")
+        labels = dict.fromkeys(registry.layouts[dialect].required_labels, "x")
         registry.register(EngineInfo(dialect, dialect, labels)).streams.add(1)
-    Loads(registry).look(1.0)
+    LoadTracker(registry).update(1.0)
 
     assert [engine.saturation for engine in registry.engines.values()] == [None, None]
 
@@ -217,10 +217,10 @@ def test_sglang_tells_as_much() -> None:
     bench = SglangBench(SCHEDULER)
     engine = bench.registry.engines["s"]
     engine.streams.add(1)
-    loads = Loads(bench.registry)
+    loads = LoadTracker(bench.registry)
     for second in range(500):
         bench.apply(*sglang_tick(second))
-        loads.look(float(second))
+        loads.update(float(second))
 
     assert engine.saturation is not None
     assert engine.saturation.ratio == pytest.approx(1.0, abs=0.01)

@@ -22,8 +22,8 @@ from sidestep.exposition.aggregated_text import AggregatedPage
 from sidestep.exposition.series_filter import SeriesFilter
 from sidestep.exposition.text_page import TextPage, render
 from sidestep.metrics.engine import Engine
-from sidestep.metrics.native_histogram import Native
-from sidestep.metrics.registry import GONE, Registry
+from sidestep.metrics.native_histogram import NativeSettings
+from sidestep.metrics.registry import ENGINE_EXPIRES_SECONDS, Registry
 from sidestep.metrics.self_described import add_samples
 from sidestep.protocol.messages import EngineInfo
 from sidestep.protocol.self_described import Family, Sample, Samples
@@ -131,7 +131,7 @@ class World:
     def __init__(self, random: Random) -> None:
         self.random = random
         layouts = {name: compile_layout(DIALECTS[name], legacy=True) for name in ("vllm", "sglang")}
-        native = Native({}, lambda: 1.0, both=True)
+        native = NativeSettings({}, lambda: 1.0, both=True)
         self.registry = Registry(layouts, {}, native=native, objectives=Objectives(SLO))
         self.now = 0.0
         pod, dropped = (
@@ -171,15 +171,15 @@ class World:
             return joined(self.pages[kind]())
         if kind != "protobuf":
             return render(self.registry, names=NAMES)
-        kept = [(e, e.marks) for e in self.registry.engines.values()]
+        kept = [(e, e.label_cache) for e in self.registry.engines.values()]
         lent = [(h, h.encoded) for h in self.histograms()]
         for engine, _ in kept:
-            engine.marks = {}
+            engine.label_cache = {}
         for histogram, _ in lent:
             histogram.encoded = None
         page = joined(self.pages[kind]())
         for engine, marks in kept:
-            engine.marks = marks
+            engine.label_cache = marks
         for histogram, encoded in lent:
             histogram.encoded = encoded
         return page
@@ -188,7 +188,7 @@ class World:
         """All that keep their bytes."""
         for engine in self.registry.engines.values():
             children = [
-                child for family in engine.open.values() for child in family.children.values()
+                child for family in engine.open_families.values() for child in family.children.values()
             ]
             yield from (h for h in (*engine.histograms, *children) if hasattr(h, "encoded"))
 
@@ -238,24 +238,24 @@ class World:
             placed = engine.layout.find(name) if name in self.rows(engine) else None
             if placed is None or self.random.random() < 0.3:
                 continue
-            if placed.where == "scalars":
+            if placed.storage == "scalars":
                 slot = self.random.choice(placed.slots)
                 engine.values[slot] = (engine.values[slot] or 0) + 1
-            elif placed.where == "keyed" and name != "sidestep_slo_requests_total":
+            elif placed.storage == "keyed" and name != "sidestep_slo_requests_total":
                 children = engine.keyed[placed.slots[0]]
                 key = (self.random.choice("ab"),) * len(placed.row.own_labels)
                 children[key] = children.get(key, 0) + 1
 
     def rows(self, engine: Engine) -> set[str]:
         """What the engine's dialect has."""
-        return {placed.row.name for placed in engine.layout.placed}
+        return {placed.row.name for placed in engine.layout.assignments}
 
     def observe(self, engine: Engine) -> None:
         """Histograms count."""
         for name in OBSERVED:
             if name in self.rows(engine):
                 placed = engine.layout.find(name)
-                for slot in placed.slots if placed.where == "histogram" else ():
+                for slot in placed.slots if placed.storage == "histogram" else ():
                     engine.histogram(slot).observe(self.random.choice([0.0, 0.3, 0.7, 9.0]))
 
     def hide(self, engine: Engine) -> None:
@@ -269,11 +269,11 @@ class World:
         if self.random.random() < 0.3:
             self.registry.discard(engine)
             return
-        self.now += GONE
+        self.now += ENGINE_EXPIRES_SECONDS
         for other in self.registry.engines.values():
-            other.heard = self.now
-        engine.heard = 0.0
-        self.registry.pass_time(self.now)
+            other.seen_at = self.now
+        engine.seen_at = 0.0
+        self.registry.expire(self.now)
 
     def throughput(self, engine: Engine) -> None:
         """A reading is another."""

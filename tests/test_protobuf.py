@@ -127,7 +127,7 @@ def test_with_classic_histograms_nothing_is_kept() -> None:
     assert {type(h) for h in engine.histograms} == {Classic, type(None)} - {
         type(None) if None not in engine.histograms else int
     }
-    assert (engine.native, engine.created, engine.marks) == (None, 0.0, {})
+    assert (engine.native, engine.created, engine.label_cache) == (None, 0.0, {})
 
 
 def test_a_histogram_is_encoded_when_it_has_changed() -> None:
@@ -212,7 +212,7 @@ def test_labels_that_change_are_told() -> None:
     first = page(fed)
     (engine,) = fed.intake.registry.engines.values()
     engine.labels["model_name"] = "ü"
-    engine.look_anew()
+    engine.renew_label_version()
 
     assert b"\x12\x01m" in first
     assert all(
@@ -550,7 +550,7 @@ def test_labels_that_come_and_go_are_not_kept() -> None:
     fed.feed(recorded[: len(recorded) // 2])
     found = {family.name for family in families(page(fed))}
     (engine,) = fed.intake.registry.engines.values()
-    kept = {name for name, _ in engine.marks}
+    kept = {name for name, _ in engine.label_cache}
     keyed = {row.name for row in engine.layout.keyed} & found
 
     assert keyed

@@ -10,7 +10,7 @@ from sidestep.catalog.slo import Objective
 from sidestep.federation.computed_records import Present, Records
 from sidestep.federation.messages import encode_forward, split
 from sidestep.federation.outbox import REFRESH, Due, Outbox
-from sidestep.metrics.native_histogram import Native
+from sidestep.metrics.native_histogram import NativeSettings
 from sidestep.snapshot.capture import Capture, restore
 
 
@@ -30,7 +30,7 @@ class Node(Fed):
         state: bool = False,
         disk: Sequence[bytes] = (),
         labels: Mapping[str, str] | None = None,
-        native: Native | None = None,
+        native: NativeSettings | None = None,
         legacy: bool = False,
         now: float = 0.0,
         wall: float = 1.0,

@@ -95,7 +95,7 @@ class Exporter:
             objectives=Objectives(config.slo),
         )
         self.series_filter = series_filter(config)
-        self.registry.shows = functools.lru_cache(4096)(self.series_filter.shows)
+        self.registry.is_exposed = functools.lru_cache(4096)(self.series_filter.shows)
         self.metrics = SelfMetrics()
         allowed = access(config)
         watchdog = Watchdog(

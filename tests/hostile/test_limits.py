@@ -25,7 +25,7 @@ from sidestep.exposition.text_page import render
 from sidestep.metrics.engine import ORIGIN
 from sidestep.metrics.quotas import MAX_ENGINE_BYTES, MAX_OPEN_FAMILIES
 from sidestep.metrics.record_codec import encode_record, totals_of
-from sidestep.metrics.registry import GONE, MAX_ENGINES, Registry
+from sidestep.metrics.registry import ENGINE_EXPIRES_SECONDS, MAX_ENGINES, Registry
 from sidestep.metrics.validate_record import LARGEST
 from sidestep.protocol.block_events import MAX_HASHES, BlockEvents, CacheChange, CacheEvents
 from sidestep.protocol.iteration_stats import IterationStats
@@ -42,7 +42,7 @@ from sidestep.protocol.records import TOTAL_LIMIT, Buckets, Child, Hits, OpenTot
 from sidestep.protocol.request_events import MAX_REQUESTS, Iteration, Output, Queued, RequestEvents
 from sidestep.protocol.self_described import Family, Sample, Samples
 from sidestep.tracking.kv_blocks.sampling import Sampling
-from sidestep.tracking.requests.capacity import Places
+from sidestep.tracking.requests.capacity import RequestCapacity
 from sidestep.tracking.requests.inflight import InFlight
 
 LABELS = {"engine": "0", "model_name": "m"}
@@ -114,9 +114,9 @@ def test_an_engine_that_is_not_named_any_more_is_not_fed() -> None:
     fed.greet("s", [engine("b")])
 
     assert not fed.intake.registry.engines["a"].streams
-    fed.pass_time(GONE / 2)
+    fed.pass_time(ENGINE_EXPIRES_SECONDS / 2)
     fed.say("s", Heartbeat(1, 0, 0))
-    fed.pass_time(GONE / 2 + 1)
+    fed.pass_time(ENGINE_EXPIRES_SECONDS / 2 + 1)
     assert list(fed.intake.registry.engines) == ["b"]
 
 
@@ -178,7 +178,7 @@ def test_engines_that_look_alike_are_told_apart_whoever_returns() -> None:
     fed.greet("a", [engine("a", LABELS)])
     fed.items("a", [encode_item(VllmStep(0, 1.0, 1.0, None, IterationStats(5)))])
     assert fed.page
-    fed.pass_time(GONE + 1)
+    fed.pass_time(ENGINE_EXPIRES_SECONDS + 1)
     fed.greet("b", [engine("b", {**LABELS, "pod": ""})])
     fed.greet("a", [engine("a", LABELS)])
     found = [line for line in fed.page.splitlines() if line.startswith(ITL + "_count")]
@@ -196,9 +196,9 @@ def test_an_engine_keeps_its_labels_over_a_restart() -> None:
     fed.greet("a", [engine("a", LABELS)])
     fed.greet("b", [engine("b", LABELS)])
     fed.say("a", Bye(1, 0))
-    fed.pass_time(GONE / 2)
+    fed.pass_time(ENGINE_EXPIRES_SECONDS / 2)
     fed.say("b", Heartbeat(2, 0, 0))
-    fed.pass_time(GONE / 2 + 1)
+    fed.pass_time(ENGINE_EXPIRES_SECONDS / 2 + 1)
     assert 'origin="b"' in fed.page
     other = fed.reborn(fed.snapshot())
 
@@ -242,13 +242,13 @@ def test_an_engine_that_is_given_up_leaves_nothing_behind(fed: Fed) -> None:
         events(*(Queued(n, 1.0, group=n + 1) for n in range(50))),
         samples(Family("own", "gauge", ["k"], [Sample([str(n)], 1.0) for n in range(9)])),
     ])  # fmt: skip
-    assert (len(registry.questions.groups), registry.quota.series) == (50, 9)
+    assert (len(registry.sample_groups.groups), registry.quota.series) == (50, 9)
     fed.say("s", Bye(1, fed.seqs["s"]))
     fed.restart("s")
     fed.greet("s", [engine("e", {**LABELS, "pod": "new"})])
 
-    places = registry.questions.places
-    assert (registry.questions.groups, places.used, places.engines) == ({}, 0, 0)
+    places = registry.sample_groups.capacity
+    assert (registry.sample_groups.groups, places.used, places.engines) == ({}, 0, 0)
     assert (registry.quota.series, registry.quota.bytes) == (0, 0)
     assert (registry.quota.families, registry.quota.names) == ({}, set())
 
@@ -402,10 +402,10 @@ def test_what_nothing_folds_to_changes_nothing(
 def test_what_was_seen_is_what_the_catalogue_has(fed: Fed) -> None:
     """Names of options would gather without end, and make a snapshot unreadable."""
     (known,) = fed.intake.registry.engines.values()
-    path = min(known.layout.shown_paths)
+    path = min(known.layout.optional_paths)
     send(fed, record(fed, lambda totals: setattr(totals, "seen", [path, "x", "y"])))
 
-    assert known.seen == {path}
+    assert known.exposed_paths == {path}
 
 
 def test_counts_that_no_64_bits_hold_are_shown_and_kept(fed: Fed) -> None:
@@ -592,14 +592,14 @@ def test_as_long_as_allowed_is_taken(fed: Fed) -> None:
 
 def test_every_engine_has_its_share_of_the_requests_followed() -> None:
     """One that takes all that is left does not take another's."""
-    places = Places()
+    places = RequestCapacity()
     greedy, modest = (InFlight(100, 1e9, places) for _ in range(2))
     other = InFlight(100, 1e9, places)
     for number in range(150):
-        greedy.adopt(number, 1.0)
-        other.adopt(number, 1.0)
+        greedy.track(number, 1.0)
+        other.track(number, 1.0)
     for number in range(90):
-        modest.adopt(number, 1.0)
+        modest.track(number, 1.0)
 
     assert [len(each.live) for each in (greedy, other, modest)] == [100, 100, 66]
     assert places.used == 266

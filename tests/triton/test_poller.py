@@ -524,10 +524,10 @@ async def test_deselected_models_are_detached(start: Start, tmp_path: Path) -> N
             await until(lambda: len(Page(exporter).served) == 2)
         async with start(state_dir=state, triton=triton(server, "model=b*")) as exporter:
             registry = exporter.registry
-            await until(lambda: any(e.streams for e in registry.engines.values() if e.looked))
+            await until(lambda: any(e.streams for e in registry.engines.values() if e.statistics))
             await queried(server)
 
-            fed = {e.labels["model"] for e in registry.engines.values() if e.looked and e.streams}
+            fed = {e.labels["model"] for e in registry.engines.values() if e.statistics and e.streams}
             assert fed == {"b"}
 
 

@@ -209,7 +209,7 @@ class Process:
         name = family_name(metric)
         row = ROWS.get(name)
         # Requests fill in empty labels; a scheduler's priority applies to its queues only.
-        engine_labels = _nonempty(labels) if row is None or row.extra else labels
+        engine_labels = _nonempty(labels) if row is None or row.extra_labels else labels
         stub = MetricStub(
             self.deferred,
             name,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from sidestep.engines.triton.rows import CACHE, EXECUTES, FAILURES
-from sidestep.engines.triton.statistics import BegunAnewError, difference
+from sidestep.engines.triton.statistics import CountersResetError, difference
 from sidestep.engines.triton.wire import ModelStats, TritonStats
 from sidestep.protocol.limits import MAX_LABEL_CHARS
 from sidestep.protocol.messages import EngineInfo
@@ -136,7 +136,7 @@ class Models:
         if previous is not None:
             try:
                 difference(self._read(piece, False), previous.stats)
-            except BegunAnewError:
+            except CountersResetError:
                 yield from self._drop(key, poll_time)
 
     def _drop(self, key: ModelVersion, poll_time: PollTime) -> Iterator[VersionUpdate]:

@@ -10,7 +10,7 @@ import msgspec
 
 from sidestep.catalog.model import Row, check
 
-Ended = tuple[int | float, int | float]
+AvailabilityCounts = tuple[int | float, int | float]
 """Requests that were served, and requests that were not."""
 
 
@@ -24,7 +24,7 @@ class Polled(msgspec.Struct):
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class Tables:
+class DialectTables:
     """One dialect's tables.
 
     Attributes:
@@ -45,11 +45,11 @@ class Tables:
     common_rows: tuple[Row, ...] = ()
     structs: tuple[type[msgspec.Struct], ...] = ()
     has_requests: bool = False
-    apart: bool = False
+    has_own_namespace: bool = False
     part_labels: frozenset[str] = frozenset()
     # Of engines, which are above this package.
     polled: type[Polled] | None = None
-    ended: Callable[[Any], Ended | None] | None = None
+    availability_counts: Callable[[Any], AvailabilityCounts | None] | None = None
     load_reader: Callable[[Any], Callable[[Any], Any]] | None = None
 
     def is_part(self, labels: Collection[str]) -> bool:

@@ -10,15 +10,15 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from sidestep.catalog.dialect import Tables
+from sidestep.catalog.dialect import DialectTables
 from sidestep.catalog.model import OBSERVED, Kind, Row, Same
 from sidestep.protocol.limits import OTHER
 
-Where = Literal["scalars", "histogram", "keyed", "sampled", "reading", "constant", "info"]
+Storage = Literal["scalars", "histogram", "keyed", "sampled", "reading", "constant", "info"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Placed:
+class SlotAssignment:
     """A row and where an engine keeps its series.
 
     Attributes:
@@ -29,19 +29,19 @@ class Placed:
     """
 
     row: Row
-    where: Where
+    storage: Storage
     slots: tuple[int, ...] = ()
 
     @functools.cached_property
-    def values_of_label(self) -> tuple[tuple[str, ...], ...]:
+    def label_values(self) -> tuple[tuple[str, ...], ...]:
         """Own label values of the slots, in order."""
         if not self.row.closed:
             return ((),)
-        closed = self.row.closed if self.where == "histogram" else (*self.row.closed, OTHER)
+        closed = self.row.closed if self.storage == "histogram" else (*self.row.closed, OTHER)
         return tuple((value,) for value in closed)
 
 
-class Fed(NamedTuple):
+class FeedTarget(NamedTuple):
     """A place that gets what another family's children get; see ``model.Also``."""
 
     row: Row
@@ -49,7 +49,7 @@ class Fed(NamedTuple):
     values: tuple[str, ...]
 
 
-class Section:
+class StructFields:
     """What to read from one struct of an item, and the structs below it."""
 
     __slots__ = (
@@ -62,48 +62,48 @@ class Section:
         self.path = path
         self.gauges: list[tuple[str, int]] = []
         self.counters: list[tuple[str, int]] = []
-        self.single: list[tuple[str, int]] = []
+        self.observed: list[tuple[str, int]] = []
         """Numbers that a histogram observes."""
-        self.lists: list[tuple[str, int]] = []
+        self.observed_lists: list[tuple[str, int]] = []
         """Lists of numbers that a histogram observes."""
-        self.runs: list[tuple[str, int]] = []
+        self.observed_runs: list[tuple[str, int]] = []
         """Likewise, as runs of equal numbers."""
-        self.columns: list[tuple[str, bool, int]] = []
+        self.observed_columns: list[tuple[str, bool, int]] = []
         """Of a list of structs: field, whether it is itself a list, histogram."""
-        self.codes: list[tuple[str, Placed]] = []
+        self.code_fields: list[tuple[str, SlotAssignment]] = []
         """Of a list of structs: a field that indexes the row's closed values."""
-        self.tallies: list[tuple[str, Placed]] = []
+        self.labelled_counts: list[tuple[str, SlotAssignment]] = []
         """Dicts by label value, or lists by position."""
-        self.rows: list[Placed] = []
-        self.parts: dict[str, Section] = {}
+        self.rows: list[SlotAssignment] = []
+        self.nested: dict[str, StructFields] = {}
 
     @property
-    def shown(self) -> list[Placed]:
+    def optional_rows(self) -> list[SlotAssignment]:
         """The rows that appear with the first such struct: all, where one option sends it."""
         return self.rows if all(placed.row.feature for placed in self.rows) else []
 
     @property
-    def shown_paths(self) -> Iterator[str]:
+    def optional_paths(self) -> Iterator[str]:
         """Here and below, where an option's families appear together."""
-        if self.shown:
+        if self.optional_rows:
             yield self.path
-        for part in self.parts.values():
-            yield from part.shown_paths
+        for part in self.nested.values():
+            yield from part.optional_paths
 
     @property
     def gated(self) -> Iterator[str]:
         """Names of rows, here and below, that one option shows although others share its struct."""
-        if not self.shown:
+        if not self.optional_rows:
             yield from (placed.row.name for placed in self.rows if placed.row.feature)
-        for part in self.parts.values():
+        for part in self.nested.values():
             yield from part.gated
 
-    def part(self, name: str) -> Section:
+    def part(self, name: str) -> StructFields:
         """The section of the struct in field ``name``."""
-        return self.parts.setdefault(name, Section(name, f"{self.path}.{name}"))
+        return self.nested.setdefault(name, StructFields(name, f"{self.path}.{name}"))
 
 
-def taken(name: str, kind: Kind) -> frozenset[str]:
+def exposed_names(name: str, kind: Kind) -> frozenset[str]:
     """The names that family ``name`` takes: OpenMetrics' family and every sample's."""
     if kind in OBSERVED:
         ends = ("bucket", "count", "sum", "created")
@@ -126,12 +126,12 @@ class Layout:
         gated: Rows of an option whose fields are sent without it, too: hidden while it is off.
     """
 
-    tables: Tables
-    placed: tuple[Placed, ...]
-    roots: Mapping[type[msgspec.Struct], Section]
-    hooks: Mapping[str, Placed]
-    sampled: Mapping[str, Row]
-    also: Mapping[str, list[Fed]]
+    tables: DialectTables
+    placed: tuple[SlotAssignment, ...]
+    roots: Mapping[type[msgspec.Struct], StructFields]
+    handled: Mapping[str, SlotAssignment]
+    sampled_rows: Mapping[str, Row]
+    feeds: Mapping[str, list[FeedTarget]]
     gated: frozenset[str]
     scalars: int
     histograms: tuple[Row, ...]
@@ -143,9 +143,9 @@ class Layout:
         return self.tables.name
 
     @property
-    def apart(self) -> bool:
+    def has_own_namespace(self) -> bool:
         """Whether no other dialect's engine can have a series of one of its own."""
-        return self.tables.apart
+        return self.tables.has_own_namespace
 
     @property
     def has_requests(self) -> bool:
@@ -153,53 +153,53 @@ class Layout:
         return self.tables.has_requests
 
     @functools.cached_property
-    def required(self) -> frozenset[str]:
+    def required_labels(self) -> frozenset[str]:
         """Label names that every engine has to bring along: all rows share them."""
-        shared = [set(placed.row.shared) for placed in self.placed]
+        shared = [set(placed.row.shared) for placed in self.assignments]
         return frozenset(set.intersection(*shared) if shared else ())
 
     @functools.cached_property
     def own_labels(self) -> frozenset[str]:
         """Label names that no engine may bring along: they tell its children apart."""
-        own = {label for placed in self.placed for label in placed.row.own_labels}
+        own = {label for placed in self.assignments for label in placed.row.own_labels}
         return frozenset(own | {"le", "quantile"})
 
     @functools.cached_property
     def names(self) -> frozenset[str]:
         """Every name that a family of the catalogue takes on a page, as family or as sample."""
-        return frozenset().union(*(taken(p.row.name, p.row.kind) for p in self.placed))
+        return frozenset().union(*(exposed_names(p.row.name, p.row.kind) for p in self.assignments))
 
-    def names_with(self, features: AbstractSet[str]) -> frozenset[str]:
+    def names_for(self, features: AbstractSet[str]) -> frozenset[str]:
         """``names`` without those of rows that only other features than ``features`` show."""
         hidden = [
             placed.row
-            for placed in self.placed
+            for placed in self.assignments
             if placed.row.name in self.gated and placed.row.feature not in features
         ]
-        return self.names.difference(*(taken(row.name, row.kind) for row in hidden))
+        return self.names.difference(*(exposed_names(row.name, row.kind) for row in hidden))
 
     @functools.cached_property
     def histogram_names(self) -> tuple[str, ...]:
         """By slot: the family, and where it has a label the label's value."""
         found = [""] * len(self.histograms)
-        for placed in self.own:
-            if placed.where == "histogram":
-                for slot, key in zip(placed.slots, placed.values_of_label, strict=True):
+        for placed in self.primary:
+            if placed.storage == "histogram":
+                for slot, key in zip(placed.slots, placed.label_values, strict=True):
                     found[slot] = "|".join((placed.row.name, *key))
         return tuple(found)
 
     @functools.cached_property
-    def own(self) -> tuple[Placed, ...]:
+    def own(self) -> tuple[SlotAssignment, ...]:
         """The rows that have slots of their own."""
-        return tuple(placed for placed in self.placed if not isinstance(placed.row.source, Same))
+        return tuple(placed for placed in self.assignments if not isinstance(placed.row.source, Same))
 
     @functools.cached_property
     def scalar_names(self) -> tuple[tuple[str, str], ...]:
         """By slot: the family and, where it has a label, the label's value."""
         found = [("", "")] * self.scalars
-        for placed in self.own:
-            if placed.where == "scalars":
-                for slot, key in zip(placed.slots, placed.values_of_label, strict=True):
+        for placed in self.primary:
+            if placed.storage == "scalars":
+                for slot, key in zip(placed.slots, placed.label_values, strict=True):
                     found[slot] = placed.row.name, "".join(key)
         return tuple(found)
 
@@ -213,22 +213,22 @@ class Layout:
         """Slots of gauges."""
         return frozenset(
             slot
-            for placed in self.own
-            if placed.where == "scalars" and placed.row.kind == "gauge"
+            for placed in self.primary
+            if placed.storage == "scalars" and placed.row.kind == "gauge"
             for slot in placed.slots
         )
 
     @functools.cached_property
-    def shown_paths(self) -> frozenset[str]:
+    def optional_paths(self) -> frozenset[str]:
         """Paths of structs with which an option's families appear."""
-        return frozenset(path for root in self.roots.values() for path in root.shown_paths)
+        return frozenset(path for root in self.roots.values() for path in root.optional_paths)
 
     @functools.cached_property
-    def timeless(self) -> frozenset[int]:
+    def lasting_gauges(self) -> frozenset[int]:
         """Those of gauges that no step tells: they are true until told anew."""
-        hook = self.hooks.get("sleep_state")
-        return frozenset() if hook is None else frozenset(hook.slots)
+        assignment = self.handled.get("sleep_state")
+        return frozenset() if assignment is None else frozenset(assignment.slots)
 
-    def find(self, name: str) -> Placed:
+    def find(self, name: str) -> SlotAssignment:
         """The row named ``name``."""
-        return next(placed for placed in self.placed if placed.row.name == name)
+        return next(placed for placed in self.assignments if placed.row.name == name)

@@ -19,14 +19,14 @@ from typing import Any
 
 import msgspec
 
-from sidestep.catalog.dialect import Tables
-from sidestep.catalog.layout import Fed, Layout, Placed, Section, Where
-from sidestep.catalog.model import Also, Constant, Hook, Info, Reading, Row, Same, Sampled
+from sidestep.catalog.dialect import DialectTables
+from sidestep.catalog.layout import FeedTarget, Layout, SlotAssignment, Section, Where
+from sidestep.catalog.model import FeedsFrom, Constant, Handler, Info, Computed, Row, Alias, Sampled
 from sidestep.errors import CatalogueError
 
-ELSEWHERE: Mapping[type, Where] = {
+WITHOUT_SLOT: Mapping[type, Where] = {
     Sampled: "sampled",
-    Reading: "reading",
+    Computed: "reading",
     Constant: "constant",
     Info: "info",
 }
@@ -34,58 +34,58 @@ ELSEWHERE: Mapping[type, Where] = {
 
 
 @functools.cache
-def compile_layout(tables: Tables, *, legacy: bool = False, common: bool = False) -> Layout:
+def compile_layout(tables: DialectTables, *, legacy: bool = False, common: bool = False) -> Layout:
     """Compile the rows of ``tables``; see ``Tables.rows_for``.
 
     Raises:
         CatalogueError: A row's source names no field, or one of another shape.
     """
-    return _Compiler(tables).layout(tables.rows_for(legacy=legacy, common=common))
+    return _LayoutBuilder(tables).layout(tables.rows_for(legacy=legacy, common=common))
 
 
-class _Compiler:
+class _LayoutBuilder:
     """Hands out slots while it walks the rows once."""
 
-    def __init__(self, tables: Tables) -> None:
+    def __init__(self, tables: DialectTables) -> None:
         self.tables = tables
         self.roots = {struct: Section("") for struct in tables.structs}
         self.scalars = 0
         self.histograms: list[Row] = []
         self.keyed: list[Row] = []
-        self.hooks: dict[str, Placed] = {}
-        self.also: dict[str, list[Fed]] = {}
+        self.handled: dict[str, SlotAssignment] = {}
+        self.feeds: dict[str, list[FeedTarget]] = {}
 
     def layout(self, rows: tuple[Row, ...]) -> Layout:
-        placed = {row.name: self.place(row) for row in rows if not isinstance(row.source, Same)}
+        placed = {row.name: self.assign(row) for row in rows if not isinstance(row.source, Alias)}
         for row in rows:
-            if isinstance(row.source, Same):
-                shown = placed[row.source.name]
-                placed[row.name] = dataclasses.replace(shown, row=row)
-        sampled = {row.name: row for row in rows if isinstance(row.source, Sampled)}
-        for name in self.also.keys() - sampled.keys():
+            if isinstance(row.source, Alias):
+                target = placed[row.source.name]
+                placed[row.name] = dataclasses.replace(target, row=row)
+        sampled_rows = {row.name: row for row in rows if isinstance(row.source, Sampled)}
+        for name in self.feeds.keys() - sampled_rows.keys():
             raise CatalogueError(f"{self.also[name][0].row.name}: no sampled row {name} to add")
         return Layout(
             tables=self.tables,
             placed=tuple(placed[row.name] for row in rows),
             roots=self.roots,
-            hooks=self.hooks,
-            sampled=sampled,
-            also=self.also,
+            handled=self.handled,
+            sampled_rows=sampled_rows,
+            feeds=self.feeds,
             gated=frozenset(name for root in self.roots.values() for name in root.gated),
             scalars=self.scalars,
             histograms=tuple(self.histograms),
             keyed=tuple(self.keyed),
         )
 
-    def place(self, row: Row) -> Placed:
+    def assign(self, row: Row) -> SlotAssignment:
         """Give ``row`` its slots and connect its source."""
         match row.source:
-            case Hook(name):
+            case Handler(name):
                 placed = self.allocate(row)
-                self.hooks[name] = placed
-            case Also() as also:
+                self.handled[name] = placed
+            case FeedsFrom() as feeds:
                 placed = self.allocate(row)
-                self.feed(placed, also, placed.slots[0])
+                self.feed(placed, feeds, placed.slots[0])
             case str() as path:
                 placed = self.allocate(row)
                 self.connect(placed, path, None)
@@ -98,41 +98,41 @@ class _Compiler:
                 if tuple(mapping) != row.closed:
                     raise CatalogueError(f"{row.name}: one path for each value of {row.closed}")
                 for slot, path in zip(placed.slots, mapping.values(), strict=False):
-                    if isinstance(path, Also):
+                    if isinstance(path, FeedsFrom):
                         self.feed(placed, path, slot)
                     else:
                         self.connect(placed, path, slot)
-            case elsewhere:
-                return Placed(row, ELSEWHERE[type(elsewhere)])
+            case source:
+                return SlotAssignment(row, WITHOUT_SLOT[type(source)])
         return placed
 
-    def feed(self, placed: Placed, also: Also, slot: int) -> None:
+    def feed(self, placed: SlotAssignment, feeds: FeedsFrom, slot: int) -> None:
         """Have ``slot`` fed with another family."""
-        self.also.setdefault(also.name, []).append(Fed(placed.row, slot, also.values))
+        self.feeds.setdefault(feeds.name, []).append(FeedTarget(placed.row, slot, feeds.values))
 
-    def allocate(self, row: Row) -> Placed:
+    def allocate(self, row: Row) -> SlotAssignment:
         if row.kind == "histogram":
             first = len(self.histograms)
             self.histograms += [row] * max(len(row.closed), 1)
-            return Placed(row, "histogram", tuple(range(first, len(self.histograms))))
+            return SlotAssignment(row, "histogram", tuple(range(first, len(self.histograms))))
         if row.own_labels and not row.closed:
             self.keyed.append(row)
-            return Placed(row, "keyed", (len(self.keyed) - 1,))
+            return SlotAssignment(row, "keyed", (len(self.keyed) - 1,))
         first = self.scalars
         self.scalars += len(row.closed) + 1 if row.closed else 1
-        return Placed(row, "scalars", tuple(range(first, self.scalars)))
+        return SlotAssignment(row, "scalars", tuple(range(first, self.scalars)))
 
-    def connect(self, placed: Placed, path: str, slot: int | None) -> None:
+    def connect(self, placed: SlotAssignment, path: str, slot: int | None) -> None:
         """Add the reading of ``path`` to the section of its struct, below every root that has it."""
         first = path.partition(".")[0].removesuffix("[]")
-        below = [struct for struct in self.roots if hasattr(struct, first)]
-        if not below:
+        structs = [struct for struct in self.roots if hasattr(struct, first)]
+        if not structs:
             raise CatalogueError(f"{placed.row.name}: no item has a field {first}")
-        for struct in below:
+        for struct in structs:
             self.connect_below(struct, placed, path, slot)
 
     def connect_below(
-        self, struct: type[msgspec.Struct], placed: Placed, path: str, slot: int | None
+        self, struct: type[msgspec.Struct], placed: SlotAssignment, path: str, slot: int | None
     ) -> None:
         row = placed.row
         section = self.roots[struct]
@@ -150,21 +150,21 @@ class _Compiler:
         _, shape = self.field(row, struct, leaf.removesuffix("[]"))
         target = placed.slots[0] if slot is None else slot
         if row.kind == "histogram":
-            chosen = section.lists if leaf.endswith("[]") else section.single
-            chosen.append((leaf.removesuffix("[]"), target))
+            fields = section.observed_lists if leaf.endswith("[]") else section.single
+            fields.append((leaf.removesuffix("[]"), target))
             twin = f"{leaf.removesuffix('[]')}_runs"
             if twin in struct.__struct_fields__:
-                section.runs.append((twin, target))
+                section.observed_runs.append((twin, target))
         elif shape == "plain":
             (section.counters if row.kind == "counter" else section.gauges).append((leaf, target))
         elif row.own_labels:
-            section.tallies.append((leaf, placed))
+            section.labelled_counts.append((leaf, placed))
         else:
             raise CatalogueError(f"{row.name}: {path} holds many values, the row has no label")
         section.rows.append(placed)
 
     def connect_column(
-        self, section: Section, placed: Placed, struct: type, leaf: str, slot: int | None
+        self, section: Section, placed: SlotAssignment, struct: type, leaf: str, slot: int | None
     ) -> None:
         row = placed.row
         section.rows.append(placed)
@@ -172,9 +172,9 @@ class _Compiler:
         if row.kind == "histogram":
             nested = leaf.endswith("[]")
             target = placed.slots[0] if slot is None else slot
-            section.columns.append((leaf.removesuffix("[]"), nested, target))
+            section.observed_columns.append((leaf.removesuffix("[]"), nested, target))
         elif row.kind == "counter" and row.closed:
-            section.codes.append((leaf, placed))
+            section.code_fields.append((leaf, placed))
         else:
             raise CatalogueError(f"{row.name}: {row.source} needs a histogram or closed values")
 

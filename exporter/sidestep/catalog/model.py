@@ -23,21 +23,21 @@ ENGINE_LABELS = ("engine", "model_name")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Hook:
+class Handler:
     """Fed by code, by this name (``vllm_hooks``, ``core_hooks``): more than one field decides."""
 
     name: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Reading:
+class Computed:
     """Computed at scrape time by the function of this name in ``readings``."""
 
     name: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Same:
+class Alias:
     """The same data as another row, under another name."""
 
     name: str
@@ -63,7 +63,7 @@ class Sampled:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Also:
+class FeedsFrom:
     """What Samples items add to children of the family of this name is added here, too.
 
     Attributes:
@@ -78,14 +78,14 @@ Source = (
     str
     | tuple[str, ...]
     | Mapping[str, str]
-    | Mapping[str, Also]
-    | Hook
-    | Reading
-    | Same
+    | Mapping[str, FeedsFrom]
+    | Handler
+    | Computed
+    | Alias
     | Constant
     | Info
     | Sampled
-    | Also
+    | FeedsFrom
 )
 """A path below an item (see ``plan``), several of which an engine sends one, one path per
 label value, or one of the above."""
@@ -124,14 +124,14 @@ class Row:
     help: str
     labels: tuple[str, ...] = ENGINE_LABELS
     shared: tuple[str, ...] = ENGINE_LABELS
-    extra: bool = False
-    unless_empty: bool = False
+    extra_labels: bool = False
+    omits_empty_labels: bool = False
     closed: tuple[str, ...] = ()
     buckets: str = ""
     bounds: tuple[float, ...] = ()
     combine: Combine = "sum"
     mirrored: bool = False
-    per: int = 1
+    unit_divisor: int = 1
     feature: str = ""
     since: str = ""
     until: str = ""
@@ -172,20 +172,20 @@ def check(rows: tuple[Row, ...]) -> tuple[Row, ...]:
                 f"{row.name}: a row on its way out, and no other, names a successor"
             )
     for row in rows:
-        if isinstance(row.source, Same) and row.source.name not in seen:
+        if isinstance(row.source, Alias) and row.source.name not in seen:
             raise CatalogueError(f"{row.name}: no row {row.source.name} to show again")
     return rows
 
 
 def _check_kind(row: Row) -> None:
-    ours, total = row.name.startswith("sidestep_"), row.name.endswith("_total")
+    is_own, is_total = row.name.startswith("sidestep_"), row.name.endswith("_total")
     # An engine may have named a gauge like a counter, and Triton no counter so.
-    named = total or row.name.startswith(TRITON)
-    if (row.kind == "counter" and not named) or (row.kind == "gauge" and total and ours):
+    may_count = is_total or row.name.startswith(TRITON)
+    if (row.kind == "counter" and not may_count) or (row.kind == "gauge" and is_total and is_own):
         raise CatalogueError(f"{row.name}: counters, and no gauges of ours, end in _total")
     if row.kind == "histogram" and bool(row.buckets) == bool(row.bounds):
         raise CatalogueError(f"{row.name}: a histogram has a bucket family or bounds")
-    if row.per != 1 and row.kind not in ("counter", "gauge"):
+    if row.unit_divisor != 1 and row.kind not in ("counter", "gauge"):
         raise CatalogueError(f"{row.name}: only a plain number is kept in another unit")
     if row.kind == "summary" and not isinstance(row.source, Sampled):
         raise CatalogueError(f"{row.name}: only Samples items feed a summary")

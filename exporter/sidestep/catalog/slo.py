@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-REQUESTS = "sidestep_slo_requests_total"
-UNJUDGED = "sidestep_slo_unjudged_requests_total"
-JUDGED = ("slo_requests", "slo_unjudged")
+SLO_REQUESTS = "sidestep_slo_requests_total"
+SLO_UNDECIDED = "sidestep_slo_unjudged_requests_total"
+SLO_HANDLERS = ("slo_requests", "slo_unjudged")
 """Hooks of the two."""
 GOOD, BAD = RESULTS = "good", "bad"
 AVAILABILITY = "availability"
@@ -64,7 +64,7 @@ class Objectives:
             for family in dict.fromkeys(one.families):
                 self._limits.setdefault(family, []).append(Limit(one.name, one.threshold))
 
-    def has(self, key: tuple[str, ...]) -> bool:
+    def includes(self, key: tuple[str, ...]) -> bool:
         """Whether a child is of one of them: its result, where it has one, and an objective."""
         *results, name = key
         return name in self.names and all(result in RESULTS for result in results)

@@ -15,7 +15,7 @@ from sidestep.metrics.validate_record import judge as judge_folded
 from sidestep.protocol.records import Record
 from sidestep.protocol.self_described import Samples
 
-ANYBODYS = {"refused_observations"}
+COMMON_HANDLERS = {"refused_observations"}
 """Hooks of every dialect: Samples feed them."""
 
 
@@ -28,12 +28,12 @@ class Applier:
 
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
-        self._of: dict[str, Handlers] = {}
+        self._handlers: dict[str, Handlers] = {}
         for name, layout in registry.layouts.items():
-            unmatched = set(layout.hooks) ^ (ANYBODYS | set(DIALECTS[name].handlers.FED))
+            unmatched = set(layout.handled) ^ (COMMON_HANDLERS | set(DIALECTS[name].handlers.HANDLED))
             if unmatched:
                 raise CatalogueError(f"hooks without a function or a row: {unmatched}")
-            self._of[name] = DIALECTS[name].handlers(layout, registry)
+            self._handlers[name] = DIALECTS[name].handlers(layout, registry)
 
     def apply(self, engine: Engine, item: Item) -> None:
         """Add ``item`` to ``engine``'s series.
@@ -45,30 +45,30 @@ class Applier:
         if isinstance(item, Samples):
             add_samples(self.registry, engine, item)
         else:
-            self._of[engine.layout.dialect].apply(engine, item)
+            self._handlers[engine.layout.dialect].apply(engine, item)
 
-    def gather(self, engine: Engine, item: Item) -> bool:
+    def apply_buffered(self, engine: Engine, item: Item) -> bool:
         """Add one of many items, whose observations may wait for ``settle``.
 
         Whether it is of the kind that gains from that; where not, nothing was done.
         """
-        return self._of[engine.layout.dialect].gather(engine, item)
+        return self._handlers[engine.layout.dialect].apply_buffered(engine, item)
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Make the observations that wait."""
-        for handlers in self._of.values():
-            for engine in handlers.settle():
+        for handlers in self._handlers.values():
+            for engine in handlers.flush():
                 self.registry.touch(engine)
 
-    def drain(self) -> None:
+    def flush_block_lifetimes(self) -> None:
         """Observe a slice of the blocks that wait for it: a reset evicts many at once."""
         for engine in self.registry.engines.values():
             if engine.blocks is not None and engine.blocks.waiting:
-                self._of[engine.layout.dialect].observe_blocks(engine, engine.blocks.take())
+                self._handlers[engine.layout.dialect].observe_blocks(engine, engine.blocks.take())
                 self.registry.touch(engine)
                 break
 
-    def add(self, engine: Engine, record: Record) -> int:
+    def add_record(self, engine: Engine, record: Record) -> int:
         """Add what a sender folded; how many observations had foreign bounds.
 
         Raises:
@@ -81,9 +81,9 @@ class Applier:
         totals = record.totals
         if totals.cut_off is not None:
             untracked = self.registry.requests_of(engine).skip(totals.cut_off)
-            self._of[engine.layout.dialect].untracked(engine, untracked)
+            self._handlers[engine.layout.dialect].count_untracked(engine, untracked)
         if totals.blocks:
-            self.abandon(engine)
+            self.abandon_blocks(engine)
         try:
             moved = add_record(self.registry, engine, record)
         finally:
@@ -91,6 +91,6 @@ class Applier:
             judge_folded(engine, record)
         return moved
 
-    def abandon(self, engine: Engine) -> None:
+    def abandon_blocks(self, engine: Engine) -> None:
         """Abandon the engine's tracked blocks: what comes does not continue them."""
-        self._of[engine.layout.dialect].abandon(engine)
+        self._handlers[engine.layout.dialect].abandon_blocks(engine)

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from sidestep.catalog.layout_builder import compile_layout
-from sidestep.catalog.slo import REQUESTS, Objective, Objectives
+from sidestep.catalog.slo import SLO_REQUESTS, Objective, Objectives
 from sidestep.engines.apply import Applier
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.items import decode_item
 from sidestep.metrics.engine import Engine
-from sidestep.metrics.native_histogram import Native
+from sidestep.metrics.native_histogram import NativeSettings
 from sidestep.metrics.record_codec import encode_record, totals_of
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.folding import Folded
@@ -78,28 +78,28 @@ class ItemFolder:
         return True
 
     def _begin(self) -> None:
-        registry, said = self._registry, self.settings
-        registry.overrides = {name: tuple(bounds) for name, bounds in said.buckets.items()}
+        registry, settings = self._registry, self.settings
+        registry.overrides = {name: tuple(bounds) for name, bounds in settings.buckets.items()}
         # When they were begun here is nobody's concern: the exporter's count since before.
-        registry.native = None if said.schemas is None else Native(said.schemas, lambda: 0.0)
+        registry.native = None if settings.schemas is None else NativeSettings(settings.schemas, lambda: 0.0)
         registry.objectives = Objectives(
-            Objective(one.name, tuple(one.families), one.threshold) for one in said.objectives
+            Objective(one.name, tuple(one.families), one.threshold) for one in settings.objectives
         )
-        registry.rules = Rules(said.scheduled, said.latency, said.max_tracked, said.max_age)
+        registry.rules = Rules(settings.scheduled, settings.latency, settings.max_tracked, settings.max_age)
         rate = registry.sampling.rate if self.kv_sample_rate is None else self.kv_sample_rate
-        registry.sampling = Sampling(rate, said.kv_scale, max(said.kv_max_tracked, 1))
+        registry.sampling = Sampling(rate, settings.kv_scale, max(settings.kv_max_tracked, 1))
 
     def seal(self) -> Folded:
         """What was folded; the next item begins anew."""
         frames: list[list[bytes]] = [[]]
-        room = MAX_FRAME_BYTES - ENVELOPE
+        free_bytes = MAX_FRAME_BYTES - ENVELOPE
         for engine in self._engines.values():
             for record in self._records(engine):
-                if len(record) > room and frames[-1]:
+                if len(record) > free_bytes and frames[-1]:
                     frames.append([])
-                    room = MAX_FRAME_BYTES - ENVELOPE
+                    free_bytes = MAX_FRAME_BYTES - ENVELOPE
                 frames[-1].append(record)
-                room -= len(record)
+                free_bytes -= len(record)
         # A frame takes a seq at least; records outnumber items only where the last ones do not fit.
         folded = Folded(self.count, frames[: self.count])
         self._registry.clear()
@@ -125,14 +125,14 @@ class ItemFolder:
         families, totals.open = totals.open, []
         # What was held against objectives is in the first part: the others add nothing to it, but
         # say that it was done, or the exporter would do it again.
-        judged = [
-            [Child(child.labels, 0) for child in children] if row.name == REQUESTS else []
+        slo_counts = [
+            [Child(child.labels, 0) for child in children] if row.name == SLO_REQUESTS else []
             for row, children in zip(engine.layout.keyed, totals.keyed, strict=True)
         ]
         parts = [Totals(
             [None] * len(totals.scalars),
             [None] * len(totals.histograms),
-            judged,
+            slo_counts,
             [family],
         ) for family in families]  # fmt: skip
         return [encode_record(engine, part) for part in (totals, *parts)]
@@ -140,9 +140,9 @@ class ItemFolder:
     def _totals(self, engine: Engine) -> Totals:
         applier = self._applier or Applier(self._registry)
         while engine.blocks is not None and engine.blocks.waiting:
-            applier.drain()
+            applier.flush_block_lifetimes()
         blocks = engine.blocks is not None
-        applier.abandon(engine)
+        applier.abandon_blocks(engine)
         totals = totals_of(engine)
         totals.blocks = blocks
         totals.limited = self._registry.limited["label_values"]

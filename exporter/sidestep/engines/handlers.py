@@ -18,7 +18,7 @@ class Handlers:
     A dialect overrides ``apply``, and of the rest what its items need.
     """
 
-    FED: ClassVar[Collection[str]] = ()
+    HANDLED: ClassVar[Collection[str]] = ()
     """The hooks of its catalogue that it feeds."""
 
     def __init__(self, layout: Layout, registry: Registry) -> None:
@@ -33,20 +33,20 @@ class Handlers:
         """
         raise NotImplementedError
 
-    def gather(self, engine: Engine, item: Item) -> bool:
+    def apply_buffered(self, engine: Engine, item: Item) -> bool:
         """Add one of many items, whose observations may wait for ``settle``; ``False``: not added."""
         del engine, item
         return False
 
-    def settle(self) -> Iterable[Engine]:
+    def flush(self) -> Iterable[Engine]:
         """Make the observations that wait; return the engines that they are of."""
         return ()
 
     def observe_blocks(self, engine: Engine, found: BlockObservations) -> None:
         """Add what was observed of KV blocks."""
 
-    def untracked(self, engine: Engine, found: Mapping[str, int]) -> None:
+    def count_untracked(self, engine: Engine, found: Mapping[str, int]) -> None:
         """Count requests whose intervals cannot all be known, by reason."""
 
-    def abandon(self, engine: Engine) -> None:
+    def abandon_blocks(self, engine: Engine) -> None:
         """Abandon the engine's tracked blocks."""

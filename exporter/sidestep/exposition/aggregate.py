@@ -112,7 +112,7 @@ def aggregate_histograms(found: Sequence[Histogram]) -> Steps[Histogram]:
         plain = Histogram(bounds)
         plain.counts, plain.sum = [*counts], summed
         return plain
-    total = first.empty()
+    total = first.empty_copy()
     for number, other in enumerate(found, start=1):
         total.merge(other)
         if not number % NATIVE_PER_SLICE:

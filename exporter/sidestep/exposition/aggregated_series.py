@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import NamedTuple
 
-from sidestep.catalog.layout import Placed
-from sidestep.catalog.model import Combine, Hook, Info, Row
+from sidestep.catalog.layout import SlotAssignment
+from sidestep.catalog.model import Combine, Handler, Info, Row
 from sidestep.exposition.aggregate import (
     aggregate_adapters,
     aggregate_info,
@@ -52,7 +52,7 @@ Series = tuple[Labels, Value]
 
 PER_SLICE = 50
 """Series to aggregate before yielding to the event loop: some 10 us each, when they are new."""
-LORA = Hook("lora")
+LORA = Handler("lora")
 INFO = "_info"
 
 
@@ -74,7 +74,7 @@ class _Contribution(NamedTuple):
 class _DialectQuery(NamedTuple):
     """Engines of one dialect, or of none, that have a family, as a query to ``GroupCache``."""
 
-    placed: Placed | None
+    placed: SlotAssignment | None
     query: GroupQuery
 
     @property
@@ -119,7 +119,7 @@ class AggregatedSeries:
         # Copying the state of a thousand engines takes most of a slice.
         yield None
         if found:
-            by_length = any(placed.row.unless_empty for placed in family.assignments.values())
+            by_length = any(placed.row.omits_empty_labels for placed in family.assignments.values())
             yield from _series(chain.from_iterable(found), family.combine, by_length=by_length)
 
     def _queries(self, family: Family) -> list[_DialectQuery]:
@@ -159,11 +159,11 @@ class AggregatedSeries:
                     for own, some in contributors
                 ]
                 yield self._info(infos_by_group)
-            elif placed.where == "histogram":
+            elif placed.storage == "histogram":
                 yield self._from_slots(
                     placed, contributors, row_histograms(placed, engines, histogram_state)
                 )
-            elif placed.where in NUMERIC:
+            elif placed.storage in NUMERIC:
                 yield self._from_slots(placed, contributors, row_numbers(placed, engines))
             else:
                 yield self._from_snapshots(
@@ -171,18 +171,18 @@ class AggregatedSeries:
                 )
 
     def _from_slots(
-        self, placed: Placed, contributors: Iterable[Contributors], values: Sequence[Value | None]
+        self, placed: SlotAssignment, contributors: Iterable[Contributors], values: Sequence[Value | None]
     ) -> Iterator[_Contribution]:
         """Yield values in slots, series by series."""
-        row, width = placed.row, len(placed.values_of_label)
-        has_sample_name = [self._own(row.own_labels, key) for key in placed.values_of_label]
+        row, width = placed.row, len(placed.label_values)
+        has_sample_name = [self._own(row.own_labels, key) for key in placed.label_values]
         start = 0
         for outer, engines in contributors:
             end = start + width * len(engines)
             for place, own in enumerate(has_sample_name, start):
                 some = [value for value in values[place:end:width] if value is not None]
-                if row.per != 1:
-                    some = [value / row.per for value in some if not isinstance(value, tuple)]
+                if row.unit_divisor != 1:
+                    some = [value / row.unit_divisor for value in some if not isinstance(value, tuple)]
                 if some:
                     yield _Contribution(outer, own, some)
             start = end
@@ -194,7 +194,7 @@ class AggregatedSeries:
         row: Row | None,
     ) -> Iterator[_Contribution]:
         """Yield values that are not in slots: families with open labels, and self-described ones."""
-        total = row is not None and row.unless_empty
+        total = row is not None and row.omits_empty_labels
         for outer, engines in contributors:
             for _, _, names, children in islice(snapshots, len(engines)):
                 some = children
@@ -221,7 +221,7 @@ class AggregatedSeries:
                 )
                 yield _Contribution(outer, tuple(own), (1,), whole=True)
 
-    def _lora_adapters(self, placed: Placed, groups: Sequence[Group]) -> Iterator[_Contribution]:
+    def _lora_adapters(self, placed: SlotAssignment, groups: Sequence[Group]) -> Iterator[_Contribution]:
         """Aggregate the LoRA adapters of all engines, and their capacity, to one series."""
         slot = placed.slots[0]
         layout = groups[0].members[0].layout
@@ -243,7 +243,7 @@ class AggregatedSeries:
 
     def _aggregated_adapters(
         self,
-        placed: Placed,
+        placed: SlotAssignment,
         adapters_by_group: Iterable[tuple[Labels, Sequence[tuple[Key, Number]]]],
         capacity: Mapping[Labels, int],
     ) -> Iterator[_Contribution]:
@@ -261,7 +261,7 @@ class AggregatedSeries:
     def _open_engines(self, family: Family) -> Sequence[Engine]:
         """Return the engines that have a self-described family."""
         all_engines = self._groups.all_engines(live=family.kind == "gauge")
-        return [engine for engine in all_engines if family.name in engine.open]
+        return [engine for engine in all_engines if family.name in engine.open_families]
 
     def _self_described(self, family: Family, found: Grouping) -> Iterable[_Contribution | None]:
         """Copy a self-described family, whose engines keep all their labels."""

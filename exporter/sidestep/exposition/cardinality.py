@@ -116,7 +116,7 @@ def count_series(
                     found.add(family.name, family.kind, dict(one[0]), one[1])
         else:
             yield from _of_engines(registry, family, found)
-    for passed in registry.passed.families():
+    for passed in registry.passthrough.families():
         found.other[passed.name] = sum(len(part.series) for part in passed.visible_parts)
         yield found
     for view, merged in views.items():

@@ -9,10 +9,10 @@ import dataclasses
 from collections.abc import Collection, Iterator, Mapping
 from itertools import chain
 
-from sidestep.catalog.layout import Placed
+from sidestep.catalog.layout import SlotAssignment
 from sidestep.catalog.model import ENGINE_LABELS, OBSERVED, Combine, Kind, Same
-from sidestep.catalog.slo import REQUESTS
-from sidestep.metrics.availability import settle
+from sidestep.catalog.slo import SLO_REQUESTS
+from sidestep.metrics.availability import update_availability
 from sidestep.metrics.engine import Engine, Key
 from sidestep.metrics.registry import Registry
 
@@ -31,7 +31,7 @@ class Family:
     help: str
     labels: Key
     combine: Combine = "sum"
-    assignments: Mapping[str, Placed] = dataclasses.field(default_factory=dict)
+    assignments: Mapping[str, SlotAssignment] = dataclasses.field(default_factory=dict)
 
 
 def families(registry: Registry, names: Collection[str] = ()) -> Iterator[Family]:
@@ -53,12 +53,12 @@ def active_dialects(registry: Registry) -> frozenset[str]:
 
 def catalogue_families(registry: Registry, dialects: Collection[str]) -> Iterator[Family]:
     """Yield the families of the catalogue that engines of ``dialects`` can have."""
-    assignments: dict[str, dict[str, Placed]] = {}
+    assignments: dict[str, dict[str, SlotAssignment]] = {}
     for layout in (layout for name, layout in registry.layouts.items() if name in dialects):
-        for placed in layout.placed:
+        for placed in layout.assignments:
             assignments.setdefault(placed.row.name, {})[layout.dialect] = placed
     for name, found_assignments in assignments.items():
-        if registry.shows(name):
+        if registry.is_exposed(name):
             row = next(iter(found_assignments.values())).row
             yield Family(
                 name, row.kind, row.exposed_help, row.own_labels, row.combine, found_assignments
@@ -69,14 +69,14 @@ def self_described_families(registry: Registry) -> Iterator[Family]:
     """Yield the families that engines described themselves."""
     if not registry.quota.families:
         return
-    sampled = {name for layout in registry.layouts.values() for name in layout.sampled}
+    sampled = {name for layout in registry.layouts.values() for name in layout.sampled_rows}
     seen: set[str] = set()
     for engine in registry.engines.values():
-        for found in engine.open.values():
+        for found in engine.open_families.values():
             if found.name in sampled or found.name in seen:
                 continue
             seen.add(found.name)
-            if registry.shows(found.name):
+            if registry.is_exposed(found.name):
                 yield Family(found.name, found.kind, found.help, found.labels)
 
 
@@ -89,14 +89,14 @@ def has_sample_name(family: str, kind: Kind, names: Collection[str]) -> bool:
     return kind == "counter" and family.removesuffix("_total") in names
 
 
-def engines_of_row(registry: Registry, dialect: str, placed: Placed) -> list[Engine]:
+def engines_of_row(registry: Registry, dialect: str, placed: SlotAssignment) -> list[Engine]:
     """Return the engines that may have samples of a dialect's row."""
     return engines_with_samples(
         present_engines(registry, dialect, *row_requirements(registry, dialect, placed)), placed
     )
 
 
-def row_requirements(registry: Registry, dialect: str, placed: Placed) -> tuple[bool, str]:
+def row_requirements(registry: Registry, dialect: str, placed: SlotAssignment) -> tuple[bool, str]:
     """Return whether a row needs live engines, and the feature that they need, empty for none."""
     row = placed.row
     hidden = row.feature if row.name in registry.layouts[dialect].gated else ""
@@ -127,24 +127,24 @@ def present_engines(
     return found
 
 
-def engines_with_samples(engines: list[Engine], placed: Placed) -> list[Engine]:
+def engines_with_samples(engines: list[Engine], placed: SlotAssignment) -> list[Engine]:
     """Return those of ``engines`` that have samples of a row."""
-    match placed.where:
+    match placed.storage:
         case "sampled":
             name = stored_name(placed)
-            return [engine for engine in engines if name in engine.open]
+            return [engine for engine in engines if name in engine.open_families]
         case "keyed":
             slot = placed.slots[0]
-            if placed.row.name == REQUESTS:
+            if placed.row.name == SLO_REQUESTS:
                 for engine in engines:
                     # Engines that have some are settled when the snapshot is made.
                     if not engine.keyed[slot]:
-                        settle(engine)
+                        update_availability(engine)
             return [engine for engine in engines if engine.keyed[slot]]
     return engines
 
 
-def stored_name(placed: Placed) -> str:
+def stored_name(placed: SlotAssignment) -> str:
     """Return the name under which an engine stores a family that Samples items feed."""
     source = placed.row.source
     return source.name if isinstance(source, Same) else placed.row.name
@@ -156,13 +156,13 @@ def series_labels(engine: Engine, family: Family, names: Key, key: Key) -> dict[
     labels = dict(zip(names, key, strict=True))
     if placed is None:
         return {**labels, **engine.labels}
-    if placed.row.unless_empty:
+    if placed.row.omits_empty_labels:
         labels = {name: value for name, value in labels.items() if value}
     shown = {n: v for n, v in engine.labels.items() if _has_label(placed, n)}
     return {**labels, **shown}
 
 
-def _has_label(placed: Placed, label: str) -> bool:
+def _has_label(placed: SlotAssignment, label: str) -> bool:
     return label in placed.row.labels or label not in ENGINE_LABELS
 
 

@@ -11,9 +11,9 @@ from itertools import chain
 from operator import itemgetter
 from typing import TypeVar, cast
 
-from sidestep.catalog.layout import Placed
+from sidestep.catalog.layout import SlotAssignment
 from sidestep.catalog.model import OBSERVED, Constant, Info, Reading
-from sidestep.catalog.slo import REQUESTS
+from sidestep.catalog.slo import SLO_REQUESTS
 from sidestep.exposition.aggregate import Aggregator, aggregate_values
 from sidestep.exposition.families import (
     Family,
@@ -22,8 +22,8 @@ from sidestep.exposition.families import (
     series_labels,
     stored_name,
 )
-from sidestep.metrics.availability import settle
-from sidestep.metrics.computed_gauges import reading
+from sidestep.metrics.availability import update_availability
+from sidestep.metrics.computed_gauges import computed_gauge
 from sidestep.metrics.engine import Engine, Key, Number, OpenFamily
 from sidestep.metrics.histogram import Histogram, State
 from sidestep.metrics.registry import Registry
@@ -49,23 +49,23 @@ def histogram_state(histogram: Histogram) -> State:
     return histogram.bounds, histogram.counts.copy(), histogram.sum
 
 
-def row_numbers(placed: Placed, engines: Sequence[Engine]) -> list[Number | None]:
+def row_numbers(placed: SlotAssignment, engines: Sequence[Engine]) -> list[Number | None]:
     """Return the stored numbers of a ``NUMERIC`` row, engine by engine."""
     slots, source = placed.slots, placed.row.source
-    if placed.where == "scalars":
+    if placed.storage == "scalars":
         if len(slots) == 1:
             slot = slots[0]
             return [engine.values[slot] for engine in engines]
         chosen = itemgetter(*slots)
         return [value for engine in engines for value in chosen(engine.values)]
     if isinstance(source, Reading):
-        return [reading(engine, source.name) for engine in engines]
+        return [computed_gauge(engine, source.name) for engine in engines]
     assert isinstance(source, Constant)
     return [source.value] * len(engines)
 
 
 def row_histograms(
-    placed: Placed, engines: Sequence[Engine], copy: Callable[[Histogram], HistogramCopy]
+    placed: SlotAssignment, engines: Sequence[Engine], copy: Callable[[Histogram], HistogramCopy]
 ) -> list[HistogramCopy | None]:
     """Return copies of the histograms of a row, engine by engine."""
     slots = placed.slots
@@ -79,7 +79,7 @@ def row_histograms(
 
 def snapshot_engines(
     family: Family,
-    placed: Placed | None,
+    placed: SlotAssignment | None,
     engines: Sequence[Engine],
     copy: Callable[[Histogram], HistogramCopy],
 ) -> Iterator[EngineSnapshot[HistogramCopy]]:
@@ -91,18 +91,18 @@ def snapshot_engines(
         engines: Engines of that dialect that have the family.
         copy: Copies what the page format needs of a histogram.
     """
-    label_versions = [engine.looks for engine in engines]
-    if placed is not None and (placed.where in NUMERIC or placed.where == "histogram"):
+    label_versions = [engine.label_version for engine in engines]
+    if placed is not None and (placed.storage in NUMERIC or placed.storage == "histogram"):
         values: Sequence[Number | HistogramCopy | None]
-        if placed.where == "histogram":
+        if placed.storage == "histogram":
             values = row_histograms(placed, engines, copy)
         else:
             values = row_numbers(placed, engines)
         return _slot_snapshots(placed, engines, label_versions, values)
-    if placed is not None and placed.where == "keyed":
-        if placed.row.name == REQUESTS:
+    if placed is not None and placed.storage == "keyed":
+        if placed.row.name == SLO_REQUESTS:
             for engine in engines:
-                settle(engine)
+                update_availability(engine)
         slot = placed.slots[0]
         stored = [engine.keyed[slot].copy() for engine in engines]
         return _keyed_snapshots(placed, engines, label_versions, stored)
@@ -117,17 +117,17 @@ def snapshot_engines(
         )
     name = stored_name(placed)
     return _open_snapshots(
-        engines, label_versions, [engine.open.get(name) for engine in engines], copy
+        engines, label_versions, [engine.open_families.get(name) for engine in engines], copy
     )
 
 
 def _slot_snapshots(
-    placed: Placed,
+    placed: SlotAssignment,
     engines: Sequence[Engine],
     label_versions: Sequence[int],
     values: Sequence[Number | HistogramCopy | None],
 ) -> Iterator[EngineSnapshot[HistogramCopy]]:
-    names, keys, per = placed.row.own_labels, placed.values_of_label, placed.row.per
+    names, keys, per = placed.row.own_labels, placed.label_values, placed.row.unit_divisor
     width = len(keys)
     for at, (engine, label_version) in enumerate(zip(engines, label_versions, strict=True)):
         some = zip(keys, values[at * width : (at + 1) * width], strict=True)
@@ -136,12 +136,12 @@ def _slot_snapshots(
 
 
 def _keyed_snapshots(
-    placed: Placed,
+    placed: SlotAssignment,
     engines: Sequence[Engine],
     label_versions: Sequence[int],
     values_by_engine: Sequence[Mapping[Key, Number]],
 ) -> Iterator[EngineSnapshot[HistogramCopy]]:
-    names, per = placed.row.own_labels, placed.row.per
+    names, per = placed.row.own_labels, placed.row.unit_divisor
     for engine, label_version, values in zip(
         engines, label_versions, values_by_engine, strict=True
     ):
@@ -169,7 +169,7 @@ def _scaled(children: Children[HistogramCopy], per: int) -> Children[HistogramCo
 
 def _open_family(engine: Engine, family: Family) -> OpenFamily | None:
     """Return the family that ``engine`` described itself, if it has the form of ``family``."""
-    found = engine.open.get(family.name)
+    found = engine.open_families.get(family.name)
     # Two engines may describe one name differently; the page shows the first form.
     if found is None or (found.kind, found.labels) != (family.kind, family.labels):
         return None
@@ -210,7 +210,7 @@ def snapshot_family(
     found: list[Iterator[EngineSnapshot[HistogramCopy]]] = []
     if not family.assignments:
         all_engines = present_engines(registry, "", live=family.kind == "gauge")
-        some = [engine for engine in all_engines if family.name in engine.open]
+        some = [engine for engine in all_engines if family.name in engine.open_families]
         found.append(snapshot_engines(family, None, some, copy))
     for dialect, placed in family.assignments.items():
         found.append(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
 
-from sidestep.catalog.layout import Layout, Placed
+from sidestep.catalog.layout import Layout, SlotAssignment
 from sidestep.catalog.model import ENGINE_LABELS, Row
 from sidestep.exposition.families import engines_with_samples
 from sidestep.exposition.selection import Selections
@@ -139,8 +139,8 @@ class GroupCache:
         self._selections.refresh()
         self._version = -1
         self._by_query = {}
-        present = chain(self._registry.engines.values(), self._registry.kept.values())
-        label_versions = [engine.looks for engine in present]
+        present = chain(self._registry.engines.values(), self._registry.retired.values())
+        label_versions = [engine.label_version for engine in present]
         if label_versions != self._label_versions:
             self._label_versions = label_versions
             known = frozenset(label_versions)
@@ -156,7 +156,7 @@ class GroupCache:
             if len(texts) > MAX_LABEL_SETS:
                 texts.clear()
 
-    def engines_of_row(self, dialect: str, placed: Placed) -> list[Engine]:
+    def engines_of_row(self, dialect: str, placed: SlotAssignment) -> list[Engine]:
         """Return the engines that have samples of a dialect's row."""
         return engines_with_samples(self._selections.of_row(dialect, placed).engines, placed)
 
@@ -168,10 +168,10 @@ class GroupCache:
         """Read the labels of engines that ``group`` would read for the first time, in slices."""
         spent = 0
         for engine in (*self._retired_beside(query), *query.shown):
-            if (engine.looks, query.hidden) not in self._common_label_sets:
+            if (engine.label_version, query.hidden) not in self._common_label_sets:
                 self._common_labels(engine, query.hidden)
                 spent += 1
-            if mirrored and engine.looks not in self._replicas:
+            if mirrored and engine.label_version not in self._replicas:
                 self._replica(engine)
                 spent += 1
             if spent >= PER_SLICE:
@@ -185,8 +185,8 @@ class GroupCache:
         entry = self._by_query.get((id(shown), hidden, counts))
         if entry is not None:
             return entry[1]
-        label_versions = [engine.looks for engine in shown]
-        retired_versions = [engine.looks for engine in retired]
+        label_versions = [engine.label_version for engine in shown]
+        retired_versions = [engine.label_version for engine in retired]
         groupings = self._groupings.get((hidden, counts), [])
         for index, known in enumerate(groupings):
             # Label versions are unique: no two engines share one, and none is used again.
@@ -222,7 +222,7 @@ class GroupCache:
             Group(labels, retired_members.get(labels, []) + members, self._replica)
             for labels, members in by_labels.items()
         ]
-        return Grouping([e.looks for e in shown], [e.looks for e in retired], groups)
+        return Grouping([e.label_version for e in shown], [e.label_version for e in retired], groups)
 
     def _retired_beside(self, query: GroupQuery) -> Sequence[Engine]:
         """Return engines that are no longer exposed but whose totals stay in the sums."""
@@ -232,7 +232,7 @@ class GroupCache:
             self._by_query = {}
             self._retired = {}
             absent = [engine for engine in registry.engines.values() if engine.absent]
-            for engine in (*registry.kept.values(), *absent):
+            for engine in (*registry.retired.values(), *absent):
                 self._retired.setdefault(engine.layout, []).append(engine)
         if not query.counts or not self._dropped or not self._retired:
             return ()
@@ -241,23 +241,23 @@ class GroupCache:
 
     def _common_labels(self, engine: Engine, hidden: Key) -> Labels:
         """Return the labels of ``engine`` that remain on this page."""
-        known = self._common_label_sets.get((engine.looks, hidden))
+        known = self._common_label_sets.get((engine.label_version, hidden))
         if known is None:
             pairs = engine.labels.items()
             shown = ((n, v) for n, v in pairs if n not in self._dropped and n not in hidden)
-            known = self._common_label_sets[engine.looks, hidden] = tuple(sorted(shown))
+            known = self._common_label_sets[engine.label_version, hidden] = tuple(sorted(shown))
         return known
 
     def _replica(self, engine: Engine) -> Replica:
         """Return the replica of ``engine``, and its rank."""
-        known = self._replicas.get(engine.looks)
+        known = self._replicas.get(engine.label_version)
         if known is None:
             pairs = engine.labels.items()
             replica = tuple(
                 sorted((n, v) for n, v in pairs if n not in RANK_LABELS and n != ORIGIN)
             )
             rank = tuple(_rank(engine.labels.get(name, "")) for name in RANK_LABELS)
-            known = self._replicas[engine.looks] = replica, rank
+            known = self._replicas[engine.label_version] = replica, rank
         return known
 
 

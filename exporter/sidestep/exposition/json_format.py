@@ -64,7 +64,7 @@ def _families(
         found = snapshot_family(registry, family, histogram_state)
         samples = _combined(family, found) if is_shared(family) else _single(family, found)
         yield {"name": family.name, "type": family.kind, "help": family.help}, samples
-    yield from passthrough_text.json_families(registry.passed, names)
+    yield from passthrough_text.json_families(registry.passthrough, names)
 
 
 def _single(family: Family, found: Iterable[EngineSnapshot[State]]) -> Iterator[Sample]:

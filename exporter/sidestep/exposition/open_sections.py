@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
 
-from sidestep.catalog.layout import Placed
+from sidestep.catalog.layout import SlotAssignment
 from sidestep.catalog.model import Constant, Info, Reading
 from sidestep.exposition.aggregate import aggregate_states, aggregate_values, run_yielding
 from sidestep.exposition.block_cache import Block, changed_entries, updated
@@ -47,7 +47,7 @@ class OpenSection:
     """
 
     def __init__(
-        self, family: Family, dialect: str, placed: Placed | None, labels: LabelTexts
+        self, family: Family, dialect: str, placed: SlotAssignment | None, labels: LabelTexts
     ) -> None:
         self._family = family
         self._dialect = dialect
@@ -83,12 +83,12 @@ class OpenSection:
         family = self._family
         if self._placed is None:
             found = selections.of_all(live=family.kind == "gauge").engines
-            found = [engine for engine in found if family.name in engine.open]
+            found = [engine for engine in found if family.name in engine.open_families]
         else:
             found = engines_with_samples(
                 selections.of_row(self._dialect, self._placed).engines, self._placed
             )
-        label_versions = [engine.looks for engine in found]
+        label_versions = [engine.label_version for engine in found]
         if label_versions != self._label_versions:
             self._label_versions, self._blocks = label_versions, {}
             cached = self._pairs.keys() & set(label_versions)
@@ -102,7 +102,7 @@ class OpenSection:
         if placed is not None and isinstance(source, Reading):
             return row_numbers(placed, engines)
         if isinstance(source, Info | Constant):
-            return [engine.looks for engine in engines]
+            return [engine.label_version for engine in engines]
         return [engine.version for engine in engines]
 
     def children(self, copy: EngineSnapshot[State]) -> Iterator[tuple[bytes, Number | State]]:
@@ -177,7 +177,7 @@ class _DialectPart:
     def begin(self, selections: Selections) -> tuple[Sequence[tuple[int, object]], _ChildrenSteps]:
         """Return the present versions, and an iterator of the engines' parts."""
         engines = self.section.engines(selections)
-        label_versions = [engine.looks for engine in engines]
+        label_versions = [engine.label_version for engine in engines]
         versions = [*zip(label_versions, self.section.versions(engines), strict=True)]
         before = [self._unchanged(*version) for version in versions]
         stale = [engine for engine, cached in zip(engines, before, strict=True) if cached is None]

@@ -129,8 +129,8 @@ class Pages:
 
     def _pieces(self, view: str, form: Format, names: Collection[str]) -> Iterator[list[bytes]]:
         if form == "protobuf":
-            others = protobuf_samples.passthrough_pieces(self.registry.passed, names)
+            others = protobuf_samples.passthrough_pieces(self.registry.passthrough, names)
             return chain(protobuf_page.pieces(self.registry, names), others)
         openmetrics = form == "openmetrics"
-        others = passthrough_text.pieces(self.registry.passed, openmetrics=openmetrics, names=names)
+        others = passthrough_text.pieces(self.registry.passthrough, openmetrics=openmetrics, names=names)
         return chain(self._texts[view].pieces(openmetrics=openmetrics, names=names), others)

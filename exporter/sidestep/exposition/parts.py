@@ -10,7 +10,7 @@ from sidestep.config.settings import Config
 from sidestep.errors import ConfigError
 from sidestep.exposition.series_filter import SeriesFilter
 from sidestep.metrics.engine import ORIGIN
-from sidestep.metrics.native_histogram import Native
+from sidestep.metrics.native_histogram import NativeSettings
 from sidestep.protocol.messages import Objective, Settings
 from sidestep.transport.access import Access
 
@@ -40,11 +40,11 @@ def access(config: Config) -> Access:
     )
 
 
-def native_histograms(config: Config) -> Native | None:
+def native_histograms(config: Config) -> NativeSettings | None:
     """Return the form of native histograms; None if they are off."""
     if config.histograms == "classic":
         return None
-    return Native(config.schemas, time.time, both=config.histograms == "both")
+    return NativeSettings(config.schemas, time.time, both=config.histograms == "both")
 
 
 def engine_settings(config: Config) -> Settings:
@@ -71,6 +71,6 @@ def check_forward_labels(config: Config, layouts: Mapping[str, Layout]) -> None:
     """
     for name, _ in config.forward_label:
         if name in (ORIGIN, "le", "quantile") or any(
-            name in layout.own_labels | layout.required for layout in layouts.values()
+            name in layout.own_labels | layout.required_labels for layout in layouts.values()
         ):
             raise ConfigError(f"--forward.label {name}: engines' series have a label of that name")

@@ -40,7 +40,7 @@ def snapshot_histogram(histogram: Histogram) -> HistogramSnapshot:
         return histogram, histogram.copy()
     if isinstance(histogram.encoded, bytes):
         return histogram.encoded
-    return histogram, histogram.lend()
+    return histogram, histogram.copy_on_write()
 
 
 def pieces(registry: Registry, names: Collection[str] = ()) -> Iterator[list[bytes]]:
@@ -91,7 +91,7 @@ class _Family:
         spent = 0
         for engine, _, names, children in found:
             for key, value in children:
-                label_bytes = engine.marks.get((self._family.name, key))
+                label_bytes = engine.label_cache.get((self._family.name, key))
                 if label_bytes is None:
                     label_bytes = self._labels(engine, names, key)
                     spent += NEW_LABELS_COST
@@ -127,8 +127,8 @@ class _Family:
         found = proto_format.labels(sorted(series_labels(engine, family, names, key).items()))
         placed = family.assignments.get(engine.layout.dialect)
         # Other label values, such as adapters, come and go.
-        if placed is not None and placed.where in ("scalars", "histogram"):
-            engine.marks[family.name, key] = found
+        if placed is not None and placed.storage in ("scalars", "histogram"):
+            engine.label_cache[family.name, key] = found
         return found
 
     def _encoded(self, histogram: Histogram, state: Histogram, created: float) -> bytes:

@@ -12,7 +12,7 @@ from operator import is_
 from typing import NamedTuple, Protocol
 
 from sidestep.catalog.buckets import Bounds
-from sidestep.catalog.layout import Placed
+from sidestep.catalog.layout import SlotAssignment
 from sidestep.catalog.model import Kind
 from sidestep.exposition.block_cache import Block, changed_entries, updated
 from sidestep.exposition.families import Family
@@ -72,12 +72,12 @@ class HistogramTemplates:
 class SlotSection:
     """Base of sections with values in slots: engines in blocks, with cached labels."""
 
-    def __init__(self, family: Family, dialect: str, placed: Placed, labels: LabelTexts) -> None:
+    def __init__(self, family: Family, dialect: str, placed: SlotAssignment, labels: LabelTexts) -> None:
         self.family = family
         self.dialect = dialect
         self.placed = placed
         self.slots = placed.slots
-        self.keys = placed.values_of_label
+        self.keys = placed.label_values
         self._labels = labels
         self._form = label_form(placed)
         self._label_versions: Sequence[int] = ()
@@ -113,7 +113,7 @@ class _ScalarBlock:
 class ScalarSection(SlotSection):
     """Numbers, stored or computed: a block is a template with a placeholder for each value."""
 
-    def __init__(self, family: Family, dialect: str, placed: Placed, labels: LabelTexts) -> None:
+    def __init__(self, family: Family, dialect: str, placed: SlotAssignment, labels: LabelTexts) -> None:
         super().__init__(family, dialect, placed, labels)
         self._size = max(SCALARS_PER_BLOCK // len(self.keys), 1)
         self._blocks: dict[int, _ScalarBlock] = {}
@@ -147,7 +147,7 @@ class ScalarSection(SlotSection):
         if missing != block.missing:
             block.template = self._template(engines, values)
             block.missing = missing
-        per = self.placed.row.per
+        per = self.placed.row.unit_divisor
         shown = [value for value in values if value is not None] if missing else values
         if per != 1:
             shown = [value / per for value in shown if value is not None]
@@ -179,7 +179,7 @@ class _BlockUpdate(NamedTuple):
 class HistogramSection(SlotSection):
     """Histograms in slots; a version object distinguishes the states of each."""
 
-    def __init__(self, family: Family, dialect: str, placed: Placed, labels: LabelTexts) -> None:
+    def __init__(self, family: Family, dialect: str, placed: SlotAssignment, labels: LabelTexts) -> None:
         super().__init__(family, dialect, placed, labels)
         self._size = max(HISTOGRAMS_PER_BLOCK // len(self.slots), 1)
         self._templates = HistogramTemplates(family.name, family.kind)
@@ -197,7 +197,7 @@ class HistogramSection(SlotSection):
         for start in range(0, len(engines), self._size):
             some = engines[start : start + self._size]
             found = [slots[slot] for e in some for slots in (e.histograms,) for slot in self.slots]
-            versions = [None if one is None else one.mark or one.marked(mark) for one in found]
+            versions = [None if one is None else one.state_token or one.token(mark) for one in found]
             before = self._blocks.get(start)
             states = {
                 place: None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sidestep.catalog.layout import Placed
+from sidestep.catalog.layout import SlotAssignment
 from sidestep.catalog.model import ENGINE_LABELS, Info
 from sidestep.exposition.families import Family, present_engines, row_requirements, series_labels
 from sidestep.exposition.text_format import label_text
@@ -35,7 +35,7 @@ class Selections:
         """Start a page: select again."""
         self._version = -1
 
-    def of_row(self, dialect: str, placed: Placed) -> Selection:
+    def of_row(self, dialect: str, placed: SlotAssignment) -> Selection:
         """Return the engines that may have samples of a dialect's row."""
         return self._get(dialect, *row_requirements(self._registry, dialect, placed))
 
@@ -56,7 +56,7 @@ class Selections:
 
 def selection(engines: list[Engine]) -> Selection:
     """Return ``engines`` with their present label versions."""
-    return Selection(engines, [engine.looks for engine in engines])
+    return Selection(engines, [engine.label_version for engine in engines])
 
 
 class LabelTexts:
@@ -67,9 +67,9 @@ class LabelTexts:
 
     def text(self, engine: Engine, family: Family, form: LabelForm, names: Key, key: Key) -> bytes:
         """Return the label text of one series; ``names`` and ``key`` are its own labels."""
-        known = self._by_version.get(engine.looks)
+        known = self._by_version.get(engine.label_version)
         if known is None:
-            known = self._by_version[engine.looks] = {}
+            known = self._by_version[engine.label_version] = {}
         text = known.get((form, key))
         if text is None:
             text = label_text(series_labels(engine, family, names, key)).encode()
@@ -82,10 +82,10 @@ class LabelTexts:
             del self._by_version[gone]
 
 
-def label_form(placed: Placed) -> LabelForm:
+def label_form(placed: SlotAssignment) -> LabelForm:
     """Return the form of a row's labels."""
     row = placed.row
     if isinstance(row.source, Info):
         return (row.name,)
     hidden = tuple(name for name in ENGINE_LABELS if name not in row.labels)
-    return (row.own_labels, hidden, row.unless_empty)
+    return (row.own_labels, hidden, row.omits_empty_labels)

@@ -46,9 +46,9 @@ class _FamilyTexts:
             self.sections.append(OpenSection(family, "", None, labels))
         else:
             for dialect, placed in family.assignments.items():
-                if placed.where == "histogram":
+                if placed.storage == "histogram":
                     self.sections.append(HistogramSection(family, dialect, placed, labels))
-                elif placed.where in ("scalars", "reading", "constant"):
+                elif placed.storage in ("scalars", "reading", "constant"):
                     self.sections.append(ScalarSection(family, dialect, placed, labels))
                 else:
                     self.sections.append(OpenSection(family, dialect, placed, labels))
@@ -117,7 +117,7 @@ class TextPage:
         """Read the present families and engines, and drop the text of others."""
         registry = self._registry
         self._selections.refresh()
-        self._labels.retain([engine.looks for engine in registry.engines.values()])
+        self._labels.retain([engine.label_version for engine in registry.engines.values()])
         dialects = active_dialects(registry)
         if dialects != self._dialects:
             self._dialects = dialects

@@ -92,7 +92,7 @@ class Aggregate:
         families = [(family, self._sizes[name]) for name, family in made.open.items()]
         refused = adopt(registry, engine, families)
         if any(labels.get(name, f.labels) != f.labels for name, f in engine.open.items()):
-            engine.look_anew()
+            engine.renew_label_version()
         registry.touch(engine)
         return refused or self.refused
 

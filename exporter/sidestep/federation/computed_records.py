@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from sidestep.catalog.layout import Layout
-from sidestep.catalog.model import Reading
+from sidestep.catalog.model import Computed
 from sidestep.federation.messages import Standing
-from sidestep.metrics.computed_gauges import reading
+from sidestep.metrics.computed_gauges import computed_gauge
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.record_codec import encode_record, totals_of
 from sidestep.metrics.registry import Registry
@@ -48,8 +48,8 @@ class Present:
 
 def engines(registry: Registry) -> Iterator[Engine]:
     """Those that are counted here, shown or only remembered."""
-    for engine in (*registry.engines.values(), *registry.kept.values()):
-        if not engine.forwarded:
+    for engine in (*registry.engines.values(), *registry.retired.values()):
+        if not engine.federated:
             yield engine
 
 
@@ -57,7 +57,7 @@ def standing(registry: Registry, engine: Engine) -> Standing:
     """How ``engine`` is."""
     former = registry.engines.get(engine.id) is not engine
     found = (
-        {name: reading(engine, name) for name in _readings(engine.layout)} if engine.live else {}
+        {name: computed_gauge(engine, name) for name in _readings(engine.layout)} if engine.live else {}
     )
     return Standing(
         up=bool(engine.streams),
@@ -71,5 +71,5 @@ def standing(registry: Registry, engine: Engine) -> Standing:
 @functools.cache
 def _readings(layout: Layout) -> tuple[str, ...]:
     """What only whoever counts can compute."""
-    sources = (placed.row.source for placed in layout.placed)
-    return tuple(source.name for source in sources if isinstance(source, Reading))
+    sources = (placed.row.source for placed in layout.assignments)
+    return tuple(source.name for source in sources if isinstance(source, Computed))

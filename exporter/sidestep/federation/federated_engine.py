@@ -12,7 +12,7 @@ from sidestep.federation.aggregate import Aggregate
 from sidestep.federation.messages import Order, Standing
 from sidestep.metrics.description_limits import check, check_described, excess
 from sidestep.metrics.engine import Engine
-from sidestep.metrics.registry import GONE, MAX_ENGINES, SILENT, Registry
+from sidestep.metrics.registry import ENGINE_EXPIRES_SECONDS, MAX_ENGINES, GAUGES_EXPIRE_SECONDS, Registry
 from sidestep.protocol.limits import MAX_LABEL_CHARS
 from sidestep.protocol.messages import EngineInfo, check_engine, check_printable
 from sidestep.protocol.records import Head
@@ -86,7 +86,7 @@ class FederatedEngine:
 
     def is_silent(self, now: float) -> bool:
         """Return whether its gauges are too old to be shown."""
-        return now - self.heard >= SILENT
+        return now - self.heard >= GAUGES_EXPIRE_SECONDS
 
     def show(self, registry: Registry, head: Head, total: Aggregate) -> WireError | None:
         """Replace all series by ``total``, and info metrics by those of ``head``.
@@ -100,7 +100,7 @@ class FederatedEngine:
         known = {**engine.core_info, **engine.front_info}
         if known != engine.info:
             engine.info = known
-            engine.look_anew()
+            engine.renew_label_version()
         return total.show(registry, engine)
 
     def place(self, registry: Registry, now: float) -> None:
@@ -118,7 +118,7 @@ class FederatedEngine:
         if (engine.streams, engine.live, engine.absent, engine.told) != state:
             engine.streams, engine.live, engine.absent, engine.told = state
             registry.touch(engine)
-        gone = standing.absent or now - engine.heard >= GONE
+        gone = standing.absent or now - engine.heard >= ENGINE_EXPIRES_SECONDS
         if standing.former or (gone and not streams):
             if engine.id in registry.engines:
                 registry.retire(engine)

@@ -12,7 +12,7 @@ from typing import Protocol
 from sidestep.federation.computed_records import Records, engines, standing
 from sidestep.federation.messages import FORWARD_VERSION, Forward, Order, Standing
 from sidestep.federation.store import Store
-from sidestep.metrics.registry import SILENT, Registry
+from sidestep.metrics.registry import GAUGES_EXPIRE_SECONDS, Registry
 from sidestep.telemetry.self_metrics import SelfMetrics
 
 REFRESH = 10.0
@@ -111,7 +111,7 @@ class Outbox:
                 if self._labels.keys() & record.labels.keys():
                     self._clash(record.engine)
                 message = self._message(*key[:2], record.order, record.data, record.standing)
-                message.age = now - federated.heard if record is federated.current else SILENT
+                message.age = now - federated.heard if record is federated.current else GAUGES_EXPIRE_SECONDS
                 message.labels = {**self._labels, **record.labels}
                 yield Due(key, state, message)
 

@@ -120,7 +120,7 @@ class Store:
             WireError: It cannot be shown.
         """
         *ended, current = records
-        is_taken = name in self._registry.engines or name in self._registry.kept
+        is_taken = name in self._registry.engines or name in self._registry.retired
         if is_taken or self.find(current.source, current.engine) is not None:
             raise WireError("engine_conflict", f"{name} is there already")
         record = decode_record(current.data)
@@ -130,7 +130,7 @@ class Store:
         total = _run(aggregate(self._registry, engine, base, record))
         if origin:
             engine.labels[ORIGIN] = engine.id
-        engine.heard = now
+        engine.seen_at = now
         made = FederatedEngine(engine, info, current, now - SILENT, base, *ended)
         self._put(None, made)
         made.show(self._registry, record.head, total)
@@ -210,10 +210,10 @@ class Store:
         if known is None or known.engine is not made.engine:
             if known is not None:
                 self._registry.discard(known.engine)
-            self._registry.kept[made.engine.id] = made.engine
+            self._registry.retired[made.engine.id] = made.engine
 
     def _is_kept(self, known: FederatedEngine) -> bool:
-        there = self._registry.engines, self._registry.kept
+        there = self._registry.engines, self._registry.retired
         return any(engines.get(known.engine.id) is known.engine for engines in there)
 
     def _drop(self, key: Key) -> None:

@@ -23,7 +23,7 @@ from sidestep.federation.store import Store
 from sidestep.ingest.bindings import Feeding, Work
 from sidestep.ingest.engine_metrics import read_metrics
 from sidestep.metrics.engine import Engine
-from sidestep.metrics.load_inputs import Loads
+from sidestep.metrics.load_inputs import LoadTracker
 from sidestep.metrics.record_codec import decode_record
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.limits import MAX_ITEM_BYTES
@@ -78,7 +78,7 @@ class Intake:
         self.guard = guard or Guard(metrics, clock)
         self.refused = self.items = 0
         self.federation = Store(registry)
-        self.loads = Loads(registry)
+        self.loads = LoadTracker(registry)
         self._records = RecordReceiver(self.federation, self.receiver, metrics, clock)
         self.epoch, self.run = new_epoch(wall(), boot), 1
         self._wall = wall
@@ -199,7 +199,7 @@ class Intake:
         settled = False
         while not settled:
             try:
-                self.applier.settle()
+                self.applier.flush()
                 settled = True
             except Exception as error:  # noqa: BLE001 - likewise; what others observed goes on
                 self._has_bug(error)
@@ -237,7 +237,7 @@ class Intake:
         """Notice who has fallen silent; about once a second."""
         self.feeding.pass_time(now)
         self.federation.pass_time(now)
-        self.registry.pass_time(now)
+        self.registry.expire(now)
         self._log_refused_blocks()
 
     def _log_refused_blocks(self) -> None:
@@ -272,7 +272,7 @@ class Intake:
                 if item.engine >= len(engines):
                     raise WireError("unknown_engine")
                 engine = engines[item.engine]
-                if are_many and self.applier.gather(engine, item):
+                if are_many and self.applier.apply_buffered(engine, item):
                     size += len(raw)
                     self._waiting += len(raw)
                 else:
@@ -288,7 +288,7 @@ class Intake:
         engine = next((e for e in engines if e.id == record.head.engine.id), None)
         if engine is None:
             raise WireError("unknown_engine")
-        moved = self.applier.add(engine, record)
+        moved = self.applier.add_record(engine, record)
         self.metrics.add("sidestep_rebucketed_observations_total", moved)
         self._applied(engine)
 

@@ -9,8 +9,8 @@ from sidestep.metrics.engine import Engine, Number
 
 def scalar(engine: Engine, name: str) -> Number:
     """Sum over the children of the scalar row ``name``; 0 where there is no sample."""
-    placed = engine.layout.find(name)
-    return sum(engine.values[slot] or 0 for slot in placed.slots)
+    assignment = engine.layout.find(name)
+    return sum(engine.values[slot] or 0 for slot in assignment.slots)
 
 
 def _drafts(engine: Engine) -> tuple[Number, Number, Number]:
@@ -39,7 +39,7 @@ def _sample_ratio(engine: Engine) -> float | None:
     return engine.blocks.rate
 
 
-READINGS: Mapping[str, Callable[[Engine], float | None]] = {
+COMPUTED_GAUGES: Mapping[str, Callable[[Engine], float | None]] = {
     "prefix_cache_hit_rate": lambda engine: engine.prefix_hits.rate,
     "prompt_throughput": lambda engine: engine.throughput and engine.throughput[0],
     "generation_throughput": lambda engine: engine.throughput and engine.throughput[1],
@@ -53,6 +53,6 @@ READINGS: Mapping[str, Callable[[Engine], float | None]] = {
 """By the name a catalogue row gives; None is no sample."""
 
 
-def reading(engine: Engine, name: str) -> float | None:
+def computed_gauge(engine: Engine, name: str) -> float | None:
     """The gauge ``name`` of ``engine``: as another exporter computed it, where that one counts."""
-    return engine.told.get(name) if engine.forwarded else READINGS[name](engine)
+    return engine.computed.get(name) if engine.federated else COMPUTED_GAUGES[name](engine)

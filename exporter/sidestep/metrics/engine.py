@@ -9,18 +9,18 @@ from collections.abc import Mapping
 
 from sidestep.catalog.buckets import DEFAULTS, Bounds
 from sidestep.catalog.dialect import Polled
-from sidestep.catalog.layout import Layout, Placed
+from sidestep.catalog.layout import Layout, SlotAssignment
 from sidestep.catalog.model import OBSERVED, Kind, Row
-from sidestep.catalog.slo import JUDGED, UNJUDGED, Objectives
+from sidestep.catalog.slo import SLO_HANDLERS, SLO_UNDECIDED, Objectives
 from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.hit_window import HitWindow
-from sidestep.metrics.native_histogram import Native
+from sidestep.metrics.native_histogram import NativeSettings
 from sidestep.metrics.saturation import Saturation
-from sidestep.metrics.slo_histogram import Judge, judged
+from sidestep.metrics.slo_histogram import SloCounter, with_slo_counter
 from sidestep.protocol.limits import MAX_OPEN_VALUES
 from sidestep.protocol.messages import CORE_INFO, ENGINE_CORE, KV_SAMPLING, EngineInfo
 from sidestep.tracking.kv_blocks.tracker import BlockTracker
-from sidestep.tracking.requests.machine import Lifecycle
+from sidestep.tracking.requests.machine import RequestTracker
 from sidestep.tracking.requests.rules import UNTRACKED
 
 Number = int | float
@@ -28,12 +28,12 @@ Key = tuple[str, ...]
 
 ORIGIN = "origin"
 """Label of the later of two engines that would look alike: its identity."""
-LEAST_RATE = 1e-9
-RESTART = UNTRACKED.index("restart")
-QUESTIONS = ("vllm:request_params_n", "vllm:request_max_num_generation_tokens")
+MIN_SAMPLE_RATE = 1e-9
+RESTART_INDEX = UNTRACKED.index("restart")
+PARALLEL_SAMPLE_FAMILIES = ("vllm:request_params_n", "vllm:request_max_num_generation_tokens")
 """Families of parallel samples: how many they are, and the tokens of the longest."""
-_LOOKS = itertools.count()
-LINE = 32
+_label_versions = itertools.count()
+LINE_BYTES = 32
 """Bytes of a line on a page beside names and labels."""
 
 
@@ -52,7 +52,7 @@ class OpenFamily:
 
     def size(self, key: Key, engine: Engine) -> int:
         """Bytes, about, that the child of those label values takes on a page."""
-        line = LINE + len(self.name) + engine.label_chars + sum(map(len, (*self.labels, *key)))
+        line = LINE_BYTES + len(self.name) + engine.label_chars + sum(map(len, (*self.labels, *key)))
         return line * (len(self.bounds) + 3 if self.kind in OBSERVED else 1)
 
 
@@ -150,14 +150,14 @@ class Engine:
         layout: Layout,
         info: EngineInfo,
         overrides: Mapping[str, Bounds],
-        native: Native | None = None,
+        native: NativeSettings | None = None,
         objectives: Objectives | None = None,
     ) -> None:
         self.id = info.id
         self.objectives = objectives
         self.native = native
         self.created = 0.0 if native is None else native.wall()
-        self.marks: dict[tuple[str, Key], bytes] = {}
+        self.label_cache: dict[tuple[str, Key], bytes] = {}
         self.layout = layout
         self.labels: dict[str, str] = dict(info.labels)
         self.core_info: Mapping[str, dict[str, str]] = {}
@@ -170,24 +170,24 @@ class Engine:
         self.values: list[Number | None] = [None] * layout.scalars
         self.histograms: list[Histogram | None] = [None] * len(layout.histograms)
         self.keyed: list[dict[Key, Number]] = [{} for _ in layout.keyed]
-        self.open: dict[str, OpenFamily] = {}
+        self.open_families: dict[str, OpenFamily] = {}
         self.sent_bounds: Mapping[str, list[float]] = {}
-        self.gauge_stamp = self.last_seen = self.heard = 0.0
-        self.held_tokens = self.version = self.looks = 0
+        self.gauge_stamp = self.last_seen = self.seen_at = 0.0
+        self.held_tokens = self.version = self.label_version = 0
         self.live = True
-        self.head = b""
+        self.encoded_head = b""
         self.prefix_hits, self.external_hits, self.mm_hits = HitWindow(), HitWindow(), HitWindow()
         self.throughput: tuple[float, float] | None = None
         self.saturation: Saturation | None = None
-        self.requests: Lifecycle | None = None
+        self.requests: RequestTracker | None = None
         self.blocks: BlockTracker | None = None
-        self.looked: Polled | None = None
-        self.absent = self.forwarded = False
-        self.told: Mapping[str, float] = {}
+        self.statistics: Polled | None = None
+        self.absent = self.federated = False
+        self.computed: Mapping[str, float] = {}
         self.restarts = 0
         self.streams: set[int] = set()
-        self.seen: set[str] = set()
-        self.series = self.open_bytes = self.excess = 0
+        self.exposed_paths: set[str] = set()
+        self.open_series = self.open_bytes = self.excess_bytes = 0
         self.label_chars = sum(len(name) + len(value) + 4 for name, value in info.labels.items())
         self.update(info)
 
@@ -199,46 +199,46 @@ class Engine:
         """
         features = frozenset(info.features)
         if ENGINE_CORE in self.features - features:
-            self.forget_core()
+            self.detach_core()
         self.features = features
         if any(name.startswith(CORE_INFO) for name in info.info):
-            self.core_info = {n.removeprefix(CORE_INFO): said for n, said in info.info.items()}
+            self.core_info = {n.removeprefix(CORE_INFO): labels for n, labels in info.info.items()}
         else:
             self.front_info = info.info
         # In this order: a front end's word replaces the core's, whoever greets last.
         self.info = {**self.core_info, **self.front_info}
-        self.look_anew()
-        self.head = b""
+        self.renew_label_version()
+        self.encoded_head = b""
         self.closed = info.closed
         self.sent_bounds = info.bounds
         sent = {name: tuple(bounds) for name, bounds in info.bounds.items()}
         self.bounds = {**DEFAULTS, **sent, **self.overrides}
         for slot, known in enumerate(self.histograms):
             if known is not None and known.bounds != self.bounds_of(slot):
-                self.histograms[slot] = known.rebounded(self.bounds_of(slot))
-        for name, family in self.open.items():
-            row = self.layout.sampled.get(name)
+                self.histograms[slot] = known.with_bounds(self.bounds_of(slot))
+        for name, family in self.open_families.items():
+            row = self.layout.sampled_rows.get(name)
             if row is not None and row.buckets and family.bounds != self.bounds[row.buckets]:
                 family.bounds = self.bounds[row.buckets]
                 family.children = {
-                    key: child.rebounded(family.bounds)
+                    key: child.with_bounds(family.bounds)
                     for key, child in family.children.items()
                     if isinstance(child, Histogram)
                 }
-        for placed in self.layout.placed:
+        for assignment in self.layout.assignments:
             # What describes itself is shown at 0 for an option only: most of it nobody ever has.
             # So is what only some kinds of the dialect's engines can have.
-            if placed.row.feature in self.features or (
-                not placed.row.feature
-                and placed.where != "sampled"
-                and self.layout.required.issuperset(placed.row.shared)
+            if assignment.row.feature in self.features or (
+                not assignment.row.feature
+                and assignment.storage != "sampled"
+                and self.layout.required_labels.issuperset(assignment.row.shared)
             ):
-                self.show(placed)
+                self.start_family(assignment)
 
-    def look_anew(self) -> None:
+    def renew_label_version(self) -> None:
         """Its labels are others now."""
-        self.looks = next(_LOOKS)
-        self.marks.clear()
+        self.label_version = next(_label_versions)
+        self.label_cache.clear()
 
     @property
     def name(self) -> str:
@@ -252,71 +252,71 @@ class Engine:
             rate = float(self.info.get(KV_SAMPLING, {}).get("rate", ""))
         except ValueError:
             return None
-        return rate if LEAST_RATE <= rate <= 1.0 else None
+        return rate if MIN_SAMPLE_RATE <= rate <= 1.0 else None
 
-    def forget_core(self) -> None:
+    def detach_core(self) -> None:
         """Nobody tells of its requests and blocks any more."""
-        hooks = self.layout.hooks
+        handled = self.layout.handled
         if self.requests is not None:
-            slot = hooks["untracked_requests"].slots[RESTART]
+            slot = handled["untracked_requests"].slots[RESTART_INDEX]
             self.values[slot] = (self.values[slot] or 0) + self.requests.close()
             # Questions that ended just now, or elsewhere since its last word.
-            for numbers in self.requests.siblings.observed:
-                for name, number in zip(QUESTIONS, numbers, strict=True):
+            for numbers in self.requests.samples.observed:
+                for name, number in zip(PARALLEL_SAMPLE_FAMILIES, numbers, strict=True):
                     self.histogram(self.layout.find(name).slots[0]).observe(number)
         self.requests = self.blocks = None
         self.core_info = {}
         for name in ("requests_by_state", "longest_preemption"):
-            for slot in hooks[name].slots if name in hooks else ():
+            for slot in handled[name].slots if name in handled else ():
                 self.values[slot] = None
 
-    def empty(self) -> None:
+    def clear_series(self) -> None:
         """Have no series at all, not even those that begin at 0."""
         self.values[:] = [None] * len(self.values)
         self.histograms[:] = [None] * len(self.histograms)
         self.keyed[:] = [{} for _ in self.keyed]
-        self.open = {}
-        self.series = self.open_bytes = self.restarts = 0
-        self.seen.clear()
+        self.open_families = {}
+        self.open_series = self.open_bytes = self.restarts = 0
+        self.exposed_paths.clear()
         for window in (self.prefix_hits, self.external_hits, self.mm_hits):
             window.reset()
 
-    def apart(self) -> Engine:
+    def without_series(self) -> Engine:
         """Another of its description, which has no series at all and no place anywhere."""
         made = copy.copy(self)
         made.values, made.histograms = [None] * len(self.values), [None] * len(self.histograms)
-        made.keyed, made.open = [{} for _ in self.keyed], {}
-        made.seen, made.streams, made.marks = set(), set(), {}
+        made.keyed, made.open_families = [{} for _ in self.keyed], {}
+        made.exposed_paths, made.streams, made.label_cache = set(), set(), {}
         made.prefix_hits, made.external_hits, made.mm_hits = HitWindow(), HitWindow(), HitWindow()
-        made.series = made.open_bytes = made.restarts = 0
+        made.open_series = made.open_bytes = made.restarts = 0
         made.last_seen = 0.0
         made.created = 0.0 if self.native is None else self.native.wall()
-        made.requests = made.blocks = made.looked = None
+        made.requests = made.blocks = made.statistics = None
         return made
 
-    def show(self, placed: Placed) -> None:
+    def start_family(self, assignment: SlotAssignment) -> None:
         """Start ``placed``'s counters and histograms at 0 where the engine does; gauges wait."""
-        row = placed.row
-        if placed.where == "histogram":
-            for slot in placed.slots:
+        row = assignment.row
+        if assignment.storage == "histogram":
+            for slot in assignment.slots:
                 self.histogram(slot)
-        elif placed.where == "sampled":
-            self.open.setdefault(row.name, self.sampled(row))
+        elif assignment.storage == "sampled":
+            self.open_families.setdefault(row.name, self.new_family(row))
         elif row.kind != "counter":
             return
-        elif placed.where == "scalars":
-            for slot in placed.slots[: len(row.closed) or 1]:
+        elif assignment.storage == "scalars":
+            for slot in assignment.slots[: len(row.closed) or 1]:
                 self.values[slot] = self.values[slot] or 0
-        elif placed.where == "keyed" and len(row.own_labels) == 1:
-            children = self.keyed[placed.slots[0]]
+        elif assignment.storage == "keyed" and len(row.own_labels) == 1:
+            children = self.keyed[assignment.slots[0]]
             # Objectives are the operator's: no engine knows them.
-            known = () if row.name == UNJUDGED else self.closed.get(row.own_labels[0], ())
+            known = () if row.name == SLO_UNDECIDED else self.closed.get(row.own_labels[0], ())
             for value in known:
                 # Every hello may know others beforehand.
                 if len(children) < MAX_OPEN_VALUES:
                     children.setdefault((value,), 0)
 
-    def sampled(self, row: Row) -> OpenFamily:
+    def new_family(self, row: Row) -> OpenFamily:
         """A family for a row that Samples items feed; with known label values it starts at 0."""
         bounds: Bounds = ()
         if row.kind == "histogram":
@@ -327,37 +327,37 @@ class Engine:
         if row.kind != "gauge" and (row.closed or not row.own_labels):
             keys: list[Key] = [(value,) for value in row.closed] or [()]
             for key in keys:
-                made.children[key] = self.child(made) if row.kind in OBSERVED else 0
+                made.children[key] = self.new_histogram(made) if row.kind in OBSERVED else 0
         return made
 
     def child(self, family: OpenFamily) -> Histogram:
         """An empty histogram of a family that Samples items feed."""
-        row = self.layout.sampled.get(family.name)
-        return self._made(family.bounds, "" if row is None else row.buckets, family.name)
+        row = self.layout.sampled_rows.get(family.name)
+        return self._new_histogram(family.bounds, "" if row is None else row.buckets, family.name)
 
-    def _made(self, bounds: Bounds, buckets: str, family: str) -> Histogram:
+    def _new_histogram(self, bounds: Bounds, buckets: str, family: str) -> Histogram:
         """An empty histogram of a bucket family; a summary's has no buckets of any kind."""
         if self.native is None or not bounds:
             made = Histogram(bounds)
         else:
             made = self.native.histogram(bounds, buckets)
-        judge = self.judge(family)
-        return made if judge is None else judged(made, judge)
+        judge = self.slo_counter(family)
+        return made if judge is None else with_slo_counter(made, judge)
 
-    def judge(self, family: str) -> Judge | None:
+    def judge(self, family: str) -> SloCounter | None:
         """Who counts which observations of ``family`` meet objectives; None where there are none."""
         limits = () if self.objectives is None else self.objectives.limits(family)
         if not limits:
             return None
-        requests, unjudged = (self.layout.hooks[hook].slots[0] for hook in JUDGED)
-        return Judge(self.keyed[requests], self.keyed[unjudged], limits)
+        requests, undecided = (self.layout.handled[name].slots[0] for name in SLO_HANDLERS)
+        return SloCounter(self.keyed[requests], self.keyed[undecided], limits)
 
     def histogram(self, slot: int) -> Histogram:
         """The histogram in ``slot``, shown from now on."""
         found = self.histograms[slot]
         if found is None:
             row = self.layout.histograms[slot]
-            found = self._made(self.bounds_of(slot), row.buckets, row.name)
+            found = self._new_histogram(self.bounds_of(slot), row.buckets, row.name)
             self.histograms[slot] = found
         return found
 

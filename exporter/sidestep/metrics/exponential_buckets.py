@@ -16,9 +16,9 @@ from sidestep.errors import WireError
 from sidestep.protocol.limits import VALUE_LIMIT
 from sidestep.protocol.native_buckets import FINEST, NativeBuckets
 
-ZERO = 2.0**-128
+ZERO_THRESHOLD = 2.0**-128
 """What is not above it is counted as nothing: the zero bucket."""
-MOST = 160
+MAX_BUCKETS = 160
 """Buckets of one histogram; where it would have more, the resolution halves."""
 
 
@@ -72,13 +72,13 @@ def check(native: NativeBuckets, count: int) -> None:
     indices, schema = native.indices, native.schema
     if not len(indices) == len(native.counts) == len(set(indices)):
         raise WireError("bad_bounds", "native buckets and their counts do not fit")
-    lowest, highest = index_of(schema, math.nextafter(ZERO, 1.0)), index_of(schema, 2 * VALUE_LIMIT)
+    lowest, highest = index_of(schema, math.nextafter(ZERO_THRESHOLD, 1.0)), index_of(schema, 2 * VALUE_LIMIT)
     if indices and not lowest <= min(indices) <= max(indices) <= highest:
         raise WireError("bad_bounds", "a native bucket that no value has")
-    told = [n if isinstance(n, int) else _number(n) for n in (native.zeros, *native.counts)]
-    if min(told) < 0:
+    counts = [n if isinstance(n, int) else _number(n) for n in (native.zeros, *native.counts)]
+    if min(counts) < 0:
         raise WireError("bad_item", "a native bucket cannot have this count")
-    if sum(told) != count:
+    if sum(counts) != count:
         raise WireError("bad_item", "native buckets hold another number of observations")
 
 

@@ -24,7 +24,7 @@ class Gathered:
     def observe(self, slot: int) -> int:
         """Observe what waits for one histogram; how many were refused."""
         values, self.columns[slot] = self.columns[slot], []
-        return self._engine.histogram(slot).observe_each(values)
+        return self._engine.histogram(slot).observe_in_order(values)
 
     def settle(self) -> int:
         """Observe all that waits; how many were refused."""

@@ -13,7 +13,7 @@ from sidestep.protocol.limits import VALUE_LIMIT
 from sidestep.protocol.native_buckets import NativeBuckets
 from sidestep.protocol.records import Buckets
 
-FEW = 5
+SORT_FROM = 5
 """Below this many values a bisection each is cheaper than sorting (measured)."""
 
 
@@ -21,7 +21,7 @@ State = tuple[Bounds, Sequence[int], float]
 """A copy of what a page shows of a histogram: its bounds, its counts and its sum."""
 
 
-Made = TypeVar("Made", bound="Histogram")
+HistogramType = TypeVar("Made", bound="Histogram")
 
 
 class Histogram:
@@ -39,7 +39,7 @@ class Histogram:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
         self.sum = 0.0
-        self.mark: object = None
+        self.state_token: object = None
 
     def observe(self, value: float) -> int:
         """Count one value; 1 where it was refused, else 0."""
@@ -47,7 +47,7 @@ class Histogram:
             return 1
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
-        self.mark = None
+        self.state_token = None
         return 0
 
     def observe_run(self, value: float, count: int) -> int:
@@ -56,7 +56,7 @@ class Histogram:
             return count
         self.counts[bisect_left(self.bounds, value)] += count
         self.sum += value * count
-        self.mark = None
+        self.state_token = None
         return 0
 
     def observe_many(self, values: list[float]) -> int:
@@ -67,7 +67,7 @@ class Histogram:
         interval is left out rather than guessed.
         """
         refused = 0
-        if len(values) < FEW:
+        if len(values) < SORT_FROM:
             for value in values:
                 refused += self.observe(value)
             return refused
@@ -81,10 +81,10 @@ class Histogram:
                 return refused
             values, total = known, sum(known)
         self.sum += total
-        self._count(values)
+        self._count_sorted(values)
         return refused
 
-    def observe_each(self, values: list[float]) -> int:
+    def observe_in_order(self, values: list[float]) -> int:
         """Count ``values`` as if one by one, whose sum has other last digits; how many were refused."""
         total = self.sum
         for value in values:
@@ -92,13 +92,13 @@ class Histogram:
         ordered = sorted(values)
         if ordered and math.isfinite(total) and ordered[0] >= 0.0 and ordered[-1] <= VALUE_LIMIT:
             self.sum = total
-            self._count(ordered)
+            self._count_sorted(ordered)
             return 0
         return sum(map(self.observe, values))
 
-    def _count(self, values: list[float]) -> None:
+    def _count_sorted(self, values: list[float]) -> None:
         """Count ``values``, some that are sorted and may be, but for their sum."""
-        self.mark = None
+        self.state_token = None
         bounds, counts = self.bounds, self.counts
         bucket = bisect_left(bounds, values[0])
         last = bisect_left(bounds, values[-1], bucket)
@@ -115,9 +115,9 @@ class Histogram:
         """Count values, each so many times; how many were refused."""
         if {count for _, count in observations} == {1}:
             return self.observe_many([value for value, _ in observations])
-        return self._weigh(observations)
+        return self._observe_weights(observations)
 
-    def _weigh(self, observations: list[tuple[float, int]]) -> int:
+    def _observe_weights(self, observations: list[tuple[float, int]]) -> int:
         """Likewise, whatever the weights are."""
         bounds, counts = self.bounds, self.counts
         total, refused = 0.0, 0
@@ -128,7 +128,7 @@ class Histogram:
             else:
                 refused += count
         self.sum += total
-        self.mark = None
+        self.state_token = None
         return refused
 
     def add(self, counts: list[int], total: float, native: NativeBuckets | None = None) -> None:  # noqa: ARG002
@@ -138,45 +138,45 @@ class Histogram:
         """
         self.counts = [a + b for a, b in zip(self.counts, counts, strict=True)]
         self.sum += total
-        self.mark = None
+        self.state_token = None
 
     def merge(self, other: Histogram) -> None:
         """Add what ``other``, of equal bounds, has counted."""
         self.add(other.counts, other.sum)
 
-    def empty(self) -> Histogram:
+    def empty_copy(self) -> Histogram:
         """Another of its form, without observations."""
         return Histogram(self.bounds)
 
-    def fresh(self, bounds: Bounds) -> Histogram:
+    def empty_with(self, bounds: Bounds) -> Histogram:
         """Another of its kind, without observations."""
         return Histogram(bounds)
 
-    def rebounded(self, bounds: Bounds) -> Histogram:
+    def with_bounds(self, bounds: Bounds) -> Histogram:
         """What becomes of it under other bounds: it starts anew, its counts cannot be moved."""
-        return self.fresh(bounds)
+        return self.empty_with(bounds)
 
-    def kept(self) -> Buckets:
+    def to_wire(self) -> Buckets:
         """Its state, as it travels."""
         return Buckets(self.sum, [*self.counts])
 
-    def marked(self, mark: object) -> object:
+    def token(self, new: object) -> object:
         """What its state is told by: ``mark``, where it has changed since it was asked last.
 
         Who asks gives each moment a mark of its own: two states never have the same.
         """
-        if self.mark is None:
-            self.mark = mark
-        return self.mark
+        if self.state_token is None:
+            self.state_token = new
+        return self.state_token
 
     def copy(self) -> Histogram:
         """Its state of now, to be looked at later."""
         return self._copied_to(Histogram.__new__(Histogram))
 
-    def _copied_to(self, made: Made) -> Made:
+    def _copied_to(self, made: HistogramType) -> HistogramType:
         """``made`` with what every histogram has: a page copies thousands, none of which is empty."""
         made.bounds, made.counts, made.sum = self.bounds, self.counts.copy(), self.sum
-        made.mark = None
+        made.state_token = None
         return made
 
     @property

@@ -13,14 +13,14 @@ from sidestep.metrics.saturation import Load, Saturation
 
 INTERVAL = 1.0
 """Seconds between two looks at an engine, at least: one that is blocked is so for many."""
-AT_ONCE = 32
+BATCH = 32
 """Engines between two turns of the loop: some microseconds each."""
 
-Reader = Callable[[Engine], Load | None]
+LoadReader = Callable[[Engine], Load | None]
 """None where the engine does not tell."""
 
 
-class Loads:
+class LoadTracker:
     """Follows how saturated the engines of a registry are that are counted here.
 
     What another exporter counts that one follows, and tells the ratio.
@@ -31,24 +31,24 @@ class Loads:
         self._due: list[Engine] = []
         self._next = float("-inf")
 
-    def look(self, now: float) -> None:
+    def update(self, now: float) -> None:
         """Look at the next engines, some at a time; call it often. ``now`` is monotonic."""
         if not self._due:
             if now < self._next:
                 return
             self._next = now + INTERVAL
             self._due = [*self._registry.engines.values()]
-        for engine in self._due[-AT_ONCE:]:
-            self._follow(engine, now)
-        del self._due[-AT_ONCE:]
+        for engine in self._due[-BATCH:]:
+            self._update(engine, now)
+        del self._due[-BATCH:]
 
-    def _follow(self, engine: Engine, now: float) -> None:
+    def _update(self, engine: Engine, now: float) -> None:
         if engine.live and not engine.streams:
             # It may be back in a moment; until then its gauges are those of before.
             return
         reader = _reader(engine.layout)
         load = None
-        if engine.live and not engine.forwarded and reader is not None:
+        if engine.live and not engine.federated and reader is not None:
             load = reader(engine)
         before = engine.saturation and engine.saturation.ratio
         if load is None:
@@ -56,18 +56,18 @@ class Loads:
         else:
             if engine.saturation is None:
                 engine.saturation = Saturation()
-            engine.saturation.look(now, load)
+            engine.saturation.update(now, load)
         if before != (engine.saturation and engine.saturation.ratio):
             self._registry.touch(engine)
 
 
 @functools.cache
-def _reader(layout: Layout) -> Reader | None:
+def _reader(layout: Layout) -> LoadReader | None:
     """Return what reads the load of the layout's engines; ``None`` where they do not tell theirs."""
     make = layout.tables.load_reader
     return None if make is None else make(layout)
 
 
-def observations(found: float | Histogram | None) -> int | None:
+def observation_count(found: float | Histogram | None) -> int | None:
     """Observations of a histogram."""
     return sum(found.counts) if isinstance(found, Histogram) else None

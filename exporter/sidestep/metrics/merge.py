@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sidestep.catalog.buckets import Bounds
-from sidestep.catalog.slo import REQUESTS, UNJUDGED
+from sidestep.catalog.slo import SLO_REQUESTS, SLO_UNDECIDED
 from sidestep.errors import WireError
 from sidestep.metrics.engine import Engine, Key, Number
 from sidestep.metrics.exponential_buckets import as_classic
 from sidestep.metrics.histogram import Histogram, rebucket
-from sidestep.metrics.record_codec import WINDOWS, check_buckets, decode_polled, number_of
+from sidestep.metrics.record_codec import HIT_WINDOWS, check_buckets, decode_polled, number_of
 from sidestep.metrics.registry import Registry
 from sidestep.metrics.self_described import add_samples
 from sidestep.protocol.limits import OTHER, is_printable
@@ -49,19 +49,19 @@ def _merge(registry: Registry, engine: Engine, record: Record) -> tuple[int, Wir
         if found or totals.gauge_stamp:
             _add_children(registry, children, kind, found, newer=newer)
     moved = _add_histograms(engine, record)
-    for window, hits in zip(WINDOWS, totals.hits, strict=False):
+    for window, hits in zip(HIT_WINDOWS, totals.hits, strict=False):
         if hits.requests:
             getattr(engine, window).add(hits.requests, hits.queries, hits.hits)
     engine.gauge_stamp = max(engine.gauge_stamp, totals.gauge_stamp)
     engine.held_tokens = min(engine.held_tokens + totals.held_tokens, TOTAL_LIMIT)
-    engine.seen |= engine.layout.shown_paths.intersection(totals.seen)
+    engine.exposed_paths |= engine.layout.optional_paths.intersection(totals.seen)
     registry.limited["label_values"] += totals.limited
     registry.touch(engine)
     more, refused = _add_families(registry, engine, totals.open)
     return moved + more, refused
 
 
-def check_places(engine: Engine, record: Record) -> None:
+def check_slots(engine: Engine, record: Record) -> None:
     """Whether what has a place in ``engine`` can be added to it.
 
     Raises:
@@ -73,7 +73,7 @@ def check_places(engine: Engine, record: Record) -> None:
         pass
 
 
-def restored(registry: Registry, record: Record) -> Engine:
+def restore_engine(registry: Registry, record: Record) -> Engine:
     """The engine that ``record`` was made of, of which nobody has told yet.
 
     A family that describes itself and whose name the catalogue has by now is left out:
@@ -95,18 +95,18 @@ def restored(registry: Registry, record: Record) -> Engine:
             children.clear()
     engine.core_info = head.core_info
     engine.info = {**head.core_info, **head.engine.info}
-    _drop_foreign(engine, record)
+    _drop_changed_bounds(engine, record)
     engine.restarts = record.totals.restarts
     _merge(registry, engine, record)
     engine.last_seen = record.totals.last_seen
     if record.totals.looked:
-        engine.looked = decode_polled(layout.tables, record.totals.looked[-1])
-        engine.absent = engine.looked.absent
+        engine.statistics = decode_polled(layout.tables, record.totals.looked[-1])
+        engine.absent = engine.statistics.absent
     engine.live = False
     return engine
 
 
-def add_part(registry: Registry, engine: Engine, record: Record, *, gauges: bool) -> None:
+def add_counts(registry: Registry, engine: Engine, record: Record, *, gauges: bool) -> None:
     """Add what a checked ``record`` has, but for families that describe themselves.
 
     What it does not have is not begun at 0, and label values that its own exporter has limited
@@ -118,8 +118,8 @@ def add_part(registry: Registry, engine: Engine, record: Record, *, gauges: bool
         record: What another process counted.
         gauges: Whether it says how the engine is; else only what it counted is added.
     """
-    totals, of_now = record.totals, engine.layout.scalar_gauges
-    scalars = [found for found in _scalars(engine, record) if gauges or found[0] not in of_now]
+    totals, gauge_slots = record.totals, engine.layout.scalar_gauges
+    scalars = [found for found in _scalars(engine, record) if gauges or found[0] not in gauge_slots]
     _add_scalars(engine, scalars, newer=True)
     for children, kind, found in _keyed(engine, record):
         if kind != "gauge":
@@ -127,37 +127,37 @@ def add_part(registry: Registry, engine: Engine, record: Record, *, gauges: bool
         elif gauges:
             children.update(found)
     _add_histograms(engine, record)
-    for window, hits in zip(WINDOWS, totals.hits, strict=False):
+    for window, hits in zip(HIT_WINDOWS, totals.hits, strict=False):
         if hits.requests:
             getattr(engine, window).add(hits.requests, hits.queries, hits.hits)
-    engine.seen |= engine.layout.shown_paths.intersection(totals.seen)
+    engine.exposed_paths |= engine.layout.optional_paths.intersection(totals.seen)
     engine.restarts = min(engine.restarts + totals.restarts, TOTAL_LIMIT)
     engine.last_seen = max(engine.last_seen, totals.last_seen)
     if totals.created:
         engine.created = min(engine.created, totals.created)
 
 
-def _drop_foreign(engine: Engine, record: Record) -> None:
+def _drop_changed_bounds(engine: Engine, record: Record) -> None:
     """A histogram whose bounds are others now starts anew: only native counts can be moved."""
     slots = {name: slot for slot, name in enumerate(engine.layout.histogram_names)}
     head, histograms = record.head, record.totals.histograms
-    for place, (name, bounds) in enumerate(zip(head.histograms, head.bounds, strict=True)):
-        buckets = histograms[place]
+    for index, (name, bounds) in enumerate(zip(head.histograms, head.bounds, strict=True)):
+        buckets = histograms[index]
         if buckets is None or (engine.native is not None and buckets.native is not None):
             continue
         if name in slots and tuple(bounds) != engine.bounds_of(slots[name]):
-            histograms[place] = None
+            histograms[index] = None
 
 
 def _scalars(engine: Engine, record: Record) -> Iterator[tuple[int, Number]]:
     """Where each number goes; what no row here has is left out."""
-    places, gauges = engine.layout.scalar_slots, engine.layout.scalar_gauges
+    slots, gauges = engine.layout.scalar_slots, engine.layout.scalar_gauges
     for (name, label), value in zip(record.head.scalars, record.totals.scalars, strict=True):
         if value is None:
             continue
-        slot = places.get((name, label))
+        slot = slots.get((name, label))
         if slot is None:
-            slot = places.get((name, OTHER))
+            slot = slots.get((name, OTHER))
         if slot is not None:
             yield slot, number_of(value, negative=slot in gauges)
 
@@ -177,14 +177,14 @@ def _keyed(
             raise WireError("bad_label", name)
         gauge = row.kind == "gauge"
         found = [(tuple(c.labels), number_of(c.value, negative=gauge)) for c in children]
-        if row.name in (REQUESTS, UNJUDGED) and engine.objectives is not None:
+        if row.name in (SLO_REQUESTS, SLO_UNDECIDED) and engine.objectives is not None:
             # What is an objective no more would stand still for ever.
-            found = [(key, n) for key, n in found if engine.objectives.has(key)]
+            found = [(key, n) for key, n in found if engine.objectives.includes(key)]
         yield engine.keyed[slot], row.kind, found
 
 
 def _add_scalars(engine: Engine, found: list[tuple[int, Number]], *, newer: bool) -> None:
-    gauges, timeless = engine.layout.scalar_gauges, engine.layout.timeless
+    gauges, timeless = engine.layout.scalar_gauges, engine.layout.lasting_gauges
     for slot, value in found:
         if slot not in gauges:
             engine.values[slot] = (engine.values[slot] or 0) + value
@@ -218,7 +218,7 @@ def _add_histograms(engine: Engine, record: Record) -> int:
         head.histograms, head.bounds, record.totals.histograms, strict=True
     ):
         if buckets is not None and name in slots:
-            moved += _add(engine.histogram(slots[name]), tuple(bounds), buckets)
+            moved += _add_buckets(engine.histogram(slots[name]), tuple(bounds), buckets)
     return moved
 
 
@@ -240,7 +240,7 @@ def _add_families(
     return moved, refused
 
 
-def _add(histogram: Histogram, bounds: Bounds, buckets: Buckets) -> int:
+def _add_buckets(histogram: Histogram, bounds: Bounds, buckets: Buckets) -> int:
     """Add counts; those of other bounds land by their upper bound, and are returned."""
     if bounds == histogram.bounds:
         histogram.add(_counts(buckets), buckets.total, buckets.native)
@@ -263,7 +263,7 @@ def add_family(registry: Registry, engine: Engine, totals: OpenTotals) -> int:
     Raises:
         WireError: It contradicts what is known, and nothing was added.
     """
-    wanted = _wanted(engine, totals)
+    wanted = _known_bounds(engine, totals)
     family = Family(totals.name, totals.kind, totals.labels, [], totals.help, list(wanted))
     moved = 0
     for child in totals.children:
@@ -276,16 +276,16 @@ def add_family(registry: Registry, engine: Engine, totals: OpenTotals) -> int:
                 sample.counts = _rebucketed(tuple(totals.bounds), child.buckets, wanted)
                 moved += sum(sample.counts)
         family.samples.append(sample)
-    add_samples(registry, engine, Samples(0, 0.0, [family]), kept=True)
+    add_samples(registry, engine, Samples(0, 0.0, [family]), from_record=True)
     return moved
 
 
-def _wanted(engine: Engine, totals: OpenTotals) -> Bounds:
+def _known_bounds(engine: Engine, totals: OpenTotals) -> Bounds:
     """The bounds of the engine's family of that name."""
-    known = engine.open.get(totals.name)
-    row = engine.layout.sampled.get(totals.name)
+    known = engine.open_families.get(totals.name)
+    row = engine.layout.sampled_rows.get(totals.name)
     if known is None and row is not None:
-        known = engine.sampled(row)
+        known = engine.new_family(row)
     return tuple(totals.bounds) if known is None else known.bounds
 
 

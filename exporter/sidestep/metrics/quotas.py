@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from sidestep.catalog.layout import taken
+from sidestep.catalog.layout import exposed_names
 from sidestep.catalog.model import Kind
 from sidestep.metrics.engine import Engine, Key, OpenFamily
 
@@ -36,44 +36,44 @@ class OpenFamilyQuota:
 
     def limit(self, engine: Engine, series: int, size: int) -> str:
         """Which limit ``engine`` would pass with so many children more, of so many bytes; or none."""
-        reached = {
-            "engine_series": engine.series + series > MAX_ENGINE_SERIES,
+        exceeded = {
+            "engine_series": engine.open_series + series > MAX_ENGINE_SERIES,
             "series": self.series + series > MAX_SERIES,
             "engine_bytes": engine.open_bytes + size > MAX_ENGINE_BYTES,
             "bytes": self.bytes + size > MAX_BYTES,
         }
-        return next((limit for limit, passed in reached.items() if passed), "")
+        return next((limit for limit, is_exceeded in exceeded.items() if is_exceeded), "")
 
     def describe(self, family: OpenFamily) -> None:
         """Note that one engine more has ``family``, which no catalogue has."""
         self._users[family.name] += 1
         if family.name not in self.families:
             self.families[family.name] = family.kind, family.labels
-            self.names |= taken(family.name, family.kind)
+            self.names |= exposed_names(family.name, family.kind)
 
     def resize(self, engine: Engine, series: int, size: int) -> None:
         """Note that ``engine`` has so many more children of self-described families."""
-        engine.series += series
+        engine.open_series += series
         self.series += series
         engine.open_bytes += size
         self.bytes += size
 
-    def without_gauges(self, engine: Engine) -> None:
+    def remove_gauges(self, engine: Engine) -> None:
         """Let the gauges among the self-described families of ``engine`` have no children."""
-        for family in engine.open.values():
+        for family in engine.open_families.values():
             if family.kind == "gauge":
                 size = sum(family.size(key, engine) for key in family.children)
                 self.resize(engine, -len(family.children), -size)
                 family.children.clear()
 
-    def release(self, engine: Engine) -> None:
+    def release_all(self, engine: Engine) -> None:
         """Give free what the self-described families of ``engine`` took: it has none any more."""
-        self.series -= engine.series
+        self.series -= engine.open_series
         self.bytes -= engine.open_bytes
-        for name in engine.open.keys() & self._users.keys():
+        for name in engine.open_families.keys() & self._users.keys():
             self._users[name] -= 1
             if not self._users[name]:
                 del self._users[name]
-                self.names -= taken(name, self.families.pop(name)[0])
-        engine.open = {}
-        engine.series = engine.open_bytes = 0
+                self.names -= exposed_names(name, self.families.pop(name)[0])
+        engine.open_families = {}
+        engine.open_series = engine.open_bytes = 0

@@ -9,31 +9,31 @@ from collections.abc import Set as AbstractSet
 from typing import TypeVar
 
 from sidestep.catalog.buckets import Bounds
-from sidestep.catalog.layout import Layout, Placed
+from sidestep.catalog.layout import Layout, SlotAssignment
 from sidestep.catalog.slo import Objectives
 from sidestep.errors import WireError
 from sidestep.exposition.passthrough.registry import PassthroughRegistry
 from sidestep.metrics.engine import ORIGIN, Engine, Key
-from sidestep.metrics.native_histogram import Native
+from sidestep.metrics.native_histogram import NativeSettings
 from sidestep.metrics.quotas import OpenFamilyQuota
 from sidestep.protocol.limits import MAX_LABEL_CHARS, MAX_OPEN_VALUES, OTHER, is_printable
 from sidestep.protocol.messages import EngineInfo
 from sidestep.tracking.kv_blocks.sampling import Sampling
 from sidestep.tracking.kv_blocks.tracker import BlockTracker
-from sidestep.tracking.requests.machine import Lifecycle
-from sidestep.tracking.requests.parallel_samples import Questions
+from sidestep.tracking.requests.machine import RequestTracker
+from sidestep.tracking.requests.parallel_samples import SampleGroups
 from sidestep.tracking.requests.rules import Rules
 
-Look = tuple[bool, frozenset[tuple[str, str]]]
+LabelKey = tuple[bool, frozenset[tuple[str, str]]]
 Tracker = TypeVar("Tracker", bound=BlockTracker)
 
 MAX_ENGINES = 1024
 """Shown, and as many that are kept."""
-SILENT = 30.0
+GAUGES_EXPIRE_SECONDS = 30.0
 """Seconds after which nobody knows any more whether a gauge is true."""
-GONE = 300.0
+ENGINE_EXPIRES_SECONDS = 300.0
 """After which an engine is not shown any more."""
-KEPT = 86_400.0
+TOTALS_EXPIRE_SECONDS = 86_400.0
 """After which its totals are forgotten: should it come back, they begin at 0."""
 FULL_SHARES = 10
 """Engines that may track as many KV blocks as one may; more of them share."""
@@ -76,7 +76,7 @@ class Registry:
         overrides: Mapping[str, Bounds],
         rules: Rules | None = None,
         sampling: Sampling | None = None,
-        native: Native | None = None,
+        native: NativeSettings | None = None,
         *,
         objectives: Objectives | None = None,
     ) -> None:
@@ -86,18 +86,18 @@ class Registry:
         self.sampling = sampling or Sampling()
         self.native = native
         self.objectives = objectives or Objectives()
-        self.questions = Questions()
+        self.sample_groups = SampleGroups()
         self.engines: dict[str, Engine] = {}
-        self.kept: dict[str, Engine] = {}
+        self.retired: dict[str, Engine] = {}
         self.version = 0
         self.limited: Counter[str] = Counter(dict.fromkeys(LIMITS, 0))
         self.refused_blocks: Counter[str] = Counter()
         self.parts = 0
         self.quota = OpenFamilyQuota()
         self.reserved: frozenset[str] = frozenset()
-        self.passed = PassthroughRegistry(self._names)
-        self.shows: Callable[[str], bool] = lambda _: True
-        self._looks: set[Look] = set()
+        self.passthrough = PassthroughRegistry(self._names)
+        self.is_exposed: Callable[[str], bool] = lambda _: True
+        self._label_keys: set[LabelKey] = set()
         """Labels of the engines that are shown."""
 
     def check(self, info: EngineInfo) -> None:
@@ -111,10 +111,10 @@ class Registry:
         if layout is None:
             raise WireError("unknown_dialect", info.dialect)
         names = set(info.labels)
-        if not layout.required <= names or (layout.own_labels | {ORIGIN}) & names:
+        if not layout.required_labels <= names or (layout.own_labels | {ORIGIN}) & names:
             raise WireError("bad_label", f"an engine cannot have the labels {sorted(names)}")
-        known = self.engines.get(info.id) or self.kept.get(info.id)
-        if known is None or known.forwarded:
+        known = self.engines.get(info.id) or self.retired.get(info.id)
+        if known is None or known.federated:
             return
         if known.streams and known.layout is not layout:
             # Whoever feeds it would go on with what nobody shows.
@@ -127,9 +127,9 @@ class Registry:
             WireError: See ``check``.
         """
         self.check(info)
-        self._make_way(info.id)
+        self._rename_federated(info.id)
         layout = self.layouts[info.dialect]
-        engine = self.engines.get(info.id) or self.kept.pop(info.id, None)
+        engine = self.engines.get(info.id) or self.retired.pop(info.id, None)
         if engine is not None and (engine.layout is not layout or self._is_renamed(engine, info)):
             self._hide(engine)
             self._forget(engine)
@@ -139,64 +139,64 @@ class Registry:
         else:
             engine.update(info)
         if info.id not in self.engines:
-            self.enter(engine)
+            self.expose(engine)
         self.touch(engine)
         return engine
 
-    def _make_way(self, name: str) -> None:
+    def _rename_federated(self, name: str) -> None:
         """Call an engine that another exporter counts something else: its name is ours to give."""
-        engine = self.engines.get(name) or self.kept.get(name)
-        if engine is None or not engine.forwarded:
+        engine = self.engines.get(name) or self.retired.get(name)
+        if engine is None or not engine.federated:
             return
         free = (f"{name[: MAX_LABEL_CHARS - 8]}/{number}" for number in itertools.count(2))
-        engine.id = next(n for n in free if n not in self.engines and n not in self.kept)
-        for engines in (self.engines, self.kept):
+        engine.id = next(n for n in free if n not in self.engines and n not in self.retired)
+        for engines in (self.engines, self.retired):
             if engines.pop(name, None) is not None:
                 engines[engine.id] = engine
 
-    def enter(self, engine: Engine) -> None:
+    def expose(self, engine: Engine) -> None:
         """Show ``engine``; never two samples of one name and labels."""
-        if _look(engine) in self._looks:
+        if _label_key(engine) in self._label_keys:
             # The later engine says where it is from.
             engine.labels[ORIGIN] = engine.id
-            engine.look_anew()
-        self._looks.add(_look(engine))
+            engine.renew_label_version()
+        self._label_keys.add(_label_key(engine))
         self.engines[engine.id] = engine
         self.parts += _is_part(engine)
 
     def _hide(self, engine: Engine) -> None:
         if self.engines.pop(engine.id, None) is not None:
-            self._looks.discard(_look(engine))
+            self._label_keys.discard(_label_key(engine))
             self.parts -= _is_part(engine)
 
     def _forget(self, engine: Engine) -> None:
         """Nobody will hear of ``engine`` again: what it took is there for others."""
-        engine.forget_core()
-        self.quota.release(engine)
+        engine.detach_core()
+        self.quota.release_all(engine)
 
-    def empty(self, engine: Engine) -> None:
+    def clear_series(self, engine: Engine) -> None:
         """Let ``engine`` have no series at all, not even those that begin at 0."""
-        self.quota.release(engine)
-        engine.empty()
+        self.quota.release_all(engine)
+        engine.clear_series()
 
     def retire(self, engine: Engine) -> None:
         """Show ``engine`` no more, and remember what it has counted."""
         self._hide(engine)
-        self.kept[engine.id] = engine
+        self.retired[engine.id] = engine
         self.touch(engine)
 
-    def recall(self, engine: Engine) -> None:
+    def restore(self, engine: Engine) -> None:
         """Show ``engine`` again, if it is only remembered."""
-        if self.kept.pop(engine.id, None) is not None:
-            self.enter(engine)
+        if self.retired.pop(engine.id, None) is not None:
+            self.expose(engine)
             self.touch(engine)
 
     def discard(self, engine: Engine) -> None:
         """Forget ``engine``, shown or remembered."""
         if self.engines.get(engine.id) is engine:
             self._hide(engine)
-        if self.kept.get(engine.id) is engine:
-            del self.kept[engine.id]
+        if self.retired.get(engine.id) is engine:
+            del self.retired[engine.id]
         self._forget(engine)
         self.version += 1
 
@@ -205,7 +205,7 @@ class Registry:
         features: dict[Layout, set[str]] = {}
         for engine in self.engines.values():
             features.setdefault(engine.layout, set()).update(engine.features)
-        names = [layout.names_with(found) for layout, found in features.items()]
+        names = [layout.names_for(found) for layout, found in features.items()]
         return [self.reserved, self.quota.names, *names]
 
     def _is_renamed(self, engine: Engine, info: EngineInfo) -> bool:
@@ -216,13 +216,13 @@ class Registry:
     def clear(self) -> None:
         """Forget all there is."""
         self.engines.clear()
-        self.kept.clear()
-        self._looks.clear()
+        self.retired.clear()
+        self._label_keys.clear()
         self.parts = 0
         self.quota = OpenFamilyQuota()
         self.limited = Counter(dict.fromkeys(LIMITS, 0))
         self.refused_blocks.clear()
-        self.questions = Questions()
+        self.sample_groups = SampleGroups()
         self.version += 1
 
     def touch(self, engine: Engine) -> None:
@@ -230,7 +230,7 @@ class Registry:
         self.version += 1
         engine.version = self.version
 
-    def renew(self, engine: Engine) -> None:
+    def reset_gauges(self, engine: Engine) -> None:
         """Another process has the engine: what the last one said of its state is over."""
         # Its host may have been started anew, and the monotonic clock with it.
         engine.gauge_stamp = 0.0
@@ -241,25 +241,25 @@ class Registry:
         for children, row in zip(engine.keyed, engine.layout.keyed, strict=True):
             if row.kind == "gauge":
                 children.clear()
-        self.quota.without_gauges(engine)
+        self.quota.remove_gauges(engine)
 
-    def pass_time(self, now: float) -> None:
+    def expire(self, now: float) -> None:
         """Hide what nobody tells of any more: first gauges, then all of an engine."""
         for engine in list(self.engines.values()):
-            silence = 0.0 if engine.streams else now - engine.heard
+            silence = 0.0 if engine.streams else now - engine.seen_at
             # It is shown again by a word of its own only.
-            if engine.live and silence >= SILENT:
+            if engine.live and silence >= GAUGES_EXPIRE_SECONDS:
                 engine.live = False
                 self.touch(engine)
-            if silence >= GONE or (engine.absent and not engine.streams):
-                if not engine.forwarded:
-                    engine.forget_core()
+            if silence >= ENGINE_EXPIRES_SECONDS or (engine.absent and not engine.streams):
+                if not engine.federated:
+                    engine.detach_core()
                 self.retire(engine)
         # What a polled server once had goes first: it can have another name every second. Then what
         # other exporters count, who remember it themselves.
-        for engine in sorted(self.kept.values(), key=lambda e: (not e.absent, not e.forwarded)):
-            if now - engine.heard >= KEPT or len(self.kept) > MAX_ENGINES:
-                del self.kept[engine.id]
+        for engine in sorted(self.retired.values(), key=lambda e: (not e.absent, not e.federated)):
+            if now - engine.seen_at >= TOTALS_EXPIRE_SECONDS or len(self.retired) > MAX_ENGINES:
+                del self.retired[engine.id]
                 self._forget(engine)
                 self.version += 1
 
@@ -268,10 +268,10 @@ class Registry:
         self.version += 1
         self.sampling.rate = rate
 
-    def requests_of(self, engine: Engine) -> Lifecycle:
+    def requests_of(self, engine: Engine) -> RequestTracker:
         """The requests of ``engine``, followed from now on."""
         if engine.requests is None:
-            engine.requests = Lifecycle(self.rules, self.questions)
+            engine.requests = RequestTracker(self.rules, self.sample_groups)
         return engine.requests
 
     def blocks_of(self, engine: Engine, kind: type[Tracker]) -> Tracker:
@@ -286,18 +286,18 @@ class Registry:
         trackers = [e.blocks for e in self.engines.values() if e.blocks is not None]
         capacity = self.sampling.capacity
         share = max(FULL_SHARES * capacity // max(len(trackers), 1), 1)
-        for blocks in trackers:
-            blocks.resize(min(capacity, share))
+        for tracker in trackers:
+            tracker.resize(min(capacity, share))
 
-    def add(self, engine: Engine, placed: Placed, value: str, count: int) -> None:
+    def add(self, engine: Engine, assignment: SlotAssignment, value: str, count: int) -> None:
         """Add to the child of a counter whose own label is ``value``."""
-        if placed.where == "keyed":
-            children = engine.keyed[placed.slots[0]]
+        if assignment.storage == "keyed":
+            children = engine.keyed[assignment.slots[0]]
             key = self.capped(children, (value,))
             children[key] = children.get(key, 0) + count
             return
-        closed = placed.row.closed
-        slot = placed.slots[closed.index(value) if value in closed else len(closed)]
+        closed = assignment.row.closed
+        slot = assignment.slots[closed.index(value) if value in closed else len(closed)]
         if count or value in closed:
             engine.values[slot] = (engine.values[slot] or 0) + count
 
@@ -309,9 +309,9 @@ class Registry:
         return (OTHER,) * len(key)
 
 
-def _look(engine: Engine) -> Look:
+def _label_key(engine: Engine) -> LabelKey:
     """What tells an engine's series from others': to Prometheus an empty label is none."""
-    return engine.layout.apart, frozenset((n, v) for n, v in engine.labels.items() if v)
+    return engine.layout.has_own_namespace, frozenset((n, v) for n, v in engine.labels.items() if v)
 
 
 def _is_part(engine: Engine) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice, pairwise
 
 from sidestep.catalog.buckets import Bounds
-from sidestep.catalog.layout import Fed, taken
+from sidestep.catalog.layout import FeedTarget, exposed_names
 from sidestep.catalog.model import OBSERVED, Kind
 from sidestep.errors import WireError
 from sidestep.exposition.passthrough.registry import OWN_PREFIXES
@@ -19,7 +19,7 @@ from sidestep.protocol.limits import MAX_OBSERVATIONS, MAX_OPEN_VALUES, is_print
 from sidestep.protocol.self_described import Family, Sample, Samples
 
 
-def add_samples(registry: Registry, engine: Engine, item: Samples, *, kept: bool = False) -> None:
+def add_samples(registry: Registry, engine: Engine, item: Samples, *, from_record: bool = False) -> None:
     """Add families that describe themselves; all are checked before any is added.
 
     ``kept``: as a record kept them, which has what they feed besides in its own place.
@@ -29,33 +29,33 @@ def add_samples(registry: Registry, engine: Engine, item: Samples, *, kept: bool
     """
     if sum(len(family.samples) for family in item.families) > MAX_OBSERVATIONS:
         raise WireError("too_big", "more samples than an item may have")
-    made = _Made(registry)
+    made = _NewFamilies(registry)
     for family in item.families:
-        target = made.families.get(family.name) or engine.open.get(family.name)
-        if target is None or _is_another_form(engine, target, family):
-            target = _family(engine, family, made)
+        target = made.families.get(family.name) or engine.open_families.get(family.name)
+        if target is None or _has_new_labels(engine, target, family):
+            target = _new_family(engine, family, made)
         _check_samples(target, family)
         _check_natives(family)
-    _check_room(registry, engine, made, item.families)
-    for name in made.families.keys() & engine.open.keys():
+    _check_quota(registry, engine, made, item.families)
+    for name in made.families.keys() & engine.open_families.keys():
         # An earlier process's, with labels that are not told any more.
-        before = engine.open[name]
+        before = engine.open_families[name]
         size = sum(before.size(key, engine) for key in before.children)
         registry.quota.resize(engine, -len(before.children), -size)
-        engine.look_anew()
-    engine.open.update(made.families)
+        engine.renew_label_version()
+    engine.open_families.update(made.families)
     for name, target in made.families.items():
-        if name not in engine.layout.sampled:
+        if name not in engine.layout.sampled_rows:
             registry.quota.describe(target)
-    is_judged = not kept and engine.objectives is not None and bool(engine.objectives.names)
+    counts_slo = not from_record and engine.objectives is not None and bool(engine.objectives.names)
     for family in item.families:
-        fed = () if kept else engine.layout.also.get(family.name, ())
-        _add(registry, engine, engine.open[family.name], family, fed)
-        if is_judged:
-            _judge(engine, family, fed)
+        fed = () if from_record else engine.layout.feeds.get(family.name, ())
+        _add(registry, engine, engine.open_families[family.name], family, fed)
+        if counts_slo:
+            _count_slo(engine, family, fed)
 
 
-def adopt(
+def adopt_families(
     registry: Registry, engine: Engine, families: Iterable[tuple[OpenFamily, int]]
 ) -> WireError | None:
     """Let ``engine``, which has none, have families that were made apart, all that can be.
@@ -70,22 +70,22 @@ def adopt(
     """
     refused: WireError | None = None
     for family, size in families:
-        is_ours = family.name in engine.layout.sampled
+        in_catalogue = family.name in engine.layout.sampled_rows
         try:
-            if not is_ours:
-                _check_new(_Made(registry), family.name, family.kind, family.labels)
+            if not in_catalogue:
+                _check_new_name(_NewFamilies(registry), family.name, family.kind, family.labels)
             _check_limit(registry, engine, len(family.children), size)
         except WireError as error:
             refused = error
             continue
-        engine.open[family.name] = family
+        engine.open_families[family.name] = family
         registry.quota.resize(engine, len(family.children), size)
-        if not is_ours:
+        if not in_catalogue:
             registry.quota.describe(family)
     return refused
 
 
-class _Made:
+class _NewFamilies:
     """Families that an item brings along.
 
     Attributes:
@@ -101,8 +101,8 @@ class _Made:
         self.names: set[str] = set()
 
 
-def _check_room(
-    registry: Registry, engine: Engine, made: _Made, families: Sequence[Family]
+def _check_quota(
+    registry: Registry, engine: Engine, made: _NewFamilies, families: Sequence[Family]
 ) -> None:
     """Whether there is room for the children that are new.
 
@@ -111,12 +111,12 @@ def _check_room(
     """
     series = size = 0
     for family in families:
-        target = made.families.get(family.name) or engine.open[family.name]
+        target = made.families.get(family.name) or engine.open_families[family.name]
         known = target.children
         keys = dict.fromkeys(tuple(sample.labels) for sample in family.samples)
         # As many as find a place, and the one for all others.
-        room = max(MAX_OPEN_VALUES - len(known), 0) + 1
-        new = list(islice((key for key in keys if key not in known), room))
+        most = max(MAX_OPEN_VALUES - len(known), 0) + 1
+        new = list(islice((key for key in keys if key not in known), most))
         series += len(new)
         size += sum(target.size(key, engine) for key in new)
     _check_limit(registry, engine, series, size)
@@ -137,7 +137,7 @@ def _check_limit(registry: Registry, engine: Engine, series: int, size: int) -> 
 
 
 def _add(
-    registry: Registry, engine: Engine, target: OpenFamily, family: Family, also: Sequence[Fed]
+    registry: Registry, engine: Engine, target: OpenFamily, family: Family, targets: Sequence[FeedTarget]
 ) -> None:
     bounds = tuple(family.bounds) or target.bounds
     for sample in family.samples:
@@ -146,9 +146,9 @@ def _add(
             registry.quota.resize(engine, 1, target.size(key, engine))
         refused = _add_sample(engine, target, key, sample, bounds)
         if refused:
-            slot = engine.layout.hooks["refused_observations"].slots[0]
+            slot = engine.layout.handled["refused_observations"].slots[0]
             engine.values[slot] = (engine.values[slot] or 0) + refused
-        for fed in also:
+        for fed in targets:
             if fed.values and not set(sample.labels[:1]) & set(fed.values):
                 continue
             if fed.row.kind == "histogram":
@@ -157,33 +157,33 @@ def _add(
                 engine.values[fed.slot] = (engine.values[fed.slot] or 0) + sample.value
 
 
-def _judge(engine: Engine, family: Family, also: Sequence[Fed]) -> None:
+def _count_slo(engine: Engine, family: Family, targets: Sequence[FeedTarget]) -> None:
     """Hold against objectives what came as counts of buckets; observations have been already."""
-    bounds = tuple(family.bounds) or engine.open[family.name].bounds
-    for name in (family.name, *(fed.row.name for fed in also if not fed.values)):
-        judge = engine.judge(name)
-        if judge is not None:
+    bounds = tuple(family.bounds) or engine.open_families[family.name].bounds
+    for name in (family.name, *(fed.row.name for fed in targets if not fed.values)):
+        slo_counter = engine.slo_counter(name)
+        if slo_counter is not None:
             for sample in family.samples:
                 if sample.counts:
-                    judge.buckets(bounds, sample.counts)
+                    slo_counter.count_buckets(bounds, sample.counts)
 
 
-def _family(engine: Engine, family: Family, made: _Made) -> OpenFamily:
+def _new_family(engine: Engine, family: Family, made: _NewFamilies) -> OpenFamily:
     """The catalogue's family of that name, or one that is new on the page."""
-    row = engine.layout.sampled.get(family.name)
+    row = engine.layout.sampled_rows.get(family.name)
     labels = tuple(family.labels)
     if row is not None:
-        target = made.families[family.name] = engine.sampled(row)
-        more = row.extra and set(target.labels) < set(labels)
+        target = made.families[family.name] = engine.new_family(row)
+        more = row.extra_labels and set(target.labels) < set(labels)
         # Other releases of an engine have fewer labels, where no family has them from elsewhere.
-        fewer = not engine.layout.required and set(labels) < set(target.labels)
+        fewer = not engine.layout.required_labels and set(labels) < set(target.labels)
         if more or fewer:
             _check_labels(engine, family.name, labels, row.shared)
             target.labels = labels
             # What starts at 0 has other labels now.
             target.children.clear()
         return target
-    fresh = _check_new(made, family.name, family.kind, labels)
+    fresh = _check_new_name(made, family.name, family.kind, labels)
     _check_labels(engine, family.name, labels)
     bounds = tuple(family.bounds)
     if any(a >= b for a, b in pairwise(bounds)) or (bounds and bounds[0] < 0):
@@ -192,13 +192,13 @@ def _family(engine: Engine, family: Family, made: _Made) -> OpenFamily:
         raise WireError("bad_family", f"{family.name}: HELP is not one printable line")
     if fresh:
         made.fresh += 1
-        made.names |= taken(family.name, family.kind)
+        made.names |= exposed_names(family.name, family.kind)
     target = OpenFamily(family.name, family.kind, family.help, labels, bounds, born=engine.restarts)
     made.families[family.name] = target
     return target
 
 
-def _check_new(made: _Made, name: str, kind: Kind, labels: Key) -> bool:
+def _check_new_name(made: _NewFamilies, name: str, kind: Kind, labels: Key) -> bool:
     """Whether no engine has had a family of that name, which no catalogue has.
 
     Raises:
@@ -210,7 +210,7 @@ def _check_new(made: _Made, name: str, kind: Kind, labels: Key) -> bool:
         raise WireError("changed_family", name)
     if name in registry.quota.families:
         return False
-    if _is_owned(made, name, taken(name, kind)):
+    if _is_name_taken(made, name, exposed_names(name, kind)):
         raise WireError("owned_family", name)
     if len(registry.quota.families) + made.fresh >= MAX_OPEN_FAMILIES:
         registry.limited["families"] += 1
@@ -218,9 +218,9 @@ def _check_new(made: _Made, name: str, kind: Kind, labels: Key) -> bool:
     return True
 
 
-def _is_another_form(engine: Engine, target: OpenFamily, family: Family) -> bool:
+def _has_new_labels(engine: Engine, target: OpenFamily, family: Family) -> bool:
     """Whether a process that began since has other labels for a family of the catalogue."""
-    known = family.name in engine.layout.sampled and family.kind == target.kind
+    known = family.name in engine.layout.sampled_rows and family.kind == target.kind
     return known and engine.restarts > target.born and tuple(family.labels) != target.labels
 
 
@@ -230,7 +230,7 @@ def _check_labels(engine: Engine, name: str, labels: Key, shared: Key = ()) -> N
         raise WireError("bad_label", f"{name}: a label name twice, or one of the page's own")
 
 
-def _is_owned(made: _Made, name: str, names: frozenset[str]) -> bool:
+def _is_name_taken(made: _NewFamilies, name: str, names: frozenset[str]) -> bool:
     """Whether one of ``names`` is the catalogue's, the exporter's or another family's."""
     registry = made.registry
     if name.startswith(OWN_PREFIXES) or any(
@@ -279,7 +279,7 @@ def _add_sample(
     if target.kind in OBSERVED:
         child = target.children.get(key)
         if not isinstance(child, Histogram):
-            child = target.children[key] = engine.child(target)
+            child = target.children[key] = engine.new_histogram(target)
         return _observe(child, bounds, sample)
     if target.kind == "gauge":
         target.children[key] = sample.value

@@ -17,7 +17,7 @@ from sidestep.protocol.limits import VALUE_LIMIT
 Children = dict[tuple[str, ...], int | float]
 
 
-class Judge:
+class SloCounter:
     """Counts the observations of one family in the series of one engine.
 
     Args:
@@ -28,31 +28,31 @@ class Judge:
 
     __slots__ = ("_limits", "_requests", "_unjudged")
 
-    def __init__(self, requests: Children, unjudged: Children, limits: Sequence[Limit]) -> None:
+    def __init__(self, requests: Children, undecided: Children, limits: Sequence[Limit]) -> None:
         self._requests = requests
-        self._unjudged = unjudged
+        self._undecided = undecided
         self._limits = [(t, (GOOD, name), (BAD, name)) for name, t in limits]
-        self.begin()
+        self.start()
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Show every result, at 0 where there is none yet."""
         for _, good, bad in self._limits:
             self._requests.setdefault(good, 0)
             self._requests.setdefault(bad, 0)
 
-    def one(self, value: float, count: int = 1) -> None:
+    def count(self, value: float, count: int = 1) -> None:
         """Count a value so many times."""
         for threshold, good, bad in self._limits:
             self._requests[good if value <= threshold else bad] += count
 
-    def many(self, values: list[float]) -> None:
+    def count_sorted(self, values: list[float]) -> None:
         """Count ``values``, which are sorted."""
         for threshold, good, bad in self._limits:
             within = bisect_right(values, threshold)
             self._requests[good] += within
             self._requests[bad] += len(values) - within
 
-    def buckets(self, bounds: Bounds, counts: Sequence[int], told: Collection[str] = ()) -> None:
+    def count_buckets(self, bounds: Bounds, counts: Sequence[int], counted: Collection[str] = ()) -> None:
         """Count what is known of observations by their buckets alone.
 
         What is in the bucket that a threshold divides is neither good nor bad.
@@ -63,7 +63,7 @@ class Judge:
             told: Objectives that have counted these observations already.
         """
         for threshold, good, bad in self._limits:
-            if good[1] in told:
+            if good[1] in counted:
                 continue
             at = bisect_left(bounds, threshold)
             is_bound = at < len(bounds) and bounds[at] == threshold
@@ -71,71 +71,71 @@ class Judge:
             self._requests[bad] += sum(counts[at + 1 :])
             if not is_bound and counts[at]:
                 key = (good[1],)
-                self._unjudged[key] = self._unjudged.get(key, 0) + counts[at]
+                self._undecided[key] = self._undecided.get(key, 0) + counts[at]
 
 
-class _Judging(Histogram):
+class _SloCounting(Histogram):
     """What both kinds of histograms do besides; merged counts were judged where they were observed."""
 
     __slots__ = ()
-    judge: Judge
+    slo_counter: SloCounter
 
     def observe(self, value: float) -> int:
         """Count one value; 1 where it was refused, else 0."""
         refused = super().observe(value)
         if not refused:
-            self.judge.one(value)
+            self.slo_counter.count(value)
         return refused
 
     def observe_run(self, value: float, count: int) -> int:
         """Count the same value several times; how many were refused."""
         refused = super().observe_run(value, count)
         if not refused:
-            self.judge.one(value, count)
+            self.slo_counter.count(value, count)
         return refused
 
-    def _weigh(self, observations: list[tuple[float, int]]) -> int:
-        refused = super()._weigh(observations)
+    def _observe_weights(self, observations: list[tuple[float, int]]) -> int:
+        refused = super()._observe_weights(observations)
         for value, count in observations:
             if 0.0 <= value <= VALUE_LIMIT:
-                self.judge.one(value, count)
+                self.slo_counter.count(value, count)
         return refused
 
-    def _count(self, values: list[float]) -> None:
-        super()._count(values)
-        self.judge.many(values)
+    def _count_sorted(self, values: list[float]) -> None:
+        super()._count_sorted(values)
+        self.slo_counter.count_sorted(values)
 
 
-class JudgedHistogram(_Judging):
+class SloHistogram(_SloCounting):
     """A classic one."""
 
     __slots__ = ("judge",)
 
-    def fresh(self, bounds: Bounds) -> JudgedHistogram:
+    def empty_with(self, bounds: Bounds) -> SloHistogram:
         """Another of its kind, without observations."""
-        found = JudgedHistogram(bounds)
-        found.judge = self.judge
-        return found
+        made = SloHistogram(bounds)
+        made.slo_counter = self.slo_counter
+        return made
 
 
-class JudgedNativeHistogram(_Judging, NativeHistogram):
+class SloNativeHistogram(_SloCounting, NativeHistogram):
     """One that has native buckets, too."""
 
     __slots__ = ("judge",)
 
-    def fresh(self, bounds: Bounds) -> JudgedNativeHistogram:
+    def empty_with(self, bounds: Bounds) -> SloNativeHistogram:
         """Another of its kind, without observations."""
-        found = JudgedNativeHistogram(bounds, self.schema, self.created)
-        found.judge = self.judge
-        return found
+        made = SloNativeHistogram(bounds, self.schema, self.created)
+        made.slo_counter = self.slo_counter
+        return made
 
 
-def judged(made: Histogram, judge: Judge) -> JudgedHistogram | JudgedNativeHistogram:
+def with_slo_counter(empty: Histogram, slo_counter: SloCounter) -> SloHistogram | SloNativeHistogram:
     """One like ``made``, which is empty, whose observations ``judge`` counts."""
-    found: JudgedHistogram | JudgedNativeHistogram
-    if isinstance(made, NativeHistogram):
-        found = JudgedNativeHistogram(made.bounds, made.schema, made.created)
+    made: SloHistogram | SloNativeHistogram
+    if isinstance(empty, NativeHistogram):
+        made = SloNativeHistogram(empty.bounds, empty.schema, empty.created)
     else:
-        found = JudgedHistogram(made.bounds)
-    found.judge = judge
-    return found
+        made = SloHistogram(empty.bounds)
+    made.slo_counter = slo_counter
+    return made

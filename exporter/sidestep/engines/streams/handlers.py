@@ -11,7 +11,7 @@ from sidestep.engines.items import Item
 from sidestep.engines.streams.wire import ForwardPass, LoadStat
 from sidestep.errors import WireError
 from sidestep.metrics.engine import Engine, Key, Number
-from sidestep.metrics.field_readers import compile_reads
+from sidestep.metrics.field_readers import compile_reader
 from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.block_events import FIRST_MEDIUM, CacheChange, CacheEvents
@@ -26,22 +26,22 @@ CACHED = "sidestep_kv_cached_block_{}_seconds"
 class StreamHandlers(Handlers):
     """Applies them to one registry's engines of the dialect."""
 
-    FED: ClassVar[Collection[str]] = {
+    HANDLED: ClassVar[Collection[str]] = {
         "stored_blocks", "removed_blocks", "cache_clears", "resident_blocks",
         "kv_refused_blocks", "kv_abandoned_blocks", "kv_unknown_events",
     }  # fmt: skip
 
     def __init__(self, layout: Layout, registry: Registry) -> None:
         super().__init__(layout, registry)
-        self._read_pass = compile_reads(layout, registry, ForwardPass)
-        self._read_load = compile_reads(layout, registry, LoadStat)
-        hook = layout.hooks
+        self._read_pass = compile_reader(layout, registry, ForwardPass)
+        self._read_load = compile_reader(layout, registry, LoadStat)
+        handled = layout.handled
         self._stored, self._removed, self._resident = (
-            hook[f"{name}_blocks"].slots[0] for name in ("stored", "removed", "resident")
+            handled[f"{name}_blocks"].slots[0] for name in ("stored", "removed", "resident")
         )
-        self._clears = hook["cache_clears"].slots[0]
+        self._clears = handled["cache_clears"].slots[0]
         self._refused_blocks, self._abandoned, self._unknown, self._refused = (
-            hook[name].slots[0]
+            handled[name].slots[0]
             for name in (
                 "kv_refused_blocks",
                 "kv_abandoned_blocks",
@@ -79,7 +79,7 @@ class StreamHandlers(Handlers):
         for medium, cached in found.cached.items():
             self._observe_medium(engine, medium, cached)
 
-    def abandon(self, engine: Engine) -> None:
+    def abandon_blocks(self, engine: Engine) -> None:
         """Abandon the tracked hashes: events of them were folded."""
         if engine.blocks is not None:
             _increase(engine, self._abandoned, engine.blocks.tracked)
@@ -139,10 +139,10 @@ class StreamHandlers(Handlers):
             "reuse_gap": observed.gaps,
         }
         for name, observations in found.items():
-            row = engine.layout.sampled[CACHED.format(name)]
-            family = engine.open.setdefault(row.name, engine.sampled(row))
+            row = engine.layout.sampled_rows[CACHED.format(name)]
+            family = engine.open_families.setdefault(row.name, engine.new_family(row))
             key = self.registry.capped(family.children, (medium,))
-            child = family.children.setdefault(key, engine.child(family))
+            child = family.children.setdefault(key, engine.new_histogram(family))
             if isinstance(child, Histogram):
                 _increase(engine, self._refused, child.observe_weighted(observations))
 

@@ -12,7 +12,7 @@ DIALECT: Dialect = Dialect(
     rows=ROWS,
     structs=(ModelStats,),
     polled=TritonStats,
-    apart=True,
+    has_own_namespace=True,
     # An engine is a version of a model; the server is an engine of its own.
     part_labels=frozenset(MODEL),
     handlers=TritonHandlers,

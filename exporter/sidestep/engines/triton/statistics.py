@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from sidestep.engines.triton.wire import Batch, InferenceStats, ModelStats, Responses, Timed
 
-NOTHING = ModelStats()
+EMPTY = ModelStats()
 _NO_RESPONSES = Responses()
 _ZERO = Timed()
 
 
-class BegunAnewError(Exception):
+class CountersResetError(Exception):
     """Something that can only grow is less than before."""
 
 
@@ -29,9 +29,9 @@ def difference(new: ModelStats, old: ModelStats) -> ModelStats:
     executions = new.execution_count - old.execution_count
     inferences = new.inference_count - old.inference_count
     if executions < 0 or inferences < 0:
-        raise BegunAnewError
+        raise CountersResetError
     if not executions and new.last_inference < old.last_inference:
-        raise BegunAnewError
+        raise CountersResetError
     return ModelStats(
         new.last_inference,
         inferences,
@@ -46,7 +46,7 @@ def difference(new: ModelStats, old: ModelStats) -> ModelStats:
 def _less(new: Timed, old: Timed) -> Timed:
     count, ns = new.count - old.count, new.ns - old.ns
     if count < 0 or ns < 0:
-        raise BegunAnewError
+        raise CountersResetError
     return Timed(count, ns)
 
 
@@ -80,7 +80,7 @@ def _batches(new: tuple[Batch, ...], old: tuple[Batch, ...]) -> tuple[Batch, ...
         elif batch != known:
             found.append(_less_batch(batch, known))
     if before:
-        raise BegunAnewError
+        raise CountersResetError
     return tuple(found)
 
 
@@ -90,7 +90,7 @@ def _less_batch(new: Batch, old: Batch) -> Batch:
     inferred = new.compute_infer_ns - old.compute_infer_ns
     extracted = new.compute_output_ns - old.compute_output_ns
     if count < 0 or prepared < 0 or inferred < 0 or extracted < 0:
-        raise BegunAnewError
+        raise CountersResetError
     return Batch(new.batch_size, count, prepared, inferred, extracted)
 
 

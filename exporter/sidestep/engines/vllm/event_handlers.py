@@ -12,10 +12,10 @@ from sidestep.tracking.kv_blocks.tracker import BlockObservations
 from sidestep.tracking.requests.outcomes import Outcomes
 
 
-class CoreHooks:
+class EventHandlers:
     """The functions behind the hooks of ``catalogue.engine_core``, for one layout."""
 
-    FED: ClassVar = {
+    HANDLED: ClassVar = {
         "kv_abandoned_blocks", "kv_block_gaps", "kv_block_reset_ages", "kv_block_reset_idles",
         "kv_block_reuses", "kv_cache_resets", "kv_refused_blocks", "kv_unknown_events",
         "longest_preemption", "requests_by_state",
@@ -24,23 +24,23 @@ class CoreHooks:
 
     def __init__(self, layout: Layout, registry: Registry) -> None:
         self.registry = registry
-        hook = layout.hooks
-        self.states = hook["requests_by_state"].slots
-        self.longest = hook["longest_preemption"].slots[0]
-        self.refused = hook["refused_requests"]
-        self.untracked = hook["untracked_requests"]
-        self.omitted = hook["refused_observations"].slots[0]
-        self.iteration_tokens = hook["iteration_tokens"].slots[0]
-        self.resets = hook["kv_cache_resets"].slots[0]
-        self.refused_blocks = hook["kv_refused_blocks"].slots[0]
-        self.abandoned = hook["kv_abandoned_blocks"].slots[0]
-        self.unknown = hook["kv_unknown_events"].slots[0]
+        handled = layout.handled
+        self.states = handled["requests_by_state"].slots
+        self.longest = handled["longest_preemption"].slots[0]
+        self.refused = handled["refused_requests"]
+        self.untracked = handled["untracked_requests"]
+        self.omitted = handled["refused_observations"].slots[0]
+        self.iteration_tokens = handled["iteration_tokens"].slots[0]
+        self.resets = handled["kv_cache_resets"].slots[0]
+        self.refused_blocks = handled["kv_refused_blocks"].slots[0]
+        self.abandoned = handled["kv_abandoned_blocks"].slots[0]
+        self.unknown = handled["kv_unknown_events"].slots[0]
         self.lifetimes, self.idles, self.last_gaps = (
             layout.find(f"vllm:kv_block_{name}_seconds").slots[0]
             for name in ("lifetime", "idle_before_evict", "reuse_gap")
         )
         self.gaps, self.reuses, self.reset_ages, self.reset_idles = (
-            hook[f"kv_block_{name}"].slots[0]
+            handled[f"kv_block_{name}"].slots[0]
             for name in ("gaps", "reuses", "reset_ages", "reset_idles")
         )
 
@@ -62,13 +62,13 @@ class CoreHooks:
         for reason, count in found.items():
             self.registry.add(engine, self.untracked, reason, count)
 
-    def abandon(self, engine: Engine) -> None:
+    def abandon_blocks(self, engine: Engine) -> None:
         """Abandon the tracked blocks: events of them were folded, or nobody tells any more."""
         if engine.blocks is not None:
             _increase(engine, self.abandoned, engine.blocks.tracked)
             engine.blocks = None
 
-    def states_of(self, engine: Engine, running: int, waiting: int, deferred: int) -> None:
+    def update_states(self, engine: Engine, running: int, waiting: int, deferred: int) -> None:
         """The scheduler's requests by state; its own counts take preempted ones for waiting."""
         if engine.requests is None:
             return

@@ -6,16 +6,16 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import ClassVar
 
 from sidestep.catalog.layout import Layout
-from sidestep.catalog.slo import JUDGED
+from sidestep.catalog.slo import SLO_HANDLERS
 from sidestep.engines.handlers import Handlers
 from sidestep.engines.items import Item, VllmRejection, VllmSleep, VllmStep
-from sidestep.engines.vllm.event_handlers import CoreHooks
-from sidestep.engines.vllm.stats_handlers import VllmHooks
+from sidestep.engines.vllm.event_handlers import EventHandlers
+from sidestep.engines.vllm.stats_handlers import StatsHandlers
 from sidestep.engines.vllm.wire import SchedulerStats
 from sidestep.errors import WireError
 from sidestep.metrics.engine import Engine
-from sidestep.metrics.field_readers import compile_gather, compile_reads
-from sidestep.metrics.gathered_observations import Gathered
+from sidestep.metrics.field_readers import compile_buffered_reader, compile_reader
+from sidestep.metrics.observation_buffer import ObservationBuffer
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.block_events import BlockEvents
 from sidestep.protocol.request_events import RequestEvents
@@ -29,16 +29,16 @@ from sidestep.tracking.requests.outcomes import Outcomes
 class VllmHandlers(Handlers):
     """Applies them to one registry's engines of the dialect."""
 
-    FED: ClassVar[Collection[str]] = {*VllmHooks.FED, *CoreHooks.FED, *JUDGED}
+    HANDLED: ClassVar[Collection[str]] = {*StatsHandlers.HANDLED, *EventHandlers.HANDLED, *SLO_HANDLERS}
 
     def __init__(self, layout: Layout, registry: Registry) -> None:
         super().__init__(layout, registry)
-        self._read_step = compile_reads(layout, registry, VllmStep)
-        self._gather_step = compile_gather(layout, registry, VllmStep)
-        self._gathered: dict[Engine, Gathered] = {}
-        self._read_outcomes = compile_reads(layout, registry, Outcomes)
-        self._vllm = VllmHooks(layout, registry)
-        self._core = CoreHooks(layout, registry)
+        self._read_step = compile_reader(layout, registry, VllmStep)
+        self._gather_step = compile_buffered_reader(layout, registry, VllmStep)
+        self._buffers: dict[Engine, ObservationBuffer] = {}
+        self._read_outcomes = compile_reader(layout, registry, Outcomes)
+        self._stats = StatsHandlers(layout, registry)
+        self._events = EventHandlers(layout, registry)
 
     def apply(self, engine: Engine, item: Item) -> None:
         """Add ``item`` to ``engine``'s series.
@@ -46,55 +46,55 @@ class VllmHandlers(Handlers):
         Raises:
             WireError: The item contradicts the catalogue or itself; nothing was changed.
         """
-        _check_first(engine, item)
+        _check_before_tracking(engine, item)
         match item:
             case VllmStep():
                 self._step(engine, item)
             case RequestEvents():
                 outcomes = self.registry.requests_of(engine).apply(item)
                 self._read_outcomes(engine, outcomes, False)
-                self._core.requests(engine, outcomes)
+                self._events.requests(engine, outcomes)
             case BlockEvents():
                 blocks = self.registry.blocks_of(engine, PhysicalBlocks)
                 self.observe_blocks(engine, blocks.apply(item))
             case VllmSleep():
-                self._vllm.sleep(engine, item)
+                self._stats.sleep(engine, item)
             case VllmRejection():
-                self._vllm.reject(engine, item)
+                self._stats.reject(engine, item)
             case _:
                 raise WireError("bad_item", "an item of another dialect")
 
-    def gather(self, engine: Engine, item: Item) -> bool:
+    def apply_buffered(self, engine: Engine, item: Item) -> bool:
         """Add a step; what it observes is not there before ``settle``."""
         if not isinstance(item, VllmStep):
             return False
-        gathered = self._gathered.get(engine)
-        if gathered is None:
-            gathered = self._gathered[engine] = Gathered(engine)
-        self._step(engine, item, gathered)
+        buffer = self._buffers.get(engine)
+        if buffer is None:
+            buffer = self._buffers[engine] = ObservationBuffer(engine)
+        self._step(engine, item, buffer)
         return True
 
-    def settle(self) -> Iterator[Engine]:
+    def flush(self) -> Iterator[Engine]:
         """Observe what was gathered; the engines that it was of."""
-        while self._gathered:
-            engine, gathered = self._gathered.popitem()
-            if refused := gathered.settle():
-                self._vllm.omit(engine, refused)
+        while self._buffers:
+            engine, buffer = self._buffers.popitem()
+            if refused := buffer.flush():
+                self._stats.omit(engine, refused)
             yield engine
 
     def observe_blocks(self, engine: Engine, found: BlockObservations) -> None:
         """Add what was observed of physical blocks."""
-        self._core.observe_blocks(engine, found)
+        self._events.observe_blocks(engine, found)
 
-    def untracked(self, engine: Engine, found: Mapping[str, int]) -> None:
+    def count_untracked(self, engine: Engine, found: Mapping[str, int]) -> None:
         """Requests whose intervals cannot all be known, by reason."""
-        self._core.untracked_requests(engine, found)
+        self._events.untracked_requests(engine, found)
 
-    def abandon(self, engine: Engine) -> None:
+    def abandon_blocks(self, engine: Engine) -> None:
         """Abandon the engine's tracked blocks."""
-        self._core.abandon(engine)
+        self._events.abandon_blocks(engine)
 
-    def _scale(self, engine: Engine, stats: SchedulerStats) -> None:
+    def _observe_scaled_evictions(self, engine: Engine, stats: SchedulerStats) -> None:
         """Blocks that the engine sampled itself count for all they stand for."""
         rate = engine.own_sample_rate
         if stats.kv_cache_eviction_events and rate is not None:
@@ -102,21 +102,21 @@ class VllmHandlers(Handlers):
             self.observe_blocks(engine, blocks.evictions(stats.kv_cache_eviction_events, rate))
             stats.kv_cache_eviction_events = []
 
-    def _step(self, engine: Engine, item: VllmStep, gathered: Gathered | None = None) -> None:
+    def _step(self, engine: Engine, item: VllmStep, buffer: ObservationBuffer | None = None) -> None:
         stats = item.scheduler
         if stats is not None and self.registry.sampling.scale:
-            self._scale(engine, stats)
+            self._observe_scaled_evictions(engine, stats)
         # What is left of an oversized step has neither gauges nor a step to count.
         fresh = not item.more and stats is not None and item.stamp >= engine.gauge_stamp
-        if gathered is None:
+        if buffer is None:
             self._read_step(engine, item, fresh)
         else:
-            self._gather_step(engine, item, fresh, gathered)
+            self._gather_step(engine, item, fresh, buffer)
         if not item.more:
-            self._vllm.step(engine, item, gathered, fresh=fresh)
+            self._stats.step(engine, item, buffer, fresh=fresh)
         if fresh and stats is not None:
             engine.gauge_stamp = item.stamp
-            self._core.states_of(
+            self._events.update_states(
                 engine,
                 stats.num_running_reqs,
                 stats.num_waiting_reqs,
@@ -124,7 +124,7 @@ class VllmHandlers(Handlers):
             )
 
 
-def _check_first(engine: Engine, item: Item) -> None:
+def _check_before_tracking(engine: Engine, item: Item) -> None:
     """Refuse what nothing follows yet before it is followed: it would leave that behind."""
     if isinstance(item, RequestEvents) and engine.requests is None:
         check_events(item)

@@ -8,46 +8,46 @@ from sidestep.catalog.layout import Layout
 from sidestep.engines.items import VllmRejection, VllmSleep, VllmStep
 from sidestep.engines.vllm.wire import CacheStats, SchedulerStats
 from sidestep.metrics.engine import Engine
-from sidestep.metrics.gathered_observations import Gathered
-from sidestep.metrics.hit_window import HitWindow
+from sidestep.metrics.hit_window import Gathered
+from sidestep.metrics.observation_buffer import HitWindow
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.limits import MAX_OPEN_VALUES, OTHER, is_printable
 from sidestep.protocol.records import TOTAL_LIMIT
 
 
-class VllmHooks:
+class StatsHandlers:
     """The functions behind the catalogue's hooks, for one layout."""
 
-    FED: ClassVar = {
+    HANDLED: ClassVar = {
         "cached_by_source", "cudagraph_padding", "cudagraph_tokens", "iteration_tokens", "lora",
         "lora_requests", "rejection", "sleep_state",
     }  # fmt: skip
 
     def __init__(self, layout: Layout, registry: Registry) -> None:
         self.registry = registry
-        hook = layout.hooks
-        self.iteration_tokens = hook["iteration_tokens"].slots[0]
-        self.omitted = hook["refused_observations"].slots[0]
-        self.cached_by_source = hook["cached_by_source"]
-        self.sleep_state = hook["sleep_state"]
-        self.rejection = hook["rejection"]
-        self.refused = hook["refused_requests"]
-        self.cudagraph_tokens = hook["cudagraph_tokens"]
-        self.cudagraph_padding = hook["cudagraph_padding"]
-        self.lora_requests = hook["lora_requests"].slots[0]
-        self.lora = hook["lora"].slots[0]
+        handled = layout.handled
+        self.iteration_tokens = handled["iteration_tokens"].slots[0]
+        self.omitted = handled["refused_observations"].slots[0]
+        self.cached_by_source = handled["cached_by_source"]
+        self.sleep_state = handled["sleep_state"]
+        self.rejection = handled["rejection"]
+        self.refused = handled["refused_requests"]
+        self.cudagraph_tokens = handled["cudagraph_tokens"]
+        self.cudagraph_padding = handled["cudagraph_padding"]
+        self.lora_requests = handled["lora_requests"].slots[0]
+        self.lora = handled["lora"].slots[0]
 
     def step(
-        self, engine: Engine, item: VllmStep, gathered: Gathered | None, *, fresh: bool
+        self, engine: Engine, item: VllmStep, buffer: Gathered | None, *, fresh: bool
     ) -> None:
         """After the plain fields of a step; ``gathered`` takes the observations of one of many."""
         if item.iteration is not None:
             is_last = item.scheduler is not None
-            if gathered is not None and is_last and not engine.held_tokens:
-                gathered.columns[self.iteration_tokens].append(item.iteration.iteration_tokens)
+            if buffer is not None and is_last and not engine.held_tokens:
+                buffer.columns[self.iteration_tokens].append(item.iteration.iteration_tokens)
             else:
-                if gathered is not None and (refused := gathered.observe(self.iteration_tokens)):
+                if buffer is not None and (refused := buffer.observe(self.iteration_tokens)):
                     self.omit(engine, refused)
                 self.count_tokens(engine, item.iteration, last=is_last)
         if item.mm_cache is not None:
@@ -68,7 +68,7 @@ class VllmHooks:
         if not last:
             engine.held_tokens = min(engine.held_tokens + tokens, TOTAL_LIMIT)
             histogram.sum += tokens
-            histogram.mark = None
+            histogram.state_token = None
             return
         before = histogram.sum
         if histogram.observe(tokens + engine.held_tokens):

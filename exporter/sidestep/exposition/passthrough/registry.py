@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 
-from sidestep.catalog.layout import taken
+from sidestep.catalog.layout import exposed_names
 from sidestep.catalog.model import OBSERVED
 from sidestep.exposition.passthrough.families import FamilyLines, group_labels
 from sidestep.exposition.passthrough.page import (
@@ -228,7 +228,7 @@ def _keys(parsed: ParsedPage | None, found: FamilyLines) -> Iterator[list[Key]]:
 
 def _family(found: FamilyLines) -> PassthroughFamily:
     kind = "gauge" if found.kind == "untyped" else found.kind
-    return PassthroughFamily(found.name, found.kind, found.help, taken(found.name, kind), [])
+    return PassthroughFamily(found.name, found.kind, found.help, exposed_names(found.name, kind), [])
 
 
 def _are_disjoint(labels: Labels, others: Labels) -> bool:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-ENGINES = 2
+FULL_SHARES = 2
 """How many engines may follow as many as one may."""
 
 
-class Places:
+class RequestCapacity:
     """Counts the requests that all engines follow.
 
     Attributes:
@@ -19,9 +19,9 @@ class Places:
         self.capacity = 0
         self.engines = self.used = 0
 
-    def enter(self, capacity: int) -> None:
+    def add_engine(self, capacity: int) -> None:
         """An engine comes that may follow ``capacity`` by itself."""
-        self.capacity = max(self.capacity, ENGINES * capacity)
+        self.capacity = max(self.capacity, FULL_SHARES * capacity)
         self.engines += 1
 
     @property
@@ -29,6 +29,6 @@ class Places:
         """What an engine may follow however many others do."""
         return self.capacity // max(self.engines, 1)
 
-    def has_room(self, held: int) -> bool:
+    def allows(self, tracked: int) -> bool:
         """Whether an engine that follows ``held`` may follow one more."""
-        return self.used < self.capacity or held < self.share
+        return self.used < self.capacity or tracked < self.share

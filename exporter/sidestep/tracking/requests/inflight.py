@@ -9,7 +9,7 @@ import msgspec
 
 from sidestep.protocol.limits import MAX_OPEN_VALUES, OTHER, is_printable
 from sidestep.protocol.request_events import PREEMPTED, RUNNING, WAITING
-from sidestep.tracking.requests.capacity import Places
+from sidestep.tracking.requests.capacity import RequestCapacity
 
 UNKNOWN = -1
 """State of a request that was first heard of in its middle."""
@@ -71,10 +71,10 @@ class InFlight:
         cut_off: Requests that were counted as untracked, and may be heard of again.
     """
 
-    def __init__(self, capacity: int, max_age: float, places: Places) -> None:
+    def __init__(self, capacity: int, max_age: float, shared_capacity: RequestCapacity) -> None:
         self.capacity = capacity
-        self._places = places
-        places.enter(capacity)
+        self._shared_capacity = shared_capacity
+        shared_capacity.add_engine(capacity)
         self.max_age = max_age
         self.live: dict[int, Request] = {}
         self.prefilling: set[int] = set()
@@ -87,20 +87,20 @@ class InFlight:
         self.cut_off = 0
         self._check_at = 0.0
 
-    def adopt(self, number: int, now: float) -> Request | None:
+    def track(self, number: int, now: float) -> Request | None:
         """Follow a request from now on; None where there are too many."""
         if self.full:
             self._give_up(number, "capacity")
             return None
         request = self.live[number] = Request(now)
-        self._places.used += 1
+        self._shared_capacity.used += 1
         return request
 
     @property
     def full(self) -> bool:
         """Whether no other request may be followed."""
         held = len(self.live)
-        return held >= self.capacity or not self._places.has_room(held)
+        return held >= self.capacity or not self._shared_capacity.allows(held)
 
     def known(self, number: int, now: float) -> Request | None:
         """The request of that number, adopted in its middle if need be; None if given up."""
@@ -108,11 +108,11 @@ class InFlight:
         if request is not None or number in self.given_up or self.full:
             return request
         self._count_unknown()
-        return self.adopt(number, now)
+        return self.track(number, now)
 
-    def readopt(self, number: int, request: Request) -> None:
+    def restore(self, number: int, request: Request) -> None:
         """Follow a request that was followed before, as it was then."""
-        self._places.used += number not in self.live
+        self._shared_capacity.used += number not in self.live
         self.live[number] = request
         if request.state == PREEMPTED:
             self.preempted[number] = request.preempted or request.since
@@ -146,7 +146,7 @@ class InFlight:
         """Take a request that ended out of every count; None where nothing is known of it."""
         request = self.live.pop(number, None)
         if request is not None:
-            self._places.used -= 1
+            self._shared_capacity.used -= 1
             self._uncount(number, request)
         elif number in self.given_up:
             self.given_up.discard(number)
@@ -154,23 +154,23 @@ class InFlight:
             self._count_unknown()
         return request
 
-    def too_old(self, now: float, most: int) -> Iterator[Request]:
+    def expire(self, now: float, most: int) -> Iterator[Request]:
         """Give up, and yield, up to so many requests that have not finished for too long."""
         if now < self._check_at or not most:
             return
         old: list[int] = []
-        eldest = now
+        oldest = now
         for number, request in self.live.items():
-            eldest = request.since
-            if now - eldest <= self.max_age or len(old) == most:
+            oldest = request.since
+            if now - oldest <= self.max_age or len(old) == most:
                 break
             old.append(number)
         if len(old) < most:
             # Until the eldest is too old there is nothing to look for: stamps may leap.
-            self._check_at = max(now + AGE_CHECK, eldest + self.max_age)
+            self._check_at = max(now + AGE_CHECK, oldest + self.max_age)
         for number in old:
             request = self.live.pop(number)
-            self._places.used -= 1
+            self._shared_capacity.used -= 1
             self._uncount(number, request)
             self._give_up(number, "age")
             yield request
@@ -189,7 +189,7 @@ class InFlight:
         """
         self.cut_off = len(self.live) + more
         self.untracked[reason] += self.cut_off
-        self._places.used -= len(self.live)
+        self._shared_capacity.used -= len(self.live)
         self.live.clear()
         self.prefilling.clear()
         self.adapters.clear()
@@ -200,7 +200,7 @@ class InFlight:
 
     def close(self) -> None:
         """There is no such engine any more."""
-        self._places.engines -= 1
+        self._shared_capacity.engines -= 1
 
     def _count_unknown(self) -> None:
         if self.cut_off:
@@ -212,7 +212,7 @@ class InFlight:
     def _give_up(self, number: int, reason: str) -> None:
         """Count a request once, whatever is heard of it later."""
         self.untracked[reason] += 1
-        if len(self.given_up) < min(self.capacity, self._places.share):
+        if len(self.given_up) < min(self.capacity, self._shared_capacity.share):
             self.given_up.add(number)
 
     def _uncount(self, number: int, request: Request) -> None:

@@ -35,9 +35,9 @@ from sidestep.tracking.requests.parallel_samples import Questions, Siblings
 from sidestep.tracking.requests.rules import Rules
 from sidestep.tracking.requests.steps import Steps
 
-MANY = 12
+RUN_FROM = 12
 """Equal latencies from which on they are handed over as a run."""
-AGED = 4096
+MAX_EXPIRED = 4096
 """Requests that one item may find too old; the next finds more."""
 
 
@@ -57,7 +57,7 @@ def check(item: RequestEvents) -> None:
         raise WireError("too_big", "more requests than a scheduler's item holds")
 
 
-class Lifecycle:
+class RequestTracker:
     """Follows the requests of one engine.
 
     Attributes:
@@ -70,15 +70,15 @@ class Lifecycle:
         questions: Shared by all engines whose requests may be samples of one question.
     """
 
-    def __init__(self, rules: Rules | None = None, questions: Questions | None = None) -> None:
+    def __init__(self, rules: Rules | None = None, sample_groups: Questions | None = None) -> None:
         self.rules = rules or Rules()
-        questions = questions or Questions()
-        self.requests = InFlight(self.rules.capacity, self.rules.max_age, questions.places)
-        self.siblings = Siblings(questions)
+        sample_groups = sample_groups or Questions()
+        self.requests = InFlight(self.rules.capacity, self.rules.max_age, sample_groups.capacity)
+        self.samples = Siblings(sample_groups)
         self.source: int | None = None
         self.steps = Steps()
         self._now = 0.0
-        self._patience = AGED
+        self._max_expired = MAX_EXPIRED
         self._out = Outcomes(IterationStats())
 
     def apply(self, item: RequestEvents) -> Outcomes:
@@ -88,33 +88,33 @@ class Lifecycle:
             WireError: See ``check``; nothing was changed.
         """
         check(item)
-        self._patience = AGED
+        self._max_expired = MAX_EXPIRED
         self._out = out = Outcomes(IterationStats(prompt_token_stats=PromptTokenStats()))
         if item.source != self.source:
             self._restart(item.source)
         for event in item.events:
-            self._take(event)
-            self._pass_time(event.stamp)
-        self._pass_time(item.stamp)
+            self._apply_event(event)
+            self._expire(event.stamp)
+        self._expire(item.stamp)
         out.limited, self.requests.limited = self.requests.limited, 0
         out.untracked = {why: n for why, n in self.requests.untracked.items() if n}
         self.requests.untracked.clear()
-        for samples, tokens in self.siblings.observed:
+        for samples, tokens in self.samples.observed:
             self._observe_group(samples, tokens)
-        self.siblings.observed.clear()
+        self.samples.observed.clear()
         return out
 
     def _restart(self, source: int) -> None:
         """Another process numbers its requests anew; those of the last one are cut off."""
         if self.source is not None:
-            self._cut("restart", 0)
+            self._drop_all("restart", 0)
         self.source = source
 
-    def _cut(self, reason: str, more: int) -> None:
+    def _drop_all(self, reason: str, more: int) -> None:
         self.steps = Steps()
-        self.siblings.cut(r.group for r in self.requests.live.values() if r.group)
+        self.samples.abort_all(r.group for r in self.requests.live.values() if r.group)
         self.requests.clear(reason, more)
-        self.siblings.clear()
+        self.samples.clear()
 
     def skip(self, others: int) -> dict[str, int]:
         """Events were folded instead of sent: what went on then is not known of any request.
@@ -125,7 +125,7 @@ class Lifecycle:
         Returns:
             Requests whose intervals cannot all be known, by reason.
         """
-        self._cut("folded", others)
+        self._drop_all("folded", others)
         found = dict(self.requests.untracked)
         self.requests.untracked.clear()
         return found
@@ -140,18 +140,18 @@ class Lifecycle:
         """Nobody tells of these requests any more; how many there were."""
         live = len(self.requests.live)
         self._restart(-1)
-        self.siblings.close()
+        self.samples.close()
         self.requests.close()
         return live
 
-    def _pass_time(self, now: float) -> None:
+    def _expire(self, now: float) -> None:
         self._now = now
-        self.siblings.pass_time(now)
-        for request in self.requests.too_old(now, self._patience):
-            self._patience -= 1
+        self.samples.expire(now)
+        for request in self.requests.expire(now, self._max_expired):
+            self._max_expired -= 1
             self._leave(request, now, aborted=True)
 
-    def _take(self, event: Event) -> None:
+    def _apply_event(self, event: Event) -> None:
         match event:
             case Iteration():
                 self._iteration(event)
@@ -172,7 +172,7 @@ class Lifecycle:
             # A streaming session goes on with more input: the engine times it from here.
             request.last = None
         else:
-            request = self.requests.adopt(event.request, event.stamp)
+            request = self.requests.track(event.request, event.stamp)
             if request is None:
                 return
             request.whole = True
@@ -180,7 +180,7 @@ class Lifecycle:
             request.lone = not event.group
             if event.group:
                 request.group = event.group
-                self.siblings.join(event.group, event.sample)
+                self.samples.join(event.group, event.sample)
         request.fresh = True
         request.queued = event.stamp
         request.arrival = event.arrival or None
@@ -188,7 +188,7 @@ class Lifecycle:
         self.requests.move(event.request, request, WAITING)
 
     def _scheduled(self, event: Scheduled) -> None:
-        request = self.requests.known(event.request, event.stamp)
+        request = self.requests.find_or_track(event.request, event.stamp)
         if request is None:
             return
         self._resume(request, event.stamp)
@@ -206,13 +206,13 @@ class Lifecycle:
 
     def _preempted(self, event: Preempted) -> None:
         self._out.iteration.num_preempted_reqs += 1
-        request = self.requests.known(event.request, event.stamp)
+        request = self.requests.find_or_track(event.request, event.stamp)
         if request is not None:
             request.preempted = event.stamp
             self.requests.move(event.request, request, PREEMPTED)
 
     def _alive(self, event: Alive) -> None:
-        request = self.requests.known(event.request, event.stamp)
+        request = self.requests.find_or_track(event.request, event.stamp)
         # One whose events reached us before this may have had output since it was said.
         if request is None or request.state != UNKNOWN:
             return
@@ -224,7 +224,7 @@ class Lifecycle:
         self.requests.move(event.request, request, min(event.state, RUNNING))
 
     def _iteration(self, event: Iteration) -> None:
-        self.steps.take(event, self.requests, self._out)
+        self.steps.add(event, self.requests, self._out)
         prompted = sum(self._prompt(prompt, event.stamp) for prompt in event.prompts)
         generated = 0
         for output in event.outputs:
@@ -239,7 +239,7 @@ class Lifecycle:
     def _prompt(self, prompt: Prompt, stamp: float) -> int:
         """Count a prompt with its request's first output; the tokens computed for it."""
         cached = prompt.local + prompt.external
-        request = self.requests.known(prompt.request, stamp)
+        request = self.requests.find_or_track(prompt.request, stamp)
         if request is not None:
             request.cached = cached
             # Its first output, whether or not its queueing was heard of.
@@ -269,7 +269,7 @@ class Lifecycle:
                 else:
                     self._begin(number, stamp, wall, 1)
         stats = self._out.iteration
-        if len(gaps) >= MANY and gaps.count(gaps[0]) == len(gaps):
+        if len(gaps) >= RUN_FROM and gaps.count(gaps[0]) == len(gaps):
             stats.inter_token_latencies_iter_runs.append(Run(gaps[0], len(gaps)))
         else:
             stats.inter_token_latencies_iter.extend(gaps)
@@ -292,7 +292,7 @@ class Lifecycle:
 
     def _begin(self, number: int, stamp: float, wall: float, tokens: int) -> None:
         """An output with none before it that is known."""
-        request = self.requests.known(number, stamp)
+        request = self.requests.find_or_track(number, stamp)
         if request is None:
             return
         request.tokens += tokens
@@ -330,8 +330,8 @@ class Lifecycle:
     def _leave(self, request: Request, now: float, *, aborted: bool) -> None:
         """Its question's ``n``, once all samples have ended; a lone request's at once."""
         if request.group:
-            again = request.last != request.first
-            self.siblings.leave(request.group, now, request.tokens, aborted=aborted, outputs=again)
+            has_more = request.last != request.first
+            self.samples.leave(request.group, now, request.tokens, aborted=aborted, outputs=has_more)
         elif request.lone and not aborted:
             self._observe_group(1, request.tokens)
 

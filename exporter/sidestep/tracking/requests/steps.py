@@ -17,7 +17,7 @@ class Steps:
     def __init__(self, last: float | None = None) -> None:
         self.last = last
 
-    def take(self, event: Iteration, requests: InFlight, out: Outcomes) -> None:
+    def add(self, event: Iteration, requests: InFlight, out: Outcomes) -> None:
         """Tell of a step, as its requests were before its output."""
         batch, tokens = event.batch
         if not batch:
