@@ -528,7 +528,9 @@ async def test_models_that_are_not_polled_any_more_are_not_fed(
             await until(lambda: any(e.streams for e in registry.engines.values() if e.statistics))
             await asked(server)
 
-            fed = {e.labels["model"] for e in registry.engines.values() if e.statistics and e.streams}
+            fed = {
+                e.labels["model"] for e in registry.engines.values() if e.statistics and e.streams
+            }
             assert fed == {"b"}
 
 

@@ -160,7 +160,9 @@ class Merging:
             for place, own in enumerate(owns, start):
                 some = [value for value in values[place:end:width] if value is not None]
                 if row.unit_divisor != 1:
-                    some = [value / row.unit_divisor for value in some if not isinstance(value, tuple)]
+                    some = [
+                        value / row.unit_divisor for value in some if not isinstance(value, tuple)
+                    ]
                 if some:
                     yield _Found(outer, own, some)
             start = end

@@ -12,7 +12,7 @@ from operator import itemgetter
 from typing import TypeVar, cast
 
 from sidestep.catalog.layout import SlotAssignment
-from sidestep.catalog.model import OBSERVED, Constant, Info, Reading
+from sidestep.catalog.model import OBSERVED, Computed, Constant, Info
 from sidestep.catalog.slo import SLO_REQUESTS
 from sidestep.exposition.aggregate import Merge, merged
 from sidestep.exposition.families import Family, labels_with, present, showing, stored
@@ -34,7 +34,7 @@ Copy = tuple[Engine, int, Key, Children[Shown]]
 Labels = tuple[tuple[str, str], ...]
 """Sorted by name."""
 
-IN_NUMBERS = frozenset({"scalars", "reading", "constant"})
+IN_NUMBERS = frozenset({"scalars", "computed", "constant"})
 """Places of rows that have a plain number, or none, for each of their label values."""
 
 
@@ -52,7 +52,7 @@ def numbers_of(placed: SlotAssignment, engines: Sequence[Engine]) -> list[Number
             return [engine.values[slot] for engine in engines]
         chosen = itemgetter(*slots)
         return [value for engine in engines for value in chosen(engine.values)]
-    if isinstance(source, Reading):
+    if isinstance(source, Computed):
         return [computed_gauge(engine, source.name) for engine in engines]
     assert isinstance(source, Constant)
     return [source.value] * len(engines)

@@ -7,7 +7,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from sidestep.catalog.layout import SlotAssignment
-from sidestep.catalog.model import Constant, Info, Reading
+from sidestep.catalog.model import Computed, Constant, Info
 from sidestep.exposition.aggregate import merged, merged_states, turning
 from sidestep.exposition.block_cache import Block, changed, renewed
 from sidestep.exposition.families import Family, having, labels_with
@@ -92,7 +92,7 @@ class OpenSection:
         """What the states are told by that ``engines`` have the family in."""
         placed = self._placed
         source = None if placed is None else placed.row.source
-        if placed is not None and isinstance(source, Reading):
+        if placed is not None and isinstance(source, Computed):
             return numbers_of(placed, engines)
         if isinstance(source, Info | Constant):
             return [engine.label_version for engine in engines]

@@ -73,7 +73,9 @@ class Frames:
 class Slots:
     """What sections of slots have in common: blocks of engines, of which the labels are kept."""
 
-    def __init__(self, family: Family, dialect: str, placed: SlotAssignment, labels: LabelTexts) -> None:
+    def __init__(
+        self, family: Family, dialect: str, placed: SlotAssignment, labels: LabelTexts
+    ) -> None:
         self.family = family
         self.dialect = dialect
         self.placed = placed
@@ -114,7 +116,9 @@ class _ScalarBlock:
 class ScalarSection(Slots):
     """Plain numbers, kept or computed for a page: the static text of a block has a place for each."""
 
-    def __init__(self, family: Family, dialect: str, placed: SlotAssignment, labels: LabelTexts) -> None:
+    def __init__(
+        self, family: Family, dialect: str, placed: SlotAssignment, labels: LabelTexts
+    ) -> None:
         super().__init__(family, dialect, placed, labels)
         self._size = max(SCALARS // len(self.keys), 1)
         self._blocks: dict[int, _ScalarBlock] = {}
@@ -180,7 +184,9 @@ class _Job(NamedTuple):
 class HistogramSection(Slots):
     """Histograms in slots, each told from its earlier states by its mark."""
 
-    def __init__(self, family: Family, dialect: str, placed: SlotAssignment, labels: LabelTexts) -> None:
+    def __init__(
+        self, family: Family, dialect: str, placed: SlotAssignment, labels: LabelTexts
+    ) -> None:
         super().__init__(family, dialect, placed, labels)
         self._size = max(HISTOGRAMS // len(self.slots), 1)
         self._frames = Frames(family.name, family.kind)

@@ -89,7 +89,12 @@ def settle(registry: Registry, shown: Shown, now: float) -> None:
     absent = bool(present) and all(word.standing.absent for word in present)
     told = {n: v for word in present for n, v in word.standing.readings.items()}
     engine.seen_at = max(word.since for word in shown.words.values())
-    if (engine.streams, engine.live, engine.absent, engine.computed) != (streams, live, absent, told):
+    if (engine.streams, engine.live, engine.absent, engine.computed) != (
+        streams,
+        live,
+        absent,
+        told,
+    ):
         engine.streams, engine.live, engine.absent = streams, live, absent
         engine.computed = told
         registry.touch(engine)

@@ -8,7 +8,7 @@ from sidestep.catalog.buckets import Bounds
 from sidestep.errors import WireError
 from sidestep.metrics.engine import Engine, Number, OpenFamily
 from sidestep.metrics.histogram import Histogram, rebucket
-from sidestep.metrics.merge import add_family, add_part
+from sidestep.metrics.merge import add_counts, add_family
 from sidestep.metrics.native_histogram import NativeHistogram
 from sidestep.metrics.record_codec import encode_record, totals_of
 from sidestep.metrics.registry import Registry
@@ -52,7 +52,7 @@ class Sum:
 
     def add(self, record: Record, *, gauges: bool) -> Iterator[None]:
         """Add ``record``; where its ``gauges`` count, too, they replace those of earlier ones."""
-        add_part(self._apart, self._engine, record, gauges=gauges)
+        add_counts(self._apart, self._engine, record, gauges=gauges)
         yield
         done = 0
         for family in record.totals.open:
@@ -118,8 +118,12 @@ class Sum:
         for limit, count in self._apart.limited.items():
             # Who counted has said so already.
             registry.limited[limit] += count if limit != "label_values" else 0
-        families = (made.open_families[name] for name in made.open_families if name not in self._left_out)
-        refused = adopt_families(registry, engine, ((each, self._sizes[each.name]) for each in families))
+        families = (
+            made.open_families[name] for name in made.open_families if name not in self._left_out
+        )
+        refused = adopt_families(
+            registry, engine, ((each, self._sizes[each.name]) for each in families)
+        )
         if any(labels.get(name, f.labels) != f.labels for name, f in engine.open_families.items()):
             # Another process's, which calls its labels something else.
             engine.renew_label_version()

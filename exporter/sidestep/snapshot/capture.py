@@ -18,14 +18,14 @@ from sidestep.federation.lives import LIFE_BITS, Word
 from sidestep.federation.messages import Standing
 from sidestep.ingest.intake import Intake
 from sidestep.metrics.engine import ORIGIN, Engine
-from sidestep.metrics.merge import restored
+from sidestep.metrics.merge import restore_engine
 from sidestep.metrics.record_codec import decode_record, encode_record, totals_of
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.messages import DECODE_ERRORS, EngineInfo, Heartbeat
 from sidestep.protocol.receiver import Stream
 from sidestep.protocol.records import TOTAL_LIMIT
-from sidestep.tracking.requests import inflight_state as inflight_state
-from sidestep.tracking.requests.inflight_state import GroupState, KeptLifecycle, KeptRequests
+from sidestep.tracking.requests import inflight_state
+from sidestep.tracking.requests.inflight_state import GroupState, RequestsState, TrackerState
 from sidestep.tracking.requests.parallel_samples import EngineSamples
 
 
@@ -94,7 +94,7 @@ class KeptProcess(msgspec.Struct, array_like=True, gc=False, tag="p"):
 
 
 State = tuple[int, int]
-Piece = KeptStream | KeptEngine | KeptWord | KeptProcess | KeptLifecycle | KeptRequests | GroupState
+Piece = KeptStream | KeptEngine | KeptWord | KeptProcess | TrackerState | RequestsState | GroupState
 Known = dict[str, tuple[int, list[bytes]]]
 """By engine: its version, and what was said of it then."""
 _encoder = msgspec.msgpack.Encoder()
@@ -222,9 +222,9 @@ def _restore(intake: Intake, pieces: Sequence[Piece], now: float) -> None:
                 _restore_engine(registry, piece, now)
             case KeptWord():
                 _restore_word(intake, piece, now)
-            case KeptLifecycle():
+            case TrackerState():
                 inflight_state.restore_tracker(registry.requests_of(registry.engines[piece.engine]), piece)
-            case KeptRequests():
+            case RequestsState():
                 lifecycle = registry.requests_of(registry.engines[piece.engine])
                 inflight_state.restore_requests(lifecycle, piece)
             case GroupState():
@@ -247,7 +247,7 @@ def _restore(intake: Intake, pieces: Sequence[Piece], now: float) -> None:
 
 
 def _restore_engine(registry: Registry, piece: KeptEngine, now: float) -> None:
-    engine = restored(registry, decode_record(piece.record))
+    engine = restore_engine(registry, decode_record(piece.record))
     engine.seen_at = now
     if piece.origin:
         # Whom it looked like may have gone: its series stay the same all the same.
