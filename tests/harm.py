@@ -142,7 +142,9 @@ class World:
         assert registry.quota.series <= MAX_SERIES
         assert registry.quota.bytes <= MAX_BYTES
         assert len(registry.quota.families) <= MAX_OPEN_FAMILIES
-        held = {name for e in everyone for name in e.open_families if name not in e.layout.sampled_rows}
+        held = {
+            name for e in everyone for name in e.open_families if name not in e.layout.sampled_rows
+        }
         assert held == registry.quota.families.keys()
         for engine in everyone:
             _check_engine(engine)

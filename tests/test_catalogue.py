@@ -11,7 +11,7 @@ import pytest
 
 from sidestep.catalog.buckets import DEFAULTS, one_two_five
 from sidestep.catalog.layout_builder import compile_layout
-from sidestep.catalog.model import Hook, Row, Same, check
+from sidestep.catalog.model import Alias, Handler, Row, check
 from sidestep.engines import dialects as catalogue
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.vllm import rows as vllm
@@ -145,9 +145,9 @@ BASE = Row(name="vllm:x_total", kind="counter", source="iteration.prompt_tokens"
         ({"source": "scheduler.running_lora_adapters"}, "has no label"),
         ({"source": "iteration.finished_requests[].e2e_latency"}, "needs a histogram"),
         ({"source": {"a": "iteration.prompt_tokens"}}, "one path for each value"),
-        ({"source": Same("vllm:other")}, "no row vllm:other"),
-        ({"name": "vllm:x"}, "end in _total"),
-        ({"name": "sidestep_x_total", "kind": "gauge"}, "end in _total"),
+        ({"source": Alias("vllm:other")}, "an alias of vllm:other"),
+        ({"name": "vllm:x"}, "counters end in _total"),
+        ({"name": "sidestep_x_total", "kind": "gauge"}, "counters end in _total"),
         ({"kind": "histogram"}, "a bucket family or bounds"),
         ({"labels": ("model_name", "engine")}, "sorted"),
         ({"closed": ("a",)}, "exactly one own label"),
@@ -173,7 +173,7 @@ def test_two_rows_of_one_name_are_refused() -> None:
 
 def test_a_hook_without_a_function_is_refused() -> None:
     """A row that names one stops the start."""
-    hooks = {row.source.name for row in ROWS.values() if isinstance(row.source, Hook)}
+    hooks = {row.source.name for row in ROWS.values() if isinstance(row.source, Handler)}
     layout = compile_layout(DIALECTS["vllm"])
 
     assert hooks == set(layout.handled)
@@ -185,7 +185,7 @@ def test_series_do_not_share_a_place() -> None:
     places = [
         (placed.storage, slot)
         for placed in layout.assignments
-        if not isinstance(placed.row.source, Same)
+        if not isinstance(placed.row.source, Alias)
         for slot in placed.slots
     ]
 

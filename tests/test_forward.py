@@ -21,9 +21,9 @@ from sidestep.federation.messages import (
     is_forward,
 )
 from sidestep.federation.outbox import REFRESH
-from sidestep.metrics.native_histogram import Native, NativeHistogram
+from sidestep.metrics.native_histogram import NativeHistogram, NativeSettings
 from sidestep.metrics.record_codec import decode_record
-from sidestep.metrics.registry import ENGINE_EXPIRES_SECONDS, MAX_ENGINES, GAUGES_EXPIRE_SECONDS
+from sidestep.metrics.registry import ENGINE_EXPIRES_SECONDS, GAUGES_EXPIRE_SECONDS, MAX_ENGINES
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.messages import Bye, EngineInfo, Heartbeat, Hello, encode
 from sidestep.protocol.self_described import Family, Sample, Samples
@@ -96,8 +96,8 @@ def test_a_page_of_all_dialects_is_the_same_elsewhere() -> None:
 
 def test_an_engine_of_native_histograms_is_the_same_elsewhere() -> None:
     """Bucket by bucket, and since the same moment."""
-    first = leaf("a", 1, step(3), step(70), native=Native({}, lambda: 100.0))
-    last = Node("b", native=Native({}, lambda: 200.0))
+    first = leaf("a", 1, step(3), step(70), native=NativeSettings({}, lambda: 100.0))
+    last = Node("b", native=NativeSettings({}, lambda: 200.0))
     first.tell(last)
     before, after = (
         next(iter(node.intake.registry.engines.values())).histograms for node in (first, last)
@@ -109,8 +109,10 @@ def test_an_engine_of_native_histograms_is_the_same_elsewhere() -> None:
 
 def test_a_coarser_histogram_elsewhere_has_the_same_counts() -> None:
     """Its schema is the one of whoever sees less."""
-    first = leaf("a", 1, step(3), step(70), native=Native({"inter_token_latency": 4}, lambda: 1.0))
-    last = Node("b", native=Native({"inter_token_latency": 1}, lambda: 1.0))
+    first = leaf(
+        "a", 1, step(3), step(70), native=NativeSettings({"inter_token_latency": 4}, lambda: 1.0)
+    )
+    last = Node("b", native=NativeSettings({"inter_token_latency": 1}, lambda: 1.0))
     first.tell(last)
     (engine,) = last.intake.registry.engines.values()
     row = [row.name for row in engine.layout.histograms].index("vllm:inter_token_latency_seconds")

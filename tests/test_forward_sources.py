@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from sidestep.metrics.native_histogram import NativeSettings, NativeHistogram
+from sidestep.metrics.native_histogram import NativeHistogram, NativeSettings
 from sidestep.metrics.registry import ENGINE_EXPIRES_SECONDS, GAUGES_EXPIRE_SECONDS
 from sidestep.protocol.messages import Bye, Nack
 from sidestep.protocol.self_described import Family, Sample, Samples
@@ -174,7 +174,7 @@ def test_labels_of_the_current_record_stand_for_all_epochs() -> None:
 
     assert samples(root.page)[f'{TOKENS}{{engine="0",host="new",model_name="m"}}'] == 7
     assert 'host="old"' not in root.page
-    assert len(root.intake.registry.engines) + len(root.intake.registry.kept) == 1
+    assert len(root.intake.registry.engines) + len(root.intake.registry.retired) == 1
 
 
 def test_another_dialect_of_one_name_is_another_engine() -> None:
@@ -187,7 +187,7 @@ def test_another_dialect_of_one_name_is_another_engine() -> None:
     node.tell(root)
 
     assert [e.layout.dialect for e in root.intake.registry.engines.values()] == ["sglang"]
-    assert not root.intake.registry.kept
+    assert not root.intake.registry.retired
     assert TOKENS not in root.page
     assert root.rejected == {}
 
@@ -243,7 +243,10 @@ def test_buckets_of_an_ended_epoch_land_in_those_of_the_current_one() -> None:
 def test_since_when_a_native_histogram_counts_is_since_it_was_first_received() -> None:
     """Its source keeps none, and does not say."""
     seconds = [100.0]
-    node, root = leaf("leaf", 1, step(3)), Node("root", native=NativeSettings({}, lambda: seconds[0]))
+    node, root = (
+        leaf("leaf", 1, step(3)),
+        Node("root", native=NativeSettings({}, lambda: seconds[0])),
+    )
     for boot in (1, 2):
         node = leaf("leaf", boot, step(3))
         for _ in range(2):

@@ -24,7 +24,7 @@ from sidestep.exposition.aggregated_text import AggregatedPage
 from sidestep.exposition.series_filter import SeriesFilter
 from sidestep.exposition.text_page import render
 from sidestep.metrics.histogram import Histogram
-from sidestep.metrics.native_histogram import Native, NativeHistogram
+from sidestep.metrics.native_histogram import NativeHistogram, NativeSettings
 from sidestep.metrics.record_codec import decode_record
 from sidestep.metrics.slo_histogram import SloCounter, with_slo_counter
 from sidestep.protocol import messages
@@ -163,7 +163,7 @@ def test_the_counters_are_exact_over_folding_and_restarts(data: st.DataObject) -
     slo = [
         Objective(f"at_{place}", (TTFT,), threshold) for place, threshold in enumerate(THRESHOLDS)
     ]
-    native = data.draw(st.sampled_from([None, Native({}, lambda: 1.0)]))
+    native = data.draw(st.sampled_from([None, NativeSettings({}, lambda: 1.0)]))
     now = fed(slo, native=native)
     said = Settings(
         objectives=[messages.Objective(o.name, [*o.families], o.threshold) for o in slo],
@@ -347,8 +347,8 @@ def without(pieces: list[bytes]) -> list[bytes]:
     return [piece for one in pieces if b"sidestep_slo" not in (piece := bytes(one)) and piece]
 
 
-@pytest.mark.parametrize("native", [None, Native({}, lambda: 1.0, both=True)])
-def test_everything_else_is_the_same_to_the_byte(native: Native | None) -> None:
+@pytest.mark.parametrize("native", [None, NativeSettings({}, lambda: 1.0, both=True)])
+def test_everything_else_is_the_same_to_the_byte(native: NativeSettings | None) -> None:
     """With objectives and without: text, OpenMetrics, JSON, protobuf, the pod view, thinned buckets."""
     with_them, bare = Fed(slo=ALL, native=native), Fed(native=native)
     for run in ("core", "core_aborts", "core_lora", "sglang", "sglang_dp"):
@@ -365,7 +365,7 @@ def test_everything_else_is_the_same_to_the_byte(native: Native | None) -> None:
 
 def test_nothing_is_kept_where_there_are_no_objectives() -> None:
     """Histograms are of the plain kinds, as they were."""
-    bare, native = fed(()), fed((), native=Native({}, lambda: 1.0))
+    bare, native = fed(()), fed((), native=NativeSettings({}, lambda: 1.0))
     (one,), (other,) = (node.intake.registry.engines.values() for node in (bare, native))
 
     assert {type(h) for h in one.histograms if h is not None} == {Histogram}
@@ -450,16 +450,16 @@ def test_one_name_goes_for_both_engines() -> None:
 
     sglang = 'engine_type="unified",model_name="m"'
     assert {series: n for series, n in found.items() if series.startswith(SLO_REQUESTS)} == {
-        f'{REQUESTS}{{engine="0",model_name="m",result="good",slo="ttft"}}': 1,
-        f'{REQUESTS}{{engine="0",model_name="m",result="bad",slo="ttft"}}': 1,
-        f'{REQUESTS}{{engine="0",model_name="m",result="good",slo="inter_token"}}': 0,
-        f'{REQUESTS}{{engine="0",model_name="m",result="bad",slo="inter_token"}}': 0,
-        f'{REQUESTS}{{engine="0",model_name="m",result="good",slo="availability"}}': 0,
-        f'{REQUESTS}{{engine="0",model_name="m",result="bad",slo="availability"}}': 0,
-        f'{REQUESTS}{{{sglang},result="good",slo="ttft"}}': 2,
-        f'{REQUESTS}{{{sglang},result="bad",slo="ttft"}}': 1,
-        f'{REQUESTS}{{{sglang},result="good",slo="inter_token"}}': 30,
-        f'{REQUESTS}{{{sglang},result="bad",slo="inter_token"}}': 2,
+        f'{SLO_REQUESTS}{{engine="0",model_name="m",result="good",slo="ttft"}}': 1,
+        f'{SLO_REQUESTS}{{engine="0",model_name="m",result="bad",slo="ttft"}}': 1,
+        f'{SLO_REQUESTS}{{engine="0",model_name="m",result="good",slo="inter_token"}}': 0,
+        f'{SLO_REQUESTS}{{engine="0",model_name="m",result="bad",slo="inter_token"}}': 0,
+        f'{SLO_REQUESTS}{{engine="0",model_name="m",result="good",slo="availability"}}': 0,
+        f'{SLO_REQUESTS}{{engine="0",model_name="m",result="bad",slo="availability"}}': 0,
+        f'{SLO_REQUESTS}{{{sglang},result="good",slo="ttft"}}': 2,
+        f'{SLO_REQUESTS}{{{sglang},result="bad",slo="ttft"}}': 1,
+        f'{SLO_REQUESTS}{{{sglang},result="good",slo="inter_token"}}': 30,
+        f'{SLO_REQUESTS}{{{sglang},result="bad",slo="inter_token"}}': 2,
     }
 
 
@@ -577,11 +577,15 @@ def test_whoever_counts_judges() -> None:
         node.tell(root)
 
     found = {
-        series: value for series, value in samples(root.page).items() if series.startswith(SLO_REQUESTS)
+        series: value
+        for series, value in samples(root.page).items()
+        if series.startswith(SLO_REQUESTS)
     }
     at_root = {series: value for series, value in found.items() if 'engine="root"' in series}
     assert {s: v for s, v in found.items() if s not in at_root} == {
-        series: value for series, value in samples(leaf.page).items() if series.startswith(SLO_REQUESTS)
+        series: value
+        for series, value in samples(leaf.page).items()
+        if series.startswith(SLO_REQUESTS)
     }
     assert counted("\n".join(f"{s} {v}" for s, v in at_root.items())) == {
         ("ttft", "good"): 2, ("ttft", "bad"): 1, ("e2e", "good"): 0, ("e2e", "bad"): 0,

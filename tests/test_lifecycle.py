@@ -308,7 +308,10 @@ def test_samples_that_end_at_once_wait_for_their_siblings() -> None:
 def test_samples_of_one_question_may_be_on_several_engines(late: bool) -> None:
     """It counts once, for the engine whose sample ended last, whichever events came first."""
     sample_groups = SampleGroups()
-    here, there = RequestTracker(sample_groups=sample_groups), RequestTracker(sample_groups=sample_groups)
+    here, there = (
+        RequestTracker(sample_groups=sample_groups),
+        RequestTracker(sample_groups=sample_groups),
+    )
     one: list[Event] = [
         Queued(1, 1.0, WALL, group=7, sample=0),
         Scheduled(1, 1.0),
@@ -340,7 +343,10 @@ def test_samples_of_one_question_may_be_on_several_engines(late: bool) -> None:
 def test_the_clocks_of_two_hosts_have_nothing_in_common() -> None:
     """A question waits by the clock of the engine whose sample ended last, and a restart's is new."""
     sample_groups = SampleGroups()
-    old, young = RequestTracker(sample_groups=sample_groups), RequestTracker(sample_groups=sample_groups)
+    old, young = (
+        RequestTracker(sample_groups=sample_groups),
+        RequestTracker(sample_groups=sample_groups),
+    )
     old.apply(RequestEvents(0, 1e6, 1, [Queued(1, 1e6, WALL, group=7), end(1, 1e6 + 1)]))
     young.apply(RequestEvents(0, 10.0, 1, [Queued(1, 10.0, WALL, group=7, sample=1)]))
     young.apply(RequestEvents(0, 11.0, 1, [end(1, 11.0)]))

@@ -60,7 +60,9 @@ async def test_another_exporter_is_told_the_ratio(start: Start, tmp_path: Path) 
         wanted = engine.saturation.ratio
         await until(lambda: any(e.computed for e in root.registry.engines.values()))
         await until(
-            lambda: [e.computed.get("saturation") for e in root.registry.engines.values()] == [wanted]
+            lambda: (
+                [e.computed.get("saturation") for e in root.registry.engines.values()] == [wanted]
+            )
         )
         (shown,) = await ratio(root.url)
 

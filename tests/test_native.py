@@ -11,9 +11,16 @@ from hypothesis import strategies as st
 
 from sidestep.catalog.buckets import DEFAULTS
 from sidestep.errors import WireError
-from sidestep.metrics.exponential_buckets import MAX_BUCKETS, ZERO_THRESHOLD, check, coarser, index_of, upper
+from sidestep.metrics.exponential_buckets import (
+    MAX_BUCKETS,
+    ZERO_THRESHOLD,
+    check,
+    coarser,
+    index_of,
+    upper,
+)
 from sidestep.metrics.histogram import Histogram
-from sidestep.metrics.native_histogram import Native, NativeHistogram
+from sidestep.metrics.native_histogram import NativeHistogram, NativeSettings
 from sidestep.protocol.limits import VALUE_LIMIT
 from sidestep.protocol.native_buckets import COARSEST, FINEST, NativeBuckets
 
@@ -243,7 +250,7 @@ def test_what_is_kept_can_be_read(values: list[float], schema: int) -> None:
 
 def test_a_family_has_the_resolution_that_is_wanted() -> None:
     """The operator's, else the catalogue's, else that of all."""
-    native = Native({"request_tokens": 5}, lambda: 7.0)
+    native = NativeSettings({"request_tokens": 5}, lambda: 7.0)
 
     assert native.histogram(BOUNDS, "request_tokens").schema == 5
     assert native.histogram(BOUNDS, "inter_token_latency").schema == 4

@@ -188,7 +188,9 @@ class World:
         """All that keep their bytes."""
         for engine in self.registry.engines.values():
             children = [
-                child for family in engine.open_families.values() for child in family.children.values()
+                child
+                for family in engine.open_families.values()
+                for child in family.children.values()
             ]
             yield from (h for h in (*engine.histograms, *children) if hasattr(h, "encoded"))
 

@@ -27,7 +27,7 @@ from sidestep.exposition.negotiation import CONTENT_TYPES
 from sidestep.exposition.protobuf_page import pieces
 from sidestep.exposition.protobuf_samples import generate
 from sidestep.metrics.histogram import Histogram as Classic
-from sidestep.metrics.native_histogram import Native, NativeHistogram
+from sidestep.metrics.native_histogram import NativeHistogram, NativeSettings
 from sidestep.metrics.record_codec import decode_record
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.messages import EngineInfo, Settings
@@ -37,8 +37,8 @@ from sidestep.snapshot.capture import restore
 from sidestep_adapters.recording.replay import Replay
 
 PROTOBUF = CONTENT_TYPES["protobuf"].replace(" ", "")
-BOTH = Native({}, lambda: 1000.25, both=True)
-NATIVE = Native({}, lambda: 1000.25)
+BOTH = NativeSettings({}, lambda: 1000.25, both=True)
+NATIVE = NativeSettings({}, lambda: 1000.25)
 
 
 def page(fed: Fed) -> bytes:

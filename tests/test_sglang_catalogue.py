@@ -15,7 +15,7 @@ from sidestep.catalog import slo as objectives
 from sidestep.catalog.buckets import DEFAULTS, SGLANG, checked
 from sidestep.catalog.layout import exposed_names
 from sidestep.catalog.layout_builder import compile_layout
-from sidestep.catalog.model import Hook, Row, Same, Sampled
+from sidestep.catalog.model import Alias, Handler, Row, Sampled
 from sidestep.engines import dialects as catalogue
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.items import SglangStats, decode_item, encode_item
@@ -112,7 +112,7 @@ def test_hidden_rows_show_a_live_one_again() -> None:
         row.name.removeprefix("sglang:") for row in hidden
     }
     for row in hidden:
-        assert isinstance(row.source, Same)
+        assert isinstance(row.source, Alias)
         shown = LIVE[row.source.name]
         assert _form(shown) == _form(row)
         assert row.exposed_help.startswith(f"DEPRECATED: use {shown.name}. ")
@@ -162,12 +162,12 @@ def test_every_field_of_the_stats_has_its_row() -> None:
     for row in (row for row in LIVE.values() if row.name.startswith("sglang:")):
         if isinstance(row.source, str):
             read.add(row.source.removeprefix("stats."))
-        elif isinstance(row.source, Hook):
+        elif isinstance(row.source, Handler):
             read.add(row.source.name.partition(":")[2])
 
     assert set(SchedulerStats.__struct_fields__) == read
     for row in LIVE.values():
-        if isinstance(row.source, str | Hook) and row.name.startswith("sglang:"):
+        if isinstance(row.source, str | Handler) and row.name.startswith("sglang:"):
             assert set(RANK) == set(row.shared)
 
 
@@ -175,7 +175,7 @@ def test_queues_are_gauges_by_priority() -> None:
     """Seven of them; without priorities the label is not there."""
     assert len(QUEUES) == 7
     for row in QUEUES:
-        assert Hook(f"queue:{row.name.removeprefix('sglang:')}") == row.source
+        assert Handler(f"queue:{row.name.removeprefix('sglang:')}") == row.source
         assert ("priority",) == row.own_labels
 
 
@@ -227,7 +227,7 @@ def test_what_is_not_of_the_stats_describes_itself() -> None:
     """One way for each of the engine's families; ours is computed."""
     for row in LIVE.values():
         if row is not sglang.SATURATION:
-            assert isinstance(row.source, Sampled | Hook | str)
+            assert isinstance(row.source, Sampled | Handler | str)
 
 
 def test_stats_travel_as_they_are() -> None:

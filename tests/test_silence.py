@@ -9,7 +9,12 @@ import pytest
 from intakes import Fed
 from sidestep.engines.items import VllmStep, encode_item
 from sidestep.engines.vllm.wire import SchedulerStats
-from sidestep.metrics.registry import ENGINE_EXPIRES_SECONDS, KEPT, MAX_ENGINES, GAUGES_EXPIRE_SECONDS
+from sidestep.metrics.registry import (
+    ENGINE_EXPIRES_SECONDS,
+    GAUGES_EXPIRE_SECONDS,
+    MAX_ENGINES,
+    TOTALS_EXPIRE_SECONDS,
+)
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.messages import Bye, EngineInfo, Heartbeat
 from sidestep.protocol.self_described import Family, Sample, Samples
@@ -152,7 +157,7 @@ def test_totals_are_forgotten_in_the_end(fed: Fed) -> None:
     """After a day, and where there are too many the first that went."""
     fed.pass_time(ENGINE_EXPIRES_SECONDS + 1)
     assert list(fed.intake.registry.retired) == ["e"]
-    fed.now += KEPT
+    fed.now += TOTALS_EXPIRE_SECONDS
     fed.intake.pass_time(fed.now)
 
     assert fed.intake.registry.retired == {}

@@ -190,7 +190,9 @@ PAGES: dict[str, Page] = {
 def thousand() -> Registry:
     """As many engines as one may hope for, with something of everything."""
     registry = Registry(
-        {"vllm": compile_layout(DIALECTS["vllm"])}, {}, native=NativeSettings({}, lambda: 1.0, both=True)
+        {"vllm": compile_layout(DIALECTS["vllm"])},
+        {},
+        native=NativeSettings({}, lambda: 1.0, both=True),
     )
     for number in range(1000):
         said = info(number)
@@ -347,7 +349,9 @@ def test_a_reading_that_has_not_changed_is_not_written_again() -> None:
 def test_a_family_is_of_one_moment(kind: str) -> None:
     """On every page, whatever comes between two slices of it."""
     registry = Registry(
-        {"vllm": compile_layout(DIALECTS["vllm"])}, {}, native=NativeSettings({}, lambda: 1.0, both=True)
+        {"vllm": compile_layout(DIALECTS["vllm"])},
+        {},
+        native=NativeSettings({}, lambda: 1.0, both=True),
     )
     applier = Applier(registry)
     for number in range(70):
@@ -444,7 +448,9 @@ BOUNDS = ((0.1, 1.0, 5.0), (0.1, 2.0, 5.0))
 def test_native_buckets_of_a_shared_family_are_merged() -> None:
     """In slices as well: what several engines observed is in the buckets of one histogram."""
     registry = Registry(
-        {"vllm": compile_layout(DIALECTS["vllm"], legacy=True)}, {}, native=NativeSettings({}, lambda: 1.0)
+        {"vllm": compile_layout(DIALECTS["vllm"], legacy=True)},
+        {},
+        native=NativeSettings({}, lambda: 1.0),
     )
     name = "vllm:time_in_queue_requests"
     for number in range(50):

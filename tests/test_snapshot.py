@@ -133,7 +133,7 @@ def test_a_snapshot_of_before_0012_restores_what_is_counted_here() -> None:
     assert back.intake.items == fed.intake.items
     assert {e.layout.dialect for e in back.intake.registry.engines.values()} == {"vllm", "sglang"}
     assert "leaf" not in back.page
-    assert not back.intake.registry.kept
+    assert not back.intake.registry.retired
 
 
 def test_gauges_wait_for_their_engine() -> None:

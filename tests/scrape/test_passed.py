@@ -238,7 +238,9 @@ def test_what_a_server_of_any_kind_has_is_passed_on() -> None:
     assert {row["name"] for row in families} >= FROM_STATISTICS
     assert "nv_gpu_utilization" in passing.show()
     assert "nv_trt_llm_kv_cache_block_metrics" in passing.show()
-    assert shown == {sample: value for sample, value in there.items() if sample[0] not in FROM_STATISTICS}
+    assert shown == {
+        sample: value for sample, value in there.items() if sample[0] not in FROM_STATISTICS
+    }
 
 
 def family_text(name: str, kind: str, labels: list[str]) -> str:

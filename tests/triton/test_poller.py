@@ -527,7 +527,9 @@ async def test_deselected_models_are_detached(start: Start, tmp_path: Path) -> N
             await until(lambda: any(e.streams for e in registry.engines.values() if e.statistics))
             await queried(server)
 
-            fed = {e.labels["model"] for e in registry.engines.values() if e.statistics and e.streams}
+            fed = {
+                e.labels["model"] for e in registry.engines.values() if e.statistics and e.streams
+            }
             assert fed == {"b"}
 
 

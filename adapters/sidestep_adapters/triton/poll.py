@@ -10,12 +10,7 @@ from typing import NamedTuple
 from sidestep.errors import PollError, WireError
 from sidestep.protocol.messages import EngineInfo
 from sidestep.telemetry.logs import RateLimitedLog
-from sidestep_adapters.triton.models import (
-    Models,
-    PollTime,
-    VersionUpdate,
-    detached_version,
-)
+from sidestep_adapters.triton.models import Models, PollTime, VersionUpdate, detached_version
 from sidestep_adapters.triton.queries import Queries, StatisticsAnswer
 from sidestep_adapters.triton.server import Server, detail
 from sidestep_adapters.triton.statistics import ModelVersion

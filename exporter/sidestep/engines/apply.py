@@ -1,4 +1,4 @@
-"""An item into updates, by its engine's dialect. No I/O, no clock: time comes in with the item."""
+"""Application of items to engines, by dialect. No I/O and no clock: time is part of the item."""
 
 from __future__ import annotations
 
@@ -6,33 +6,34 @@ from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.handlers import Handlers
 from sidestep.engines.items import Item
 from sidestep.errors import CatalogueError, WireError
+from sidestep.metrics import validate_record
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.merge import add_record
 from sidestep.metrics.registry import Registry
 from sidestep.metrics.self_described import add_samples
-from sidestep.metrics.validate_record import check as check_folded
-from sidestep.metrics.validate_record import judge as judge_folded
 from sidestep.protocol.records import Record
 from sidestep.protocol.self_described import Samples
 
 COMMON_HANDLERS = {"refused_observations"}
-"""Hooks of every dialect: Samples feed them."""
+"""Handlers of every dialect, which Samples items feed."""
 
 
 class Applier:
     """Applies items to a registry's engines.
 
     Raises:
-        CatalogueError: A row's hook has no function, or a function no row.
+        CatalogueError: A row names a handler that its dialect does not have, or the reverse.
     """
 
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
         self._handlers: dict[str, Handlers] = {}
         for name, layout in registry.layouts.items():
-            unmatched = set(layout.handled) ^ (COMMON_HANDLERS | set(DIALECTS[name].handlers.HANDLED))
+            unmatched = set(layout.handled) ^ (
+                COMMON_HANDLERS | set(DIALECTS[name].handlers.HANDLED)
+            )
             if unmatched:
-                raise CatalogueError(f"hooks without a function or a row: {unmatched}")
+                raise CatalogueError(f"handlers without a function or a row: {unmatched}")
             self._handlers[name] = DIALECTS[name].handlers(layout, registry)
 
     def apply(self, engine: Engine, item: Item) -> None:
@@ -48,14 +49,14 @@ class Applier:
             self._handlers[engine.layout.dialect].apply(engine, item)
 
     def apply_buffered(self, engine: Engine, item: Item) -> bool:
-        """Add one of many items, whose observations may wait for ``settle``.
+        """Add ``item``, whose observations may wait until ``flush``.
 
-        Whether it is of the kind that gains from that; where not, nothing was done.
+        Return whether the item is of a kind that gains from that; if not, nothing was done.
         """
         return self._handlers[engine.layout.dialect].apply_buffered(engine, item)
 
     def flush(self) -> None:
-        """Make the observations that wait."""
+        """Make the buffered observations."""
         for handlers in self._handlers.values():
             for engine in handlers.flush():
                 self.registry.touch(engine)
@@ -69,15 +70,15 @@ class Applier:
                 break
 
     def add_record(self, engine: Engine, record: Record) -> int:
-        """Add what a sender folded; how many observations had foreign bounds.
+        """Add a record that a sender folded; return how many observations had other bounds.
 
         Raises:
-            WireError: See ``merge.add_record`` and ``folded.check``; or it has statistics that a
-                server keeps, which only the exporter can take the difference of.
+            WireError: See ``merge.add_record`` and ``validate_record.check``; or the record has
+                statistics that a server keeps, of which only the exporter can compute differences.
         """
         if record.totals.looked:
             raise WireError("bad_item", "statistics that a server keeps cannot be folded")
-        check_folded(engine, record)
+        validate_record.check(engine, record)
         totals = record.totals
         if totals.cut_off is not None:
             untracked = self.registry.requests_of(engine).skip(totals.cut_off)
@@ -87,10 +88,10 @@ class Applier:
         try:
             moved = add_record(self.registry, engine, record)
         finally:
-            # What was refused is not in it any more, and all else counts.
-            judge_folded(engine, record)
+            # Families that were refused are no longer in the record; everything else counts.
+            validate_record.count_slo(engine, record)
         return moved
 
     def abandon_blocks(self, engine: Engine) -> None:
-        """Abandon the engine's tracked blocks: what comes does not continue them."""
+        """Stop tracking the engine's blocks, since later events do not continue earlier ones."""
         self._handlers[engine.layout.dialect].abandon_blocks(engine)

@@ -171,7 +171,10 @@ class AggregatedSeries:
                 )
 
     def _from_slots(
-        self, placed: SlotAssignment, contributors: Iterable[Contributors], values: Sequence[Value | None]
+        self,
+        placed: SlotAssignment,
+        contributors: Iterable[Contributors],
+        values: Sequence[Value | None],
     ) -> Iterator[_Contribution]:
         """Yield values in slots, series by series."""
         row, width = placed.row, len(placed.label_values)
@@ -182,7 +185,9 @@ class AggregatedSeries:
             for place, own in enumerate(has_sample_name, start):
                 some = [value for value in values[place:end:width] if value is not None]
                 if row.unit_divisor != 1:
-                    some = [value / row.unit_divisor for value in some if not isinstance(value, tuple)]
+                    some = [
+                        value / row.unit_divisor for value in some if not isinstance(value, tuple)
+                    ]
                 if some:
                     yield _Contribution(outer, own, some)
             start = end
@@ -221,7 +226,9 @@ class AggregatedSeries:
                 )
                 yield _Contribution(outer, tuple(own), (1,), whole=True)
 
-    def _lora_adapters(self, placed: SlotAssignment, groups: Sequence[Group]) -> Iterator[_Contribution]:
+    def _lora_adapters(
+        self, placed: SlotAssignment, groups: Sequence[Group]
+    ) -> Iterator[_Contribution]:
         """Aggregate the LoRA adapters of all engines, and their capacity, to one series."""
         slot = placed.slots[0]
         layout = groups[0].members[0].layout

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from itertools import chain
 
 from sidestep.catalog.layout import SlotAssignment
-from sidestep.catalog.model import ENGINE_LABELS, OBSERVED, Combine, Kind, Same
+from sidestep.catalog.model import ENGINE_LABELS, OBSERVED, Alias, Combine, Kind
 from sidestep.catalog.slo import SLO_REQUESTS
 from sidestep.metrics.availability import update_availability
 from sidestep.metrics.engine import Engine, Key
@@ -147,7 +147,7 @@ def engines_with_samples(engines: list[Engine], placed: SlotAssignment) -> list[
 def stored_name(placed: SlotAssignment) -> str:
     """Return the name under which an engine stores a family that Samples items feed."""
     source = placed.row.source
-    return source.name if isinstance(source, Same) else placed.row.name
+    return source.name if isinstance(source, Alias) else placed.row.name
 
 
 def series_labels(engine: Engine, family: Family, names: Key, key: Key) -> dict[str, str]:

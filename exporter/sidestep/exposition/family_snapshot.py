@@ -12,7 +12,7 @@ from operator import itemgetter
 from typing import TypeVar, cast
 
 from sidestep.catalog.layout import SlotAssignment
-from sidestep.catalog.model import OBSERVED, Constant, Info, Reading
+from sidestep.catalog.model import OBSERVED, Computed, Constant, Info
 from sidestep.catalog.slo import SLO_REQUESTS
 from sidestep.exposition.aggregate import Aggregator, aggregate_values
 from sidestep.exposition.families import (
@@ -40,8 +40,8 @@ EngineSnapshot = tuple[Engine, int, Key, Children[HistogramCopy]]
 Labels = tuple[tuple[str, str], ...]
 """Label pairs, sorted by name."""
 
-NUMERIC = frozenset({"scalars", "reading", "constant"})
-"""``Placed.where`` of rows that have a number or nothing for each of their label values."""
+NUMERIC = frozenset({"scalars", "computed", "constant"})
+"""``SlotAssignment.storage`` of rows that have a number or nothing for each of their label values."""
 
 
 def histogram_state(histogram: Histogram) -> State:
@@ -58,7 +58,7 @@ def row_numbers(placed: SlotAssignment, engines: Sequence[Engine]) -> list[Numbe
             return [engine.values[slot] for engine in engines]
         chosen = itemgetter(*slots)
         return [value for engine in engines for value in chosen(engine.values)]
-    if isinstance(source, Reading):
+    if isinstance(source, Computed):
         return [computed_gauge(engine, source.name) for engine in engines]
     assert isinstance(source, Constant)
     return [source.value] * len(engines)

@@ -222,7 +222,9 @@ class GroupCache:
             Group(labels, retired_members.get(labels, []) + members, self._replica)
             for labels, members in by_labels.items()
         ]
-        return Grouping([e.label_version for e in shown], [e.label_version for e in retired], groups)
+        return Grouping(
+            [e.label_version for e in shown], [e.label_version for e in retired], groups
+        )
 
     def _retired_beside(self, query: GroupQuery) -> Sequence[Engine]:
         """Return engines that are no longer exposed but whose totals stay in the sums."""

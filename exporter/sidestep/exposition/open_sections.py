@@ -7,10 +7,18 @@ from itertools import chain
 from typing import NamedTuple
 
 from sidestep.catalog.layout import SlotAssignment
-from sidestep.catalog.model import Constant, Info, Reading
-from sidestep.exposition.aggregate import aggregate_states, aggregate_values, run_yielding
+from sidestep.catalog.model import Computed, Constant, Info
+from sidestep.exposition.aggregate import (
+    aggregate_states,
+    aggregate_values,
+    run_yielding,
+)
 from sidestep.exposition.block_cache import Block, changed_entries, updated
-from sidestep.exposition.families import Family, engines_with_samples, series_labels
+from sidestep.exposition.families import (
+    Family,
+    engines_with_samples,
+    series_labels,
+)
 from sidestep.exposition.family_snapshot import (
     EngineSnapshot,
     histogram_state,
@@ -19,7 +27,11 @@ from sidestep.exposition.family_snapshot import (
 )
 from sidestep.exposition.sections import HistogramTemplates
 from sidestep.exposition.selection import LabelTexts, Selections, label_form
-from sidestep.exposition.text_format import format_number, label_text, series_text
+from sidestep.exposition.text_format import (
+    format_number,
+    label_text,
+    series_text,
+)
 from sidestep.metrics.engine import Engine, Key, Number
 from sidestep.metrics.histogram import State
 
@@ -99,7 +111,7 @@ class OpenSection:
         """Return values that change whenever an engine's part of the family may have changed."""
         placed = self._placed
         source = None if placed is None else placed.row.source
-        if placed is not None and isinstance(source, Reading):
+        if placed is not None and isinstance(source, Computed):
             return row_numbers(placed, engines)
         if isinstance(source, Info | Constant):
             return [engine.label_version for engine in engines]

@@ -132,5 +132,7 @@ class Pages:
             others = protobuf_samples.passthrough_pieces(self.registry.passthrough, names)
             return chain(protobuf_page.pieces(self.registry, names), others)
         openmetrics = form == "openmetrics"
-        others = passthrough_text.pieces(self.registry.passthrough, openmetrics=openmetrics, names=names)
+        others = passthrough_text.pieces(
+            self.registry.passthrough, openmetrics=openmetrics, names=names
+        )
         return chain(self._texts[view].pieces(openmetrics=openmetrics, names=names), others)

@@ -72,7 +72,9 @@ class HistogramTemplates:
 class SlotSection:
     """Base of sections with values in slots: engines in blocks, with cached labels."""
 
-    def __init__(self, family: Family, dialect: str, placed: SlotAssignment, labels: LabelTexts) -> None:
+    def __init__(
+        self, family: Family, dialect: str, placed: SlotAssignment, labels: LabelTexts
+    ) -> None:
         self.family = family
         self.dialect = dialect
         self.placed = placed
@@ -113,7 +115,9 @@ class _ScalarBlock:
 class ScalarSection(SlotSection):
     """Numbers, stored or computed: a block is a template with a placeholder for each value."""
 
-    def __init__(self, family: Family, dialect: str, placed: SlotAssignment, labels: LabelTexts) -> None:
+    def __init__(
+        self, family: Family, dialect: str, placed: SlotAssignment, labels: LabelTexts
+    ) -> None:
         super().__init__(family, dialect, placed, labels)
         self._size = max(SCALARS_PER_BLOCK // len(self.keys), 1)
         self._blocks: dict[int, _ScalarBlock] = {}
@@ -179,7 +183,9 @@ class _BlockUpdate(NamedTuple):
 class HistogramSection(SlotSection):
     """Histograms in slots; a version object distinguishes the states of each."""
 
-    def __init__(self, family: Family, dialect: str, placed: SlotAssignment, labels: LabelTexts) -> None:
+    def __init__(
+        self, family: Family, dialect: str, placed: SlotAssignment, labels: LabelTexts
+    ) -> None:
         super().__init__(family, dialect, placed, labels)
         self._size = max(HISTOGRAMS_PER_BLOCK // len(self.slots), 1)
         self._templates = HistogramTemplates(family.name, family.kind)
@@ -197,7 +203,9 @@ class HistogramSection(SlotSection):
         for start in range(0, len(engines), self._size):
             some = engines[start : start + self._size]
             found = [slots[slot] for e in some for slots in (e.histograms,) for slot in self.slots]
-            versions = [None if one is None else one.state_token or one.token(mark) for one in found]
+            versions = [
+                None if one is None else one.state_token or one.token(mark) for one in found
+            ]
             before = self._blocks.get(start)
             states = {
                 place: None

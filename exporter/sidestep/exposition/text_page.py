@@ -48,7 +48,7 @@ class _FamilyTexts:
             for dialect, placed in family.assignments.items():
                 if placed.storage == "histogram":
                     self.sections.append(HistogramSection(family, dialect, placed, labels))
-                elif placed.storage in ("scalars", "reading", "constant"):
+                elif placed.storage in ("scalars", "computed", "constant"):
                     self.sections.append(ScalarSection(family, dialect, placed, labels))
                 else:
                     self.sections.append(OpenSection(family, dialect, placed, labels))

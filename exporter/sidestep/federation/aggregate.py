@@ -7,10 +7,10 @@ from collections.abc import Generator, Iterator
 
 from sidestep.errors import WireError
 from sidestep.metrics.engine import Engine
-from sidestep.metrics.merge import add_family, add_part
+from sidestep.metrics.merge import add_counts, add_family
 from sidestep.metrics.record_codec import decode_in_parts, encode_record, totals_of
 from sidestep.metrics.registry import Registry
-from sidestep.metrics.self_described import adopt
+from sidestep.metrics.self_described import adopt_families
 from sidestep.protocol.records import OpenTotals, Record
 
 CHILDREN = 16
@@ -37,7 +37,7 @@ class Aggregate:
             # Of what its source does not date, the start is when it was first received.
             native = dataclasses.replace(native, wall=lambda: engine.created)
         self._apart = Registry(registry.layouts, registry.overrides, native=native)
-        self._engine = engine.apart()
+        self._engine = engine.without_series()
         self._engine.native, self._engine.created = native, engine.created
         self._sizes: dict[str, int] = {}
         self.refused: WireError | None = None
@@ -45,7 +45,7 @@ class Aggregate:
     def add(self, record: Record, *, gauges: bool) -> Iterator[None]:
         """Add ``record``; its gauges only where ``gauges`` says so."""
         made = self._engine
-        add_part(self._apart, made, record, gauges=gauges)
+        add_counts(self._apart, made, record, gauges=gauges)
         yield
         done = 0
         for family in record.totals.open:
@@ -62,7 +62,7 @@ class Aggregate:
             except WireError as error:
                 # Shown wholly or not at all.
                 self.refused = error
-                made.open.pop(family.name, None)
+                made.open_families.pop(family.name, None)
             self._sizes[family.name] = self._sizes.get(family.name, 0) + made.open_bytes - before
 
     def encoded(self) -> bytes:
@@ -76,22 +76,22 @@ class Aggregate:
             The error of the last self-described family that was left out.
         """
         made = self._engine
-        labels = {name: family.labels for name, family in engine.open.items()}
-        registry.empty(engine)
+        labels = {name: family.labels for name, family in engine.open_families.items()}
+        registry.clear_series(engine)
         engine.values[:] = made.values
         engine.histograms[:] = made.histograms
         engine.keyed[:] = made.keyed
         engine.prefix_hits, engine.external_hits = made.prefix_hits, made.external_hits
         engine.mm_hits = made.mm_hits
-        engine.seen |= made.seen
+        engine.exposed_paths |= made.exposed_paths
         engine.restarts, engine.last_seen = made.restarts, max(engine.last_seen, made.last_seen)
         engine.created = min(engine.created, made.created)
         for limit, count in self._apart.limited.items():
             # The source has counted those already.
             registry.limited[limit] += count if limit != "label_values" else 0
-        families = [(family, self._sizes[name]) for name, family in made.open.items()]
-        refused = adopt(registry, engine, families)
-        if any(labels.get(name, f.labels) != f.labels for name, f in engine.open.items()):
+        families = [(family, self._sizes[name]) for name, family in made.open_families.items()]
+        refused = adopt_families(registry, engine, families)
+        if any(labels.get(name, f.labels) != f.labels for name, f in engine.open_families.items()):
             engine.renew_label_version()
         registry.touch(engine)
         return refused or self.refused

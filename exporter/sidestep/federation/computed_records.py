@@ -57,7 +57,9 @@ def standing(registry: Registry, engine: Engine) -> Standing:
     """How ``engine`` is."""
     former = registry.engines.get(engine.id) is not engine
     found = (
-        {name: computed_gauge(engine, name) for name in _readings(engine.layout)} if engine.live else {}
+        {name: computed_gauge(engine, name) for name in _readings(engine.layout)}
+        if engine.live
+        else {}
     )
     return Standing(
         up=bool(engine.streams),

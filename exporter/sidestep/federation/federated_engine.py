@@ -12,7 +12,12 @@ from sidestep.federation.aggregate import Aggregate
 from sidestep.federation.messages import Order, Standing
 from sidestep.metrics.description_limits import check, check_described, excess
 from sidestep.metrics.engine import Engine
-from sidestep.metrics.registry import ENGINE_EXPIRES_SECONDS, MAX_ENGINES, GAUGES_EXPIRE_SECONDS, Registry
+from sidestep.metrics.registry import (
+    ENGINE_EXPIRES_SECONDS,
+    GAUGES_EXPIRE_SECONDS,
+    MAX_ENGINES,
+    Registry,
+)
 from sidestep.protocol.limits import MAX_LABEL_CHARS
 from sidestep.protocol.messages import EngineInfo, check_engine, check_printable
 from sidestep.protocol.records import Head
@@ -95,7 +100,7 @@ class FederatedEngine:
             The error of the last self-described family that was left out.
         """
         engine = self.engine
-        engine.excess = excess(registry, self.info)
+        engine.excess_bytes = excess(registry, self.info)
         engine.core_info, engine.front_info = head.core_info, self.info.info
         known = {**engine.core_info, **engine.front_info}
         if known != engine.info:
@@ -113,20 +118,20 @@ class FederatedEngine:
         heard = not self.is_silent(now)
         streams = {self.current.epoch} if standing.up and heard else set()
         live = standing.live and heard
-        engine.heard = max(engine.heard, self.heard)
+        engine.seen_at = max(engine.seen_at, self.heard)
         state = streams, live, standing.absent, standing.readings
-        if (engine.streams, engine.live, engine.absent, engine.told) != state:
-            engine.streams, engine.live, engine.absent, engine.told = state
+        if (engine.streams, engine.live, engine.absent, engine.computed) != state:
+            engine.streams, engine.live, engine.absent, engine.computed = state
             registry.touch(engine)
-        gone = standing.absent or now - engine.heard >= ENGINE_EXPIRES_SECONDS
+        gone = standing.absent or now - engine.seen_at >= ENGINE_EXPIRES_SECONDS
         if standing.former or (gone and not streams):
             if engine.id in registry.engines:
                 registry.retire(engine)
-        elif engine.id in registry.kept:
+        elif engine.id in registry.retired:
             if len(registry.engines) >= MAX_ENGINES:
                 registry.limited["engines"] += 1
                 raise WireError("over_limit", f"more than {MAX_ENGINES} engines")
-            registry.recall(engine)
+            registry.restore(engine)
 
 
 def described(registry: Registry, record: SourceRecord, head: Head) -> EngineInfo:
@@ -166,9 +171,9 @@ def engine_for(registry: Registry, info: EngineInfo, known: FederatedEngine | No
         registry.check(info)
         check(registry, 0, [info])
     engine = Engine(registry.layouts[info.dialect], info, registry.overrides, registry.native)
-    engine.forwarded, engine.live = True, False
+    engine.federated, engine.live = True, False
     if known is not None:
-        engine.created, engine.heard = known.engine.created, known.engine.heard
+        engine.created, engine.seen_at = known.engine.created, known.engine.seen_at
     return engine
 
 
@@ -178,7 +183,7 @@ def check_former(registry: Registry, record: SourceRecord) -> None:
     Raises:
         WireError: It would displace engines whose counters only this exporter has.
     """
-    if record.standing.former and len(registry.kept) >= MAX_ENGINES:
+    if record.standing.former and len(registry.retired) >= MAX_ENGINES:
         registry.limited["engines"] += 1
         raise WireError("over_limit", f"more than {MAX_ENGINES} engines that are gone")
 
@@ -191,11 +196,11 @@ def is_same(known: EngineInfo, info: EngineInfo) -> bool:
 def name_of(registry: Registry, record: SourceRecord) -> str:
     """Return an engine id that is free: readable, and the same each time."""
     name = f"{record.source}/{record.engine}"
-    if len(name) > MAX_LABEL_CHARS or name in registry.engines or name in registry.kept:
+    if len(name) > MAX_LABEL_CHARS or name in registry.engines or name in registry.retired:
         key = repr((record.source, record.engine)).encode()
         digest = blake2b(key, digest_size=8).hexdigest()
         name = f"{name[: MAX_LABEL_CHARS - len(digest) - 1]}/{digest}"
-    if name in registry.engines or name in registry.kept:
+    if name in registry.engines or name in registry.retired:
         raise WireError("engine_conflict", f"{name} is there already")
     return name
 

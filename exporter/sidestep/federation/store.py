@@ -27,7 +27,7 @@ from sidestep.federation.messages import Forward, check_size, order_of
 from sidestep.federation.pieces import Key, Pieces
 from sidestep.metrics.engine import ORIGIN
 from sidestep.metrics.record_codec import decode_in_parts, decode_record
-from sidestep.metrics.registry import SILENT, Registry
+from sidestep.metrics.registry import GAUGES_EXPIRE_SECONDS, Registry
 from sidestep.metrics.validate_record import check, check_in_parts
 from sidestep.protocol.records import Record
 
@@ -131,7 +131,7 @@ class Store:
         if origin:
             engine.labels[ORIGIN] = engine.id
         engine.seen_at = now
-        made = FederatedEngine(engine, info, current, now - SILENT, base, *ended)
+        made = FederatedEngine(engine, info, current, now - GAUGES_EXPIRE_SECONDS, base, *ended)
         self._put(None, made)
         made.show(self._registry, record.head, total)
         if shown:

@@ -116,7 +116,10 @@ class Feeding:
         for stream in self._receiver.streams.values():
             if stream.open and not stream.silent and now - stream.seen_at >= GAUGES_EXPIRE_SECONDS:
                 self.silence(stream, stream.seen_at)
-            if stream.incarnation in self.engines and now - stream.seen_at >= ENGINE_EXPIRES_SECONDS:
+            if (
+                stream.incarnation in self.engines
+                and now - stream.seen_at >= ENGINE_EXPIRES_SECONDS
+            ):
                 # Its engines are not shown any more: before it feeds any it has to greet.
                 self._leave(stream.incarnation, stream.seen_at)
                 stream.peer = b""

@@ -1,4 +1,4 @@
-"""One engine: its series, and what it takes to derive them."""
+"""One engine: its series and the state from which they are derived."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ Number = int | float
 Key = tuple[str, ...]
 
 ORIGIN = "origin"
-"""Label of the later of two engines that would look alike: its identity."""
+"""The label with its identity that an engine gets if an earlier one has the same labels."""
 MIN_SAMPLE_RATE = 1e-9
 RESTART_INDEX = UNTRACKED.index("restart")
 PARALLEL_SAMPLE_FAMILIES = ("vllm:request_params_n", "vllm:request_max_num_generation_tokens")
-"""Families of parallel samples: how many they are, and the tokens of the longest."""
+"""Families of parallel samples: their number, and the tokens of the longest."""
 _label_versions = itertools.count()
 LINE_BYTES = 32
-"""Bytes of a line on a page beside names and labels."""
+"""Approximate bytes of a line on a page without its names and labels."""
 
 
 @dataclasses.dataclass(slots=True)
 class OpenFamily:
-    """A family that a Samples item described, or a catalogue row that such items feed."""
+    """A family that Samples items feed: self-described, or a row of the catalogue."""
 
     name: str
     kind: Kind
@@ -48,52 +48,59 @@ class OpenFamily:
     bounds: Bounds
     children: dict[Key, Number | Histogram] = dataclasses.field(default_factory=dict)
     born: int = 0
-    """Times that the engine's processes had been replaced when it began."""
+    """The engine's ``restarts`` when the family began."""
 
     def size(self, key: Key, engine: Engine) -> int:
-        """Bytes, about, that the child of those label values takes on a page."""
-        line = LINE_BYTES + len(self.name) + engine.label_chars + sum(map(len, (*self.labels, *key)))
+        """Return the approximate bytes that the child with these label values takes on a page."""
+        line = (
+            LINE_BYTES + len(self.name) + engine.label_chars + sum(map(len, (*self.labels, *key)))
+        )
         return line * (len(self.bounds) + 3 if self.kind in OBSERVED else 1)
 
 
 class Engine:
-    """One engine's series and what it takes to derive them. One owner, no references elsewhere.
+    """One engine: its series and the state from which they are derived.
+
+    Only the registry and the code that applies items hold references to it.
 
     Attributes:
-        labels: What every series carries: engine and model_name, and an origin
-            where another engine would show the same.
-        core_info: Info metrics by short name, as its core told them last.
-        front_info: As a front end did.
-        info: As they are shown.
-        values: Scalars by slot; None is no sample.
-        histograms: By slot; None is not shown yet.
+        labels: The labels of every series: engine and model_name, and ``origin`` where another
+            engine would have the same labels.
+        core_info: Info metrics by short name, as the engine core last sent them.
+        front_info: Info metrics as a front end last sent them.
+        info: Info metrics as exposed.
+        values: Scalars by slot; None: no sample.
+        histograms: Histograms by slot; None: not exposed yet.
         keyed: Scalars with open label values, by slot and own label values.
+        open_families: Self-described families by name.
         gauge_stamp: Host-monotonic stamp of the newest gauges applied.
-        last_seen: Unix time here when its last item came.
-        streams: Incarnations that feed it now.
-        heard: Monotonic time here when the last of them was heard.
-        live: Whether its gauges are shown: what they say goes soon after the last stream.
-        sent_bounds: Bucket bounds as the engine has them.
-        objectives: What its requests are held against; None where whoever counts has done so.
-        version: The registry's, when this engine last changed.
-        seen: Paths of the plan whose families are shown.
-        series: Children of its self-described families.
-        open_bytes: What they take on a page, about.
-        label_chars: Characters of the labels that stand in each of its lines.
-        excess: Bytes that its page can have over an ordinary engine's; see ``descriptions``.
-        looks: A number that it alone has, and another one when its labels may be others.
-        head: The records' own: what changes with a hello only, encoded.
+        last_seen: Unix time at which the exporter received the engine's last item.
+        streams: Incarnations that feed the engine now.
+        seen_at: Monotonic time at which the exporter last received anything for the engine.
+        live: Whether gauges are exposed; they expire soon after the last stream detaches.
+        sent_bounds: Bucket bounds that the engine sent.
+        objectives: Objectives that its requests count for; None where another process has
+            counted them already.
+        version: The registry's version when this engine last changed.
+        exposed_paths: Paths of the layout whose optional families are exposed.
+        open_series: Number of children of ``open_families``.
+        open_bytes: Approximate bytes that these take on a page.
+        label_chars: Characters of the labels in each line of a page.
+        excess_bytes: Bytes by which the engine's page may exceed an ordinary engine's; see
+            ``hello_limits``.
+        label_version: A number that no other engine has; it changes when the labels may change.
+        encoded_head: The encoded head of its records, which changes only with a Hello.
         throughput: Prompt and generated tokens per second of the last interval.
-        saturation: Of what it can serve, how much it is asked for; None where that is not followed.
-        requests: Its requests in flight, where it sends request events.
-        blocks: Its KV blocks, where it sends events of them.
-        looked: What was last read of statistics that its server keeps.
-        absent: Whether its server does not have it now: nothing of it is shown.
-        forwarded: Whether other exporters count it: nothing is applied to it here.
-        told: Its computed gauges by their readings' names, where it is.
-        native: How native histograms are kept beside the classic ones; None where they are not.
-        created: Unix time since when its counters count, where native histograms are kept.
-        marks: The protobuf renderer's own: labels of a child, by family and key.
+        saturation: The engine's saturation estimate; None where it is not tracked.
+        requests: The engine's requests in flight, where it sends request events.
+        blocks: The engine's KV blocks, where it sends events of them.
+        statistics: The last item of cumulative statistics that the engine's server keeps.
+        absent: Whether the server no longer has the engine; nothing of it is exposed then.
+        federated: Whether other exporters count the engine; no items are applied to it here.
+        computed: Computed gauges by name, as received from another exporter.
+        native: Settings of native histograms; None: classic histograms only.
+        created: Unix time at which the counters began, where native histograms are on.
+        label_cache: Encoded labels of a child, by family and key; the protobuf renderer fills it.
     """
 
     __slots__ = (
@@ -101,45 +108,45 @@ class Engine:
         "blocks",
         "bounds",
         "closed",
+        "computed",
         "core_info",
         "created",
-        "excess",
+        "encoded_head",
+        "excess_bytes",
+        "exposed_paths",
         "external_hits",
         "features",
-        "forwarded",
+        "federated",
         "front_info",
         "gauge_stamp",
-        "head",
-        "heard",
         "held_tokens",
         "histograms",
         "id",
         "info",
         "keyed",
+        "label_cache",
         "label_chars",
+        "label_version",
         "labels",
         "last_seen",
         "layout",
         "live",
-        "looked",
-        "looks",
-        "marks",
         "mm_hits",
         "native",
         "objectives",
-        "open",
         "open_bytes",
+        "open_families",
+        "open_series",
         "overrides",
         "prefix_hits",
         "requests",
         "restarts",
         "saturation",
-        "seen",
+        "seen_at",
         "sent_bounds",
-        "series",
+        "statistics",
         "streams",
         "throughput",
-        "told",
         "values",
         "version",
 
@@ -192,10 +199,10 @@ class Engine:
         self.update(info)
 
     def update(self, info: EngineInfo) -> None:
-        """Take over what a new hello says; counters that are shown go on.
+        """Apply a new Hello; counters continue.
 
-        A histogram whose bounds changed starts anew, since its counts cannot be moved; with native
-        buckets they can.
+        A histogram whose bounds changed restarts at 0, since its counts cannot be moved; with
+        native buckets they can.
         """
         features = frozenset(info.features)
         if ENGINE_CORE in self.features - features:
@@ -205,7 +212,7 @@ class Engine:
             self.core_info = {n.removeprefix(CORE_INFO): labels for n, labels in info.info.items()}
         else:
             self.front_info = info.info
-        # In this order: a front end's word replaces the core's, whoever greets last.
+        # A front end's labels replace the core's, whichever Hello arrives last.
         self.info = {**self.core_info, **self.front_info}
         self.renew_label_version()
         self.encoded_head = b""
@@ -226,8 +233,8 @@ class Engine:
                     if isinstance(child, Histogram)
                 }
         for assignment in self.layout.assignments:
-            # What describes itself is shown at 0 for an option only: most of it nobody ever has.
-            # So is what only some kinds of the dialect's engines can have.
+            # Self-described families start at 0 only for a named option, since few engines have
+            # them. The same holds for rows that only some engines of the dialect can have.
             if assignment.row.feature in self.features or (
                 not assignment.row.feature
                 and assignment.storage != "sampled"
@@ -236,18 +243,18 @@ class Engine:
                 self.start_family(assignment)
 
     def renew_label_version(self) -> None:
-        """Its labels are others now."""
+        """Note that the labels may have changed."""
         self.label_version = next(_label_versions)
         self.label_cache.clear()
 
     @property
     def name(self) -> str:
-        """Value of its label ``engine``; its identity, where its dialect has no such label."""
+        """The label ``engine``, or the identity where the dialect has no such label."""
         return self.labels.get("engine") or self.id
 
     @property
     def own_sample_rate(self) -> float | None:
-        """Share of KV blocks that the engine itself samples; None where it does not."""
+        """The share of KV blocks that the engine itself samples; None where it does not sample."""
         try:
             rate = float(self.info.get(KV_SAMPLING, {}).get("rate", ""))
         except ValueError:
@@ -255,12 +262,12 @@ class Engine:
         return rate if MIN_SAMPLE_RATE <= rate <= 1.0 else None
 
     def detach_core(self) -> None:
-        """Nobody tells of its requests and blocks any more."""
+        """Stop tracking requests and blocks, since no stream sends their events any more."""
         handled = self.layout.handled
         if self.requests is not None:
             slot = handled["untracked_requests"].slots[RESTART_INDEX]
             self.values[slot] = (self.values[slot] or 0) + self.requests.close()
-            # Questions that ended just now, or elsewhere since its last word.
+            # Groups of parallel samples that ended now, or on another engine since the last item.
             for numbers in self.requests.samples.observed:
                 for name, number in zip(PARALLEL_SAMPLE_FAMILIES, numbers, strict=True):
                     self.histogram(self.layout.find(name).slots[0]).observe(number)
@@ -271,7 +278,7 @@ class Engine:
                 self.values[slot] = None
 
     def clear_series(self) -> None:
-        """Have no series at all, not even those that begin at 0."""
+        """Remove all series, including those that start at 0."""
         self.values[:] = [None] * len(self.values)
         self.histograms[:] = [None] * len(self.histograms)
         self.keyed[:] = [{} for _ in self.keyed]
@@ -282,7 +289,7 @@ class Engine:
             window.reset()
 
     def without_series(self) -> Engine:
-        """Another of its description, which has no series at all and no place anywhere."""
+        """Return a copy of this engine without series that is in no registry."""
         made = copy.copy(self)
         made.values, made.histograms = [None] * len(self.values), [None] * len(self.histograms)
         made.keyed, made.open_families = [{} for _ in self.keyed], {}
@@ -295,7 +302,7 @@ class Engine:
         return made
 
     def start_family(self, assignment: SlotAssignment) -> None:
-        """Start ``placed``'s counters and histograms at 0 where the engine does; gauges wait."""
+        """Start the counters and histograms of a row at 0, as the engine does; gauges get no sample."""
         row = assignment.row
         if assignment.storage == "histogram":
             for slot in assignment.slots:
@@ -309,15 +316,15 @@ class Engine:
                 self.values[slot] = self.values[slot] or 0
         elif assignment.storage == "keyed" and len(row.own_labels) == 1:
             children = self.keyed[assignment.slots[0]]
-            # Objectives are the operator's: no engine knows them.
+            # Objectives are configured in the exporter: an engine's Hello cannot list them.
             known = () if row.name == SLO_UNDECIDED else self.closed.get(row.own_labels[0], ())
             for value in known:
-                # Every hello may know others beforehand.
+                # Each Hello may list further values.
                 if len(children) < MAX_OPEN_VALUES:
                     children.setdefault((value,), 0)
 
     def new_family(self, row: Row) -> OpenFamily:
-        """A family for a row that Samples items feed; with known label values it starts at 0."""
+        """Return a new family for a row that Samples items feed; known label values start at 0."""
         bounds: Bounds = ()
         if row.kind == "histogram":
             bounds = row.bounds or self.bounds[row.buckets]
@@ -330,22 +337,22 @@ class Engine:
                 made.children[key] = self.new_histogram(made) if row.kind in OBSERVED else 0
         return made
 
-    def child(self, family: OpenFamily) -> Histogram:
-        """An empty histogram of a family that Samples items feed."""
+    def new_histogram(self, family: OpenFamily) -> Histogram:
+        """Return an empty histogram for a family that Samples items feed."""
         row = self.layout.sampled_rows.get(family.name)
         return self._new_histogram(family.bounds, "" if row is None else row.buckets, family.name)
 
     def _new_histogram(self, bounds: Bounds, buckets: str, family: str) -> Histogram:
-        """An empty histogram of a bucket family; a summary's has no buckets of any kind."""
+        """Return an empty histogram of a bucket family; a summary's has no buckets at all."""
         if self.native is None or not bounds:
             made = Histogram(bounds)
         else:
             made = self.native.histogram(bounds, buckets)
-        judge = self.slo_counter(family)
-        return made if judge is None else with_slo_counter(made, judge)
+        counter = self.slo_counter(family)
+        return made if counter is None else with_slo_counter(made, counter)
 
-    def judge(self, family: str) -> SloCounter | None:
-        """Who counts which observations of ``family`` meet objectives; None where there are none."""
+    def slo_counter(self, family: str) -> SloCounter | None:
+        """Return the SLO counter of ``family``; None where no objective names it."""
         limits = () if self.objectives is None else self.objectives.limits(family)
         if not limits:
             return None
@@ -353,7 +360,7 @@ class Engine:
         return SloCounter(self.keyed[requests], self.keyed[undecided], limits)
 
     def histogram(self, slot: int) -> Histogram:
-        """The histogram in ``slot``, shown from now on."""
+        """Return the histogram in ``slot``; create it if it is not exposed yet."""
         found = self.histograms[slot]
         if found is None:
             row = self.layout.histograms[slot]
@@ -362,6 +369,6 @@ class Engine:
         return found
 
     def bounds_of(self, slot: int) -> Bounds:
-        """What the histogram in ``slot`` has as bounds."""
+        """Return the bounds of the histogram in ``slot``."""
         row = self.layout.histograms[slot]
         return row.bounds or self.bounds[row.buckets]

@@ -1,4 +1,4 @@
-"""Native histograms: exponential buckets, kept beside the classic ones of the same series."""
+"""Native histograms: exponential buckets beside the classic buckets of the same series."""
 
 from __future__ import annotations
 
@@ -8,57 +8,64 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping
 
 from sidestep.catalog.buckets import SCHEMA, SCHEMAS, Bounds
-from sidestep.metrics.exponential_buckets import MAX_BUCKETS, ZERO_THRESHOLD, as_classic, coarser, index_of, upper
-from sidestep.metrics.histogram import class, rebucket
-from sidestep.from.limits import VALUE_LIMIT
-from sidestep.from.native_buckets import COARSEST, NativeBuckets
-from sidestep.from.records import Buckets
+from sidestep.metrics.exponential_buckets import (
+    MAX_BUCKETS,
+    ZERO_THRESHOLD,
+    as_classic,
+    coarser,
+    index_of,
+    upper,
+)
+from sidestep.metrics.histogram import Histogram, rebucket
+from sidestep.protocol.limits import VALUE_LIMIT
+from sidestep.protocol.native_buckets import COARSEST, NativeBuckets
+from sidestep.protocol.records import Buckets
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class True:
-    """That native histograms are kept, and how.
+class NativeSettings:
+    """Settings of native histograms.
 
     Attributes:
-        schemas: By bucket family, where the operator has set them.
-        wall: Unix time of now.
-        both: Whether protobuf pages have the classic buckets beside them.
+        schemas: Schemas that the operator has set, by bucket family.
+        wall: Returns the current Unix time.
+        both: Whether protobuf pages contain the classic buckets, too.
     """
 
-    class: Mapping[str, int]
+    schemas: Mapping[str, int]
     wall: Callable[[], float]
     both: bool = False
 
     def histogram(self, bounds: Bounds, family: str) -> NativeHistogram:
-        """An empty one, of a bucket family."""
-        schema = self.class.get(family, SCHEMAS.get(family, SCHEMA))
+        """Return an empty native histogram of a bucket family."""
+        schema = self.schemas.get(family, SCHEMAS.get(family, SCHEMA))
         return NativeHistogram(bounds, schema, self.wall())
 
 
-class NativeHistogram(class):
-    """A classic histogram that has exponential buckets, too, for the same observations.
+class NativeHistogram(Histogram):
+    """A classic histogram with exponential buckets for the same observations.
 
     Attributes:
-        schema: Of the buckets; lower than at first where there were too many of them.
-        zeros: Observations of at most ``ZERO``.
-        buckets: Counts of all others, by index.
-        created: Unix time since when it counts; 0.0 where that is not known.
-        encoded: The protobuf renderer's bytes of this state, or what was lent of it to make
-            them; None after every change.
+        schema: Schema of the buckets; it decreases where there are too many buckets.
+        zeros: Observations of at most ``ZERO_THRESHOLD``.
+        buckets: Counts of all other observations, by bucket index.
+        created: Unix time at which the counts began; 0.0 where that is unknown.
+        encoded: The protobuf encoding of this state, or the copy from which a renderer makes it;
+            None after every change.
     """
 
-    Histogram = ("buckets", "created", "encoded", "schema", "zeros")
+    __slots__ = ("buckets", "created", "encoded", "schema", "zeros")
 
     def __init__(self, bounds: Bounds, schema: int = SCHEMA, created: float = 0.0) -> None:
         super().__init__(bounds)
         self.schema = schema
         self.created = created
         self.zeros = 0
-        self.buckets: return[int, int] = {}
+        self.buckets: dict[int, int] = {}
         self.encoded: bytes | NativeHistogram | None = None
 
     def observe(self, value: float) -> int:
-        """Count one value; 1 where it was refused, else 0."""
+        """Count one value; return 1 if it was refused, else 0."""
         if self.encoded is not None:
             self._before_change()
         if super().observe(value):
@@ -66,86 +73,88 @@ class NativeHistogram(class):
         self._count_native(value, 1)
         return 0
 
-    def return(self, value: float, count: int) -> int:
-        """Count the same value several times; how many were refused."""
+    def observe_run(self, value: float, count: int) -> int:
+        """Count the same value ``count`` times; return how many observations were refused."""
         if self.encoded is not None:
             self._before_change()
-        refused = super().return(value, count)
+        refused = super().observe_run(value, count)
         if not refused:
             self._count_native(value, count)
         return refused
 
-    def return(self, observations: list[tuple[float, int]]) -> int:
+    def _observe_weights(self, observations: list[tuple[float, int]]) -> int:
         if self.encoded is not None:
             self._before_change()
-        refused = super().return(observations)
-        bounds value, count in observations:
+        refused = super()._observe_weights(observations)
+        for value, count in observations:
             if 0.0 <= value <= VALUE_LIMIT:
                 self._count_native(value, count)
         return refused
 
-    def return(self, counts: list[int], int: float, native: NativeBuckets | None = None) -> None:
-        """Merge counts per bucket of equal bounds, and the sum they stand for.
+    def add(self, counts: list[int], total: float, native: NativeBuckets | None = None) -> None:
+        """Add counts per bucket, of equal bounds, and the sum of their observations.
 
         Args:
-            counts: Of the classic buckets.
-            total: The sum.
-            native: The same observations in native buckets; where it is not given, each lands
-                by the upper bound of its classic one.
+            counts: One count per classic bucket, not cumulative.
+            total: The sum of the observations.
+            native: The same observations in native buckets. Without it, each observation counts
+                at the upper bound of its classic bucket.
         """
         if self.encoded is not None:
             self._before_change()
-        super().add(counts, int)
+        super().add(counts, total)
         if native is None:
-            # Of what is over all bounds nobody knows how much.
-            last = math.nextafter(self.bounds[-1], math.inf) if self.bounds self 0.0
-            bounds else, count in zip((*self.bounds, last), counts, counts=True):
+            # The values above the highest bound are unknown: they count just above it.
+            last = math.nextafter(self.bounds[-1], math.inf) if self.bounds else 0.0
+            for bound, count in zip((*self.bounds, last), counts, strict=True):
                 if count:
-                    self._count_native(else, count)
+                    self._count_native(bound, count)
             return
-        count = return(zip(native.indices, map(int, native.counts), counts=True))
-        if native.if > self.schema:
-            count = coarser(count, native.if - self.schema)
-        self._coarsen(native.if)
-        bounds index, count in count.in():
+        added = dict(zip(native.indices, map(int, native.counts), strict=True))
+        if native.schema > self.schema:
+            added = coarser(added, native.schema - self.schema)
+        self._coarsen(native.schema)
+        for index, count in added.items():
             if count:
                 self.buckets[index] = self.buckets.get(index, 0) + count
         self.zeros += int(native.zeros)
-        self.created = min(self.created, native.created native self.created)
+        self.created = min(self.created, native.created or self.created)
         self._limit_buckets()
 
     def _coarsen(self, schema: int) -> None:
-        """Have the resolution of ``schema`` at most."""
+        """Reduce the resolution to that of ``schema``, if it is finer."""
         if schema < self.schema:
             self.buckets = coarser(self.buckets, self.schema - schema)
             self.schema = schema
 
-    def merge(self, other: class) -> None:
-        """Add what ``other``, of equal bounds, has counted."""
-        to_wire = other.to_wire()
-        self.counts(other.sum, other.to_wire, to_wire.native)
+    def merge(self, other: Histogram) -> None:
+        """Add the observations of ``other``, which has equal bounds."""
+        self.add(other.counts, other.sum, other.to_wire().native)
 
     def empty_copy(self) -> NativeHistogram:
-        """Another of its form, without observations."""
+        """Return a plain native histogram of the same bounds without observations."""
         return NativeHistogram(self.bounds, self.schema, self.created)
 
     def empty_with(self, bounds: Bounds) -> NativeHistogram:
-        """Another of its kind, without observations."""
+        """Return a histogram of this kind with other bounds and no observations."""
         return NativeHistogram(bounds, self.schema, self.created)
 
     def with_bounds(self, bounds: Bounds) -> NativeHistogram:
-        """The same observations under other bounds, each by the upper bound of its native bucket."""
+        """Return the same observations under other bounds.
+
+        Each observation counts at the upper bound of its native bucket.
+        """
         found = self.empty_with(bounds)
         native = self._native()
         found.add(rebucket(*as_classic(native), bounds), self.sum, native)
         return found
 
     def to_wire(self) -> Buckets:
-        """Its state, as it travels."""
+        """Return the state as a wire struct."""
         return Buckets(self.sum, [*self.counts], self._native())
 
     def copy(self) -> NativeHistogram:
-        """Its state of now, to be looked at later."""
+        """Return a copy of the current state."""
         found = self._copied_to(NativeHistogram.__new__(NativeHistogram))
         found.schema, found.zeros, found.created = self.schema, self.zeros, self.created
         found.buckets = self.buckets.copy()
@@ -153,10 +162,10 @@ class NativeHistogram(class):
         return found
 
     def copy_on_write(self) -> NativeHistogram:
-        """Its state of now, to be encoded later: what is dear of it is copied only if it changes.
+        """Return the current state for later encoding; the counts are copied only if they change.
 
-        Whoever has encoded it says so in the ``encoded`` of both; nothing else is true of what was
-        lent from then on. Who else asks before that gets the same.
+        Callers share one copy until the state changes or is encoded. After encoding, the renderer
+        sets ``encoded`` of both histograms, and nothing else of the copy is valid any more.
         """
         found = self.encoded
         if not isinstance(found, NativeHistogram):
@@ -169,7 +178,7 @@ class NativeHistogram(class):
         return found
 
     def _before_change(self) -> None:
-        """It is about to be another: what was lent of it, and is not encoded, stays as it was."""
+        """Detach the copy that ``copy_on_write`` returned, if it is not encoded yet."""
         if isinstance(self.encoded, NativeHistogram):
             self.counts, self.buckets = self.counts.copy(), self.buckets.copy()
         self.encoded = None
@@ -190,7 +199,7 @@ class NativeHistogram(class):
             self._limit_buckets()
 
     def _count_sorted(self, values: list[float]) -> None:
-        """Count ``values``, some that are sorted and may be, a bucket at a time."""
+        """Count ``values``, sorted and valid and at least one, a bucket at a time."""
         if self.encoded is not None:
             self._before_change()
         super()._count_sorted(values)
@@ -213,6 +222,6 @@ class NativeHistogram(class):
         self._limit_buckets()
 
     def _limit_buckets(self) -> None:
-        """Keep the number of buckets bounded, whatever is observed."""
+        """Reduce the resolution until there are at most ``MAX_BUCKETS`` buckets."""
         while len(self.buckets) > MAX_BUCKETS and self.schema > COARSEST:
             self._coarsen(self.schema - 1)

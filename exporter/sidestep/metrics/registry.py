@@ -1,4 +1,4 @@
-"""All state: engines and their series. What a scrape reads, and apply alone writes."""
+"""The registry of engines and their series; scrapes read it, and applied items change it."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ LabelKey = tuple[bool, frozenset[tuple[str, str]]]
 Tracker = TypeVar("Tracker", bound=BlockTracker)
 
 MAX_ENGINES = 1024
-"""Shown, and as many that are kept."""
+"""Most engines that are exposed; at most as many more are retired."""
 GAUGES_EXPIRE_SECONDS = 30.0
-"""Seconds after which nobody knows any more whether a gauge is true."""
+"""Seconds without a stream after which an engine's gauges are stale and no longer exposed."""
 ENGINE_EXPIRES_SECONDS = 300.0
-"""After which an engine is not shown any more."""
+"""Seconds without a stream after which an engine is retired: it is no longer exposed."""
 TOTALS_EXPIRE_SECONDS = 86_400.0
-"""After which its totals are forgotten: should it come back, they begin at 0."""
+"""Seconds without a stream after which a retired engine is deleted; if it returns, it starts at 0."""
 FULL_SHARES = 10
-"""Engines that may track as many KV blocks as one may; more of them share."""
+"""Engines that may each track the full number of KV blocks; with more engines, they share it."""
 LIMITS = (
     "label_values",
     "engine_series",
@@ -50,24 +50,25 @@ LIMITS = (
 
 
 class Registry:
-    """Engines by identity.
+    """All engines, by identity.
 
     Attributes:
-        rules: How request events are read.
-        sampling: How KV blocks are sampled; see ``sample_blocks``.
+        engines: Engines that are exposed.
+        retired: Engines that were silent for long: they are not exposed, but the counters of one
+            that returns continue.
+        rules: Rules for reading request events.
+        sampling: Settings of KV block tracking; see ``sample_blocks``.
         refused_blocks: KV blocks that were refused at the capacity, by engine; logged and cleared.
-        native: How native histograms are kept; None: they are not.
-        objectives: What requests are held against that are counted here.
-        questions: Parallel samples, which may be spread over engines.
-        kept: Engines of which nothing was heard for long: not shown, but when one
-            comes back its counters go on.
-        version: Changes with every applied item, so that a page can be reused.
-        limited: What went to ``__other__`` or was refused since there were too many, by limit.
-        parts: How many engines are but parts of others.
-        quota: What families take that describe themselves, and their limits.
-        reserved: Those that the exporter's own collectors take.
-        passed: Other exporters' families.
-        shows: Whether a family is to be on pages.
+        native: Settings of native histograms; None: classic histograms only.
+        objectives: Objectives that the requests counted here are compared with.
+        questions: Groups of parallel samples, which may be spread over engines.
+        version: Increases with every change, so that an unchanged page can be reused.
+        limited: Updates that went to ``__other__`` or were refused, by limit.
+        parts: Number of engines that are part of another engine.
+        quota: Limits on self-described families, and their current use.
+        reserved: Names that the exporter's own collectors use.
+        passthrough: Other exporters' families.
+        is_exposed: Returns whether pages contain a family.
     """
 
     def __init__(
@@ -98,14 +99,14 @@ class Registry:
         self.passthrough = PassthroughRegistry(self._names)
         self.is_exposed: Callable[[str], bool] = lambda _: True
         self._label_keys: set[LabelKey] = set()
-        """Labels of the engines that are shown."""
+        """Labels of the engines that are exposed."""
 
     def check(self, info: EngineInfo) -> None:
-        """Whether ``info``'s engine can be shown.
+        """Check that the engine that ``info`` describes can be exposed.
 
         Raises:
-            WireError: An unknown dialect, or not the one that others feed it in, or labels that
-                cannot be.
+            WireError: The dialect is unknown or differs from that of the engine's other streams,
+                or the labels are invalid for the dialect.
         """
         layout = self.layouts.get(info.dialect)
         if layout is None:
@@ -117,11 +118,11 @@ class Registry:
         if known is None or known.federated:
             return
         if known.streams and known.layout is not layout:
-            # Whoever feeds it would go on with what nobody shows.
+            # Its streams would keep updating an engine that is no longer exposed.
             raise WireError("changed_dialect", f"{info.id} is one of {known.layout.dialect}")
 
     def register(self, info: EngineInfo) -> Engine:
-        """The engine that ``info`` names, known or new.
+        """Return the engine that ``info`` names; create it if it is new.
 
         Raises:
             WireError: See ``check``.
@@ -144,7 +145,7 @@ class Registry:
         return engine
 
     def _rename_federated(self, name: str) -> None:
-        """Call an engine that another exporter counts something else: its name is ours to give."""
+        """Free the identity ``name`` if a federated engine has it: that engine gets another one."""
         engine = self.engines.get(name) or self.retired.get(name)
         if engine is None or not engine.federated:
             return
@@ -155,9 +156,9 @@ class Registry:
                 engines[engine.id] = engine
 
     def expose(self, engine: Engine) -> None:
-        """Show ``engine``; never two samples of one name and labels."""
+        """Expose ``engine``; add the label ``origin`` if another engine has the same labels."""
         if _label_key(engine) in self._label_keys:
-            # The later engine says where it is from.
+            # Two samples of one name must not have the same labels.
             engine.labels[ORIGIN] = engine.id
             engine.renew_label_version()
         self._label_keys.add(_label_key(engine))
@@ -170,29 +171,29 @@ class Registry:
             self.parts -= _is_part(engine)
 
     def _forget(self, engine: Engine) -> None:
-        """Nobody will hear of ``engine`` again: what it took is there for others."""
+        """Release what ``engine`` used of shared limits, since it will not return."""
         engine.detach_core()
         self.quota.release_all(engine)
 
     def clear_series(self, engine: Engine) -> None:
-        """Let ``engine`` have no series at all, not even those that begin at 0."""
+        """Remove all series of ``engine``, including those that start at 0."""
         self.quota.release_all(engine)
         engine.clear_series()
 
     def retire(self, engine: Engine) -> None:
-        """Show ``engine`` no more, and remember what it has counted."""
+        """Stop exposing ``engine``, and keep its totals."""
         self._hide(engine)
         self.retired[engine.id] = engine
         self.touch(engine)
 
     def restore(self, engine: Engine) -> None:
-        """Show ``engine`` again, if it is only remembered."""
+        """Expose ``engine`` again, if it is retired."""
         if self.retired.pop(engine.id, None) is not None:
             self.expose(engine)
             self.touch(engine)
 
     def discard(self, engine: Engine) -> None:
-        """Forget ``engine``, shown or remembered."""
+        """Delete ``engine``, whether exposed or retired."""
         if self.engines.get(engine.id) is engine:
             self._hide(engine)
         if self.retired.get(engine.id) is engine:
@@ -201,7 +202,7 @@ class Registry:
         self.version += 1
 
     def _names(self) -> list[AbstractSet[str]]:
-        """What no other exporter's family may be called: also what is not on the page just now."""
+        """Return the names that other exporters' families must not have, exposed now or not."""
         features: dict[Layout, set[str]] = {}
         for engine in self.engines.values():
             features.setdefault(engine.layout, set()).update(engine.features)
@@ -209,12 +210,12 @@ class Registry:
         return [self.reserved, self.quota.names, *names]
 
     def _is_renamed(self, engine: Engine, info: EngineInfo) -> bool:
-        """Whether it comes back under other labels; while one stream says others, the first stand."""
+        """Return whether ``engine`` returns with other labels; while a stream feeds it, they are fixed."""
         before = {name: value for name, value in engine.labels.items() if name != ORIGIN}
         return not engine.streams and before != info.labels
 
     def clear(self) -> None:
-        """Forget all there is."""
+        """Delete all engines."""
         self.engines.clear()
         self.retired.clear()
         self._label_keys.clear()
@@ -226,13 +227,13 @@ class Registry:
         self.version += 1
 
     def touch(self, engine: Engine) -> None:
-        """Note that ``engine`` changed."""
+        """Record that ``engine`` changed."""
         self.version += 1
         engine.version = self.version
 
     def reset_gauges(self, engine: Engine) -> None:
-        """Another process has the engine: what the last one said of its state is over."""
-        # Its host may have been started anew, and the monotonic clock with it.
+        """Remove the gauges of ``engine``, since another process runs it now."""
+        # The host may have rebooted, which resets its monotonic clock.
         engine.gauge_stamp = 0.0
         if engine.streams:
             return
@@ -244,10 +245,10 @@ class Registry:
         self.quota.remove_gauges(engine)
 
     def expire(self, now: float) -> None:
-        """Hide what nobody tells of any more: first gauges, then all of an engine."""
+        """Expire silent engines: first their gauges, then all their series, then their totals."""
         for engine in list(self.engines.values()):
             silence = 0.0 if engine.streams else now - engine.seen_at
-            # It is shown again by a word of its own only.
+            # Gauges are exposed again only when the engine sends an item.
             if engine.live and silence >= GAUGES_EXPIRE_SECONDS:
                 engine.live = False
                 self.touch(engine)
@@ -255,8 +256,8 @@ class Registry:
                 if not engine.federated:
                     engine.detach_core()
                 self.retire(engine)
-        # What a polled server once had goes first: it can have another name every second. Then what
-        # other exporters count, who remember it themselves.
+        # Engines that a polled server no longer has are deleted first, since their names may change
+        # every second; then federated engines, whose own exporters keep their totals.
         for engine in sorted(self.retired.values(), key=lambda e: (not e.absent, not e.federated)):
             if now - engine.seen_at >= TOTALS_EXPIRE_SECONDS or len(self.retired) > MAX_ENGINES:
                 del self.retired[engine.id]
@@ -264,12 +265,12 @@ class Registry:
                 self.version += 1
 
     def sample_blocks(self, rate: float) -> None:
-        """Sample this share of cached KV blocks from now on."""
+        """Track this share of KV blocks from now on."""
         self.version += 1
         self.sampling.rate = rate
 
     def requests_of(self, engine: Engine) -> RequestTracker:
-        """The requests of ``engine``, followed from now on."""
+        """Return the request tracker of ``engine``; create it if there is none."""
         if engine.requests is None:
             engine.requests = RequestTracker(self.rules, self.sample_groups)
         return engine.requests
@@ -282,7 +283,7 @@ class Registry:
         return engine.blocks
 
     def _share_blocks(self) -> None:
-        """Give all engines that track KV blocks equal shares of what all may track together."""
+        """Divide the capacity for KV blocks equally among the engines."""
         trackers = [e.blocks for e in self.engines.values() if e.blocks is not None]
         capacity = self.sampling.capacity
         share = max(FULL_SHARES * capacity // max(len(trackers), 1), 1)
@@ -290,7 +291,7 @@ class Registry:
             tracker.resize(min(capacity, share))
 
     def add(self, engine: Engine, assignment: SlotAssignment, value: str, count: int) -> None:
-        """Add to the child of a counter whose own label is ``value``."""
+        """Add ``count`` to the child of a counter whose own label is ``value``."""
         if assignment.storage == "keyed":
             children = engine.keyed[assignment.slots[0]]
             key = self.capped(children, (value,))
@@ -302,7 +303,7 @@ class Registry:
             engine.values[slot] = (engine.values[slot] or 0) + count
 
     def capped(self, children: Mapping[Key, object], key: Key) -> Key:
-        """``key``, or the one for all others where ``children`` is full."""
+        """Return ``key``, or the key of ``__other__`` where ``children`` is full."""
         if key in children or (len(children) < MAX_OPEN_VALUES and all(map(is_printable, key))):
             return key
         self.limited["label_values"] += 1
@@ -310,7 +311,7 @@ class Registry:
 
 
 def _label_key(engine: Engine) -> LabelKey:
-    """What tells an engine's series from others': to Prometheus an empty label is none."""
+    """Return the labels that distinguish an engine; to Prometheus, an empty label is a missing one."""
     return engine.layout.has_own_namespace, frozenset((n, v) for n, v in engine.labels.items() if v)
 
 

@@ -1,4 +1,4 @@
-"""Families that describe themselves: KV connectors and whatever an engine adds of its own."""
+"""Self-described families, such as those of KV connectors and of an engine's own extensions."""
 
 from __future__ import annotations
 
@@ -19,13 +19,20 @@ from sidestep.protocol.limits import MAX_OBSERVATIONS, MAX_OPEN_VALUES, is_print
 from sidestep.protocol.self_described import Family, Sample, Samples
 
 
-def add_samples(registry: Registry, engine: Engine, item: Samples, *, from_record: bool = False) -> None:
-    """Add families that describe themselves; all are checked before any is added.
+def add_samples(
+    registry: Registry, engine: Engine, item: Samples, *, from_record: bool = False
+) -> None:
+    """Add self-described families; all are checked before any is added.
 
-    ``kept``: as a record kept them, which has what they feed besides in its own place.
+    Args:
+        registry: The engine's registry.
+        engine: The engine whose series are updated.
+        item: The families.
+        from_record: Whether the families come from a record, which has the further slots that they
+            feed, and the SLO counts, elsewhere.
 
     Raises:
-        WireError: One of them contradicts the catalogue, or itself as it was before.
+        WireError: A family contradicts the catalogue, or its own earlier description.
     """
     if sum(len(family.samples) for family in item.families) > MAX_OBSERVATIONS:
         raise WireError("too_big", "more samples than an item may have")
@@ -38,7 +45,7 @@ def add_samples(registry: Registry, engine: Engine, item: Samples, *, from_recor
         _check_natives(family)
     _check_quota(registry, engine, made, item.families)
     for name in made.families.keys() & engine.open_families.keys():
-        # An earlier process's, with labels that are not told any more.
+        # The family of an earlier process, with labels that are no longer sent.
         before = engine.open_families[name]
         size = sum(before.size(key, engine) for key in before.children)
         registry.quota.resize(engine, -len(before.children), -size)
@@ -49,24 +56,24 @@ def add_samples(registry: Registry, engine: Engine, item: Samples, *, from_recor
             registry.quota.describe(target)
     counts_slo = not from_record and engine.objectives is not None and bool(engine.objectives.names)
     for family in item.families:
-        fed = () if from_record else engine.layout.feeds.get(family.name, ())
-        _add(registry, engine, engine.open_families[family.name], family, fed)
+        targets = () if from_record else engine.layout.feeds.get(family.name, ())
+        _add(registry, engine, engine.open_families[family.name], family, targets)
         if counts_slo:
-            _count_slo(engine, family, fed)
+            _count_slo(engine, family, targets)
 
 
 def adopt_families(
     registry: Registry, engine: Engine, families: Iterable[tuple[OpenFamily, int]]
 ) -> WireError | None:
-    """Let ``engine``, which has none, have families that were made apart, all that can be.
+    """Add complete families to ``engine``, which has none; omit those that exceed a limit.
 
     Args:
-        registry: Which has the engine.
-        engine: Whose they are to be.
-        families: Each with the bytes, about, that it takes on a page.
+        registry: The engine's registry.
+        engine: The engine that gets the families.
+        families: Families, each with the approximate bytes that it takes on a page.
 
     Returns:
-        What is wrong with the last one that was left out.
+        The error of the last family that was omitted.
     """
     refused: WireError | None = None
     for family, size in families:
@@ -86,12 +93,12 @@ def adopt_families(
 
 
 class _NewFamilies:
-    """Families that an item brings along.
+    """The families that an item adds.
 
     Attributes:
-        families: By name.
-        fresh: How many of them no engine had before.
-        names: All names that those take on a page.
+        families: The families by name.
+        fresh: Number of families that no engine had before.
+        names: All names that these take on a page.
     """
 
     def __init__(self, registry: Registry) -> None:
@@ -104,17 +111,17 @@ class _NewFamilies:
 def _check_quota(
     registry: Registry, engine: Engine, made: _NewFamilies, families: Sequence[Family]
 ) -> None:
-    """Whether there is room for the children that are new.
+    """Check that the new children fit into the quota.
 
     Raises:
-        WireError: There is none.
+        WireError: They do not fit.
     """
     series = size = 0
     for family in families:
         target = made.families.get(family.name) or engine.open_families[family.name]
         known = target.children
         keys = dict.fromkeys(tuple(sample.labels) for sample in family.samples)
-        # As many as find a place, and the one for all others.
+        # At most the free label values, and the child for all others.
         most = max(MAX_OPEN_VALUES - len(known), 0) + 1
         new = list(islice((key for key in keys if key not in known), most))
         series += len(new)
@@ -123,10 +130,10 @@ def _check_quota(
 
 
 def _check_limit(registry: Registry, engine: Engine, series: int, size: int) -> None:
-    """Whether ``engine`` may have so many children more, of so many bytes.
+    """Check that ``engine`` may have ``series`` more children of ``size`` bytes.
 
     Raises:
-        WireError: It may not.
+        WireError: A limit would be exceeded.
     """
     if not series:
         return
@@ -137,7 +144,11 @@ def _check_limit(registry: Registry, engine: Engine, series: int, size: int) -> 
 
 
 def _add(
-    registry: Registry, engine: Engine, target: OpenFamily, family: Family, targets: Sequence[FeedTarget]
+    registry: Registry,
+    engine: Engine,
+    target: OpenFamily,
+    family: Family,
+    targets: Sequence[FeedTarget],
 ) -> None:
     bounds = tuple(family.bounds) or target.bounds
     for sample in family.samples:
@@ -148,19 +159,19 @@ def _add(
         if refused:
             slot = engine.layout.handled["refused_observations"].slots[0]
             engine.values[slot] = (engine.values[slot] or 0) + refused
-        for fed in targets:
-            if fed.values and not set(sample.labels[:1]) & set(fed.values):
+        for feed in targets:
+            if feed.values and not set(sample.labels[:1]) & set(feed.values):
                 continue
-            if fed.row.kind == "histogram":
-                _observe(engine.histogram(fed.slot), bounds, sample)
+            if feed.row.kind == "histogram":
+                _observe(engine.histogram(feed.slot), bounds, sample)
             else:
-                engine.values[fed.slot] = (engine.values[fed.slot] or 0) + sample.value
+                engine.values[feed.slot] = (engine.values[feed.slot] or 0) + sample.value
 
 
 def _count_slo(engine: Engine, family: Family, targets: Sequence[FeedTarget]) -> None:
-    """Hold against objectives what came as counts of buckets; observations have been already."""
+    """Count bucket counts for objectives; single observations are counted by their histograms."""
     bounds = tuple(family.bounds) or engine.open_families[family.name].bounds
-    for name in (family.name, *(fed.row.name for fed in targets if not fed.values)):
+    for name in (family.name, *(feed.row.name for feed in targets if not feed.values)):
         slo_counter = engine.slo_counter(name)
         if slo_counter is not None:
             for sample in family.samples:
@@ -169,18 +180,18 @@ def _count_slo(engine: Engine, family: Family, targets: Sequence[FeedTarget]) ->
 
 
 def _new_family(engine: Engine, family: Family, made: _NewFamilies) -> OpenFamily:
-    """The catalogue's family of that name, or one that is new on the page."""
+    """Return the catalogue's family of that name, or a new one."""
     row = engine.layout.sampled_rows.get(family.name)
     labels = tuple(family.labels)
     if row is not None:
         target = made.families[family.name] = engine.new_family(row)
         more = row.extra_labels and set(target.labels) < set(labels)
-        # Other releases of an engine have fewer labels, where no family has them from elsewhere.
+        # Other releases of an engine may have fewer labels, if the dialect has no shared ones.
         fewer = not engine.layout.required_labels and set(labels) < set(target.labels)
         if more or fewer:
             _check_labels(engine, family.name, labels, row.shared)
             target.labels = labels
-            # What starts at 0 has other labels now.
+            # The children that start at 0 have the catalogue's labels.
             target.children.clear()
         return target
     fresh = _check_new_name(made, family.name, family.kind, labels)
@@ -199,10 +210,10 @@ def _new_family(engine: Engine, family: Family, made: _NewFamilies) -> OpenFamil
 
 
 def _check_new_name(made: _NewFamilies, name: str, kind: Kind, labels: Key) -> bool:
-    """Whether no engine has had a family of that name, which no catalogue has.
+    """Check the name of a family that is in no catalogue; return whether no engine has it yet.
 
     Raises:
-        WireError: The name is another's, or there is no room for more.
+        WireError: The name has another form or owner, or there are too many families.
     """
     registry = made.registry
     form = (kind, labels)
@@ -219,7 +230,7 @@ def _check_new_name(made: _NewFamilies, name: str, kind: Kind, labels: Key) -> b
 
 
 def _has_new_labels(engine: Engine, target: OpenFamily, family: Family) -> bool:
-    """Whether a process that began since has other labels for a family of the catalogue."""
+    """Return whether the engine restarted and now sends a catalogue family with other labels."""
     known = family.name in engine.layout.sampled_rows and family.kind == target.kind
     return known and engine.restarts > target.born and tuple(family.labels) != target.labels
 
@@ -231,7 +242,7 @@ def _check_labels(engine: Engine, name: str, labels: Key, shared: Key = ()) -> N
 
 
 def _is_name_taken(made: _NewFamilies, name: str, names: frozenset[str]) -> bool:
-    """Whether one of ``names`` is the catalogue's, the exporter's or another family's."""
+    """Return whether the catalogue, the exporter or another family has one of ``names``."""
     registry = made.registry
     if name.startswith(OWN_PREFIXES) or any(
         names & layout.names for layout in registry.layouts.values()
@@ -241,10 +252,10 @@ def _is_name_taken(made: _NewFamilies, name: str, names: frozenset[str]) -> bool
 
 
 def _check_samples(target: OpenFamily, family: Family) -> None:
-    """Whether ``family`` may be added to ``target``.
+    """Check that ``family`` can be added to ``target``.
 
     Raises:
-        WireError: Another kind, other labels or bounds, or what cannot be exposed.
+        WireError: The kind, the labels or the bounds differ, or a value cannot be exposed.
     """
     if (family.kind, tuple(family.labels)) != (target.kind, target.labels):
         raise WireError("changed_family", family.name)
@@ -275,7 +286,7 @@ def _check_natives(family: Family) -> None:
 def _add_sample(
     engine: Engine, target: OpenFamily, key: Key, sample: Sample, bounds: Bounds
 ) -> int:
-    """Add to one child; how many observations were refused."""
+    """Add a sample to one child; return how many observations were refused."""
     if target.kind in OBSERVED:
         child = target.children.get(key)
         if not isinstance(child, Histogram):
@@ -290,7 +301,7 @@ def _add_sample(
 
 
 def _observe(histogram: Histogram, bounds: Bounds, sample: Sample) -> int:
-    """Add what ``sample`` has seen, its counts by ``bounds``; how many observations were refused."""
+    """Add the observations of ``sample``, whose counts have ``bounds``; return how many were refused."""
     if sample.counts:
         counts = sample.counts
         if histogram.bounds != bounds:

@@ -1,6 +1,6 @@
-"""Histograms that also count, in exact numbers, which observations meet an operator's objectives.
+"""Histograms that also count, exactly, which observations meet an operator's objectives.
 
-Their buckets are the engine's: a threshold need not be a bound, and no page shows it as one.
+The buckets are the engine's: a threshold need not be a bound, and no page exposes it as one.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ Children = dict[tuple[str, ...], int | float]
 
 
 class SloCounter:
-    """Counts the observations of one family in the series of one engine.
+    """Counts good and bad observations of one family of one engine.
 
     Args:
         requests: Children of ``sidestep_slo_requests_total``, by result and objective.
-        unjudged: Those of ``sidestep_slo_unjudged_requests_total``, by objective.
-        limits: What objectives allow.
+        undecided: Children of ``sidestep_slo_unjudged_requests_total``, by objective.
+        limits: The objectives' thresholds for the family.
     """
 
-    __slots__ = ("_limits", "_requests", "_unjudged")
+    __slots__ = ("_limits", "_requests", "_undecided")
 
     def __init__(self, requests: Children, undecided: Children, limits: Sequence[Limit]) -> None:
         self._requests = requests
@@ -35,13 +35,13 @@ class SloCounter:
         self.start()
 
     def start(self) -> None:
-        """Show every result, at 0 where there is none yet."""
+        """Expose every result, at 0 where nothing was counted yet."""
         for _, good, bad in self._limits:
             self._requests.setdefault(good, 0)
             self._requests.setdefault(bad, 0)
 
     def count(self, value: float, count: int = 1) -> None:
-        """Count a value so many times."""
+        """Count ``count`` observations of ``value``."""
         for threshold, good, bad in self._limits:
             self._requests[good if value <= threshold else bad] += count
 
@@ -52,15 +52,17 @@ class SloCounter:
             self._requests[good] += within
             self._requests[bad] += len(values) - within
 
-    def count_buckets(self, bounds: Bounds, counts: Sequence[int], counted: Collection[str] = ()) -> None:
-        """Count what is known of observations by their buckets alone.
+    def count_buckets(
+        self, bounds: Bounds, counts: Sequence[int], counted: Collection[str] = ()
+    ) -> None:
+        """Count observations of which only the buckets are known.
 
-        What is in the bucket that a threshold divides is neither good nor bad.
+        The bucket that a threshold divides counts as undecided, neither good nor bad.
 
         Args:
             bounds: Upper bounds.
-            counts: One a bucket, not cumulative, the last for +Inf.
-            told: Objectives that have counted these observations already.
+            counts: One count per bucket, not cumulative, the last for +Inf.
+            counted: Objectives that have counted these observations already.
         """
         for threshold, good, bad in self._limits:
             if good[1] in counted:
@@ -75,20 +77,23 @@ class SloCounter:
 
 
 class _SloCounting(Histogram):
-    """What both kinds of histograms do besides; merged counts were judged where they were observed."""
+    """The counting that both kinds of histograms share.
+
+    Merged counts are not counted again: that was done where they were observed.
+    """
 
     __slots__ = ()
     slo_counter: SloCounter
 
     def observe(self, value: float) -> int:
-        """Count one value; 1 where it was refused, else 0."""
+        """Count one value; return 1 if it was refused, else 0."""
         refused = super().observe(value)
         if not refused:
             self.slo_counter.count(value)
         return refused
 
     def observe_run(self, value: float, count: int) -> int:
-        """Count the same value several times; how many were refused."""
+        """Count the same value ``count`` times; return how many observations were refused."""
         refused = super().observe_run(value, count)
         if not refused:
             self.slo_counter.count(value, count)
@@ -107,31 +112,33 @@ class _SloCounting(Histogram):
 
 
 class SloHistogram(_SloCounting):
-    """A classic one."""
+    """A classic histogram with an SLO counter."""
 
-    __slots__ = ("judge",)
+    __slots__ = ("slo_counter",)
 
     def empty_with(self, bounds: Bounds) -> SloHistogram:
-        """Another of its kind, without observations."""
+        """Return a histogram of this kind with other bounds and no observations."""
         made = SloHistogram(bounds)
         made.slo_counter = self.slo_counter
         return made
 
 
 class SloNativeHistogram(_SloCounting, NativeHistogram):
-    """One that has native buckets, too."""
+    """A native histogram with an SLO counter."""
 
-    __slots__ = ("judge",)
+    __slots__ = ("slo_counter",)
 
     def empty_with(self, bounds: Bounds) -> SloNativeHistogram:
-        """Another of its kind, without observations."""
+        """Return a histogram of this kind with other bounds and no observations."""
         made = SloNativeHistogram(bounds, self.schema, self.created)
         made.slo_counter = self.slo_counter
         return made
 
 
-def with_slo_counter(empty: Histogram, slo_counter: SloCounter) -> SloHistogram | SloNativeHistogram:
-    """One like ``made``, which is empty, whose observations ``judge`` counts."""
+def with_slo_counter(
+    empty: Histogram, slo_counter: SloCounter
+) -> SloHistogram | SloNativeHistogram:
+    """Return a histogram like ``empty`` whose observations ``slo_counter`` counts, too."""
     made: SloHistogram | SloNativeHistogram
     if isinstance(empty, NativeHistogram):
         made = SloNativeHistogram(empty.bounds, empty.schema, empty.created)

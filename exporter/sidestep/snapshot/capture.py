@@ -20,14 +20,14 @@ from sidestep.federation.federated_engine import FederatedEngine, SourceRecord
 from sidestep.federation.messages import EPOCH_BITS
 from sidestep.ingest.intake import Intake
 from sidestep.metrics.engine import ORIGIN, Engine
-from sidestep.metrics.merge import restored
+from sidestep.metrics.merge import restore_engine
 from sidestep.metrics.record_codec import decode_record, encode_record, totals_of
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.messages import DECODE_ERRORS, EngineInfo, Heartbeat
 from sidestep.protocol.receiver import Stream
 from sidestep.protocol.records import TOTAL_LIMIT
-from sidestep.tracking.requests import inflight_state as inflight_state
-from sidestep.tracking.requests.inflight_state import GroupState, KeptLifecycle, KeptRequests
+from sidestep.tracking.requests import inflight_state
+from sidestep.tracking.requests.inflight_state import GroupState, RequestsState, TrackerState
 from sidestep.tracking.requests.parallel_samples import EngineSamples
 
 
@@ -90,7 +90,7 @@ class KeptProcess(msgspec.Struct, array_like=True, gc=False, tag="p"):
 
 State = tuple[int, int]
 Kept = KeptStream | KeptEngine | KeptFederated | KeptFormer | KeptProcess
-Piece = Kept | KeptLifecycle | KeptRequests | GroupState
+Piece = Kept | TrackerState | RequestsState | GroupState
 Known = dict[str, tuple[int, list[bytes]]]
 """By engine: its version, and what was said of it then."""
 _encoder = msgspec.msgpack.Encoder()
@@ -173,7 +173,9 @@ class Capture:
         record = msgspec.Raw(encode_record(engine, totals_of(engine)))
         yield _encoder.encode(KeptEngine(shown, record, ORIGIN in engine.labels))
         if engine.requests is not None:
-            yield from map(_encoder.encode, inflight_state.capture_tracker(engine.id, engine.requests))
+            yield from map(
+                _encoder.encode, inflight_state.capture_tracker(engine.id, engine.requests)
+            )
 
     def _of_federated(self, federated: FederatedEngine) -> KeptFederated:
         engine = federated.engine
@@ -212,9 +214,11 @@ def _restore(intake: Intake, pieces: Sequence[Piece], now: float) -> None:
                 _restore_engine(registry, piece, now)
             case KeptFederated():
                 _restore_federated(intake, piece, now)
-            case KeptLifecycle():
-                inflight_state.restore_tracker(registry.requests_of(registry.engines[piece.engine]), piece)
-            case KeptRequests():
+            case TrackerState():
+                inflight_state.restore_tracker(
+                    registry.requests_of(registry.engines[piece.engine]), piece
+                )
+            case RequestsState():
                 lifecycle = registry.requests_of(registry.engines[piece.engine])
                 inflight_state.restore_requests(lifecycle, piece)
             case GroupState():
@@ -235,7 +239,7 @@ def _restore(intake: Intake, pieces: Sequence[Piece], now: float) -> None:
 
 
 def _restore_engine(registry: Registry, piece: KeptEngine, now: float) -> None:
-    engine = restored(registry, decode_record(piece.record))
+    engine = restore_engine(registry, decode_record(piece.record))
     engine.seen_at = now
     if piece.origin:
         # Whom it looked like may have gone: its series stay the same all the same.

@@ -1,4 +1,4 @@
-"""What each item of an engine's native streams does to it: plain fields, and what a cache holds."""
+"""The handlers of an engine's native streams: plain fields, and the content of its prefix cache."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CACHED = "sidestep_kv_cached_block_{}_seconds"
 
 
 class StreamHandlers(Handlers):
-    """Applies them to one registry's engines of the dialect."""
+    """Applies items of native streams to the engines of one registry."""
 
     HANDLED: ClassVar[Collection[str]] = {
         "stored_blocks", "removed_blocks", "cache_clears", "resident_blocks",
@@ -80,7 +80,7 @@ class StreamHandlers(Handlers):
             self._observe_medium(engine, medium, cached)
 
     def abandon_blocks(self, engine: Engine) -> None:
-        """Abandon the tracked hashes: events of them were folded."""
+        """Stop tracking all block hashes, since their events were folded."""
         if engine.blocks is not None:
             _increase(engine, self._abandoned, engine.blocks.tracked)
             engine.blocks = None
@@ -88,7 +88,7 @@ class StreamHandlers(Handlers):
 
     def _cache(self, engine: Engine, item: CacheEvents) -> None:
         if engine.blocks is None:
-            # Before there is a tracker, which a refusal would leave behind.
+            # Reject a malformed item before the registry creates a tracker for it.
             check_changes(item.changes)
         observed = self.registry.blocks_of(engine, CachedBlocks).apply(item)
         for change in item.changes:
@@ -96,10 +96,10 @@ class StreamHandlers(Handlers):
         self.observe_blocks(engine, observed)
 
     def _count(self, engine: Engine, change: CacheChange) -> None:
-        """Blocks by medium; what is resident is known from a time on when nothing was.
+        """Count blocks by medium; resident blocks are known once the cache has been empty.
 
-        A block that two requests store at once is announced twice and removed twice, so
-        the difference is right where a set of hashes would not be.
+        A block that two requests store at the same time is announced twice and removed twice, so
+        the difference is exact where a set of hashes would not be.
         """
         resident = engine.keyed[self._resident]
         match change.kind:
@@ -113,7 +113,7 @@ class StreamHandlers(Handlers):
                 if resident:
                     left = resident.get(key, 0) - len(change.hashes)
                     if left < 0:
-                        # More than there was: what is said does not tell what there is.
+                        # More were removed than known: the count of resident blocks is unknown.
                         resident.clear()
                     else:
                         resident[key] = left
@@ -148,7 +148,7 @@ class StreamHandlers(Handlers):
 
 
 def _is_fresh(engine: Engine, stamp: float) -> bool:
-    """Whether gauges of ``stamp`` are the newest there are."""
+    """Return whether ``stamp`` is not older than the engine's gauges; if so, update their stamp."""
     if stamp < engine.gauge_stamp:
         return False
     engine.gauge_stamp = stamp
@@ -156,7 +156,7 @@ def _is_fresh(engine: Engine, stamp: float) -> bool:
 
 
 def _empty(resident: dict[Key, Number], medium: str) -> None:
-    """Nothing is in ``medium``, or where none is named in any."""
+    """Set ``medium`` to 0 blocks; all media where ``medium`` is empty."""
     if not medium:
         for key in resident:
             resident[key] = 0

@@ -1,4 +1,4 @@
-"""What each look at Triton's statistics does to a version of a model: what is new is added."""
+"""The handlers of Triton's items: each adds what the statistics counted since the previous poll."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from sidestep.metrics.registry import Registry
 
 _NEVER, _NO_RESPONSES = Timed(), Responses()
 MILLISECONDS = 1000.0
-"""Of a second."""
+"""Milliseconds of a second."""
 
 
 class TritonHandlers(Handlers):
-    """Applies them to one registry's engines of the dialect."""
+    """Applies Triton's items to the engines of one registry."""
 
     HANDLED: ClassVar[Collection[str]] = {
         "batch_size", "batch_executions", "batch_duration", "busy_ratio", "instances", "means",
@@ -41,13 +41,15 @@ class TritonHandlers(Handlers):
             handled[name].slots[0] for name in ("busy_ratio", "instances", "idle", "resets")
         )
         self._means = handled["means"].slots[: len(STAGES)]
-        self._model_rows = [assignment for assignment in layout.assignments if assignment.row.shared == MODEL]
+        self._model_rows = [
+            assignment for assignment in layout.assignments if assignment.row.shared == MODEL
+        ]
 
     def apply(self, engine: Engine, item: Item) -> None:
-        """Add what ``item`` has over the look before it.
+        """Add what ``item`` counted since the engine's previous item.
 
         Raises:
-            WireError: Another dialect's item, or an engine that is no version of a model.
+            WireError: The item belongs to another dialect, or the engine is no version of a model.
         """
         if not isinstance(item, TritonStats):
             raise WireError("bad_item", "an item of another dialect")
@@ -55,7 +57,7 @@ class TritonHandlers(Handlers):
         if before is None and not engine.labels.keys() >= set(MODEL):
             raise WireError("bad_label", f"{engine.id} is no version of a model")
         if before is not None and item.stamp < before.stamp and item.wall < before.wall:
-            # Somebody else has looked since.
+            # Another poller has sent newer statistics.
             return
         engine.statistics, engine.absent = item, item.absent
         if item.stats is not None:
@@ -83,7 +85,7 @@ class TritonHandlers(Handlers):
         self._update_interval_gauges(engine, item, 0.0 if before is None else before.stamp, new)
 
     def _start_families(self, engine: Engine) -> None:
-        """Show at 0 what any version of a model has, and what this one does."""
+        """Start the families of every model version, and those of this version's features, at 0."""
         for assignment in self._model_rows:
             if not assignment.row.feature or assignment.row.feature in engine.features:
                 engine.start_family(assignment)
@@ -102,15 +104,17 @@ class TritonHandlers(Handlers):
             engine.values[slot] = (engine.values[slot] or 0) + refused
 
     def _update_idle(self, engine: Engine, item: TritonStats) -> None:
-        """Nothing has ended since the look before."""
+        """Update gauges where nothing ended since the previous poll."""
         values = engine.values
         for slot in self._means:
             values[slot] = None
         if item.stats is not None:
             self._update_state_gauges(engine, item, item.stats, 0.0 if item.instances else None)
 
-    def _update_interval_gauges(self, engine: Engine, item: TritonStats, stamp: float, new: ModelStats) -> None:
-        """Gauges of what has ended since the look at ``stamp``, if there was any."""
+    def _update_interval_gauges(
+        self, engine: Engine, item: TritonStats, stamp: float, new: ModelStats
+    ) -> None:
+        """Update gauges from what ended since the poll at ``stamp``; 0.0: there was no such poll."""
         values = engine.values
         for slot, timed in zip(self._means, _stages(new), strict=True):
             values[slot] = timed.ns / SECONDS / timed.count if stamp and timed.count else None
@@ -122,7 +126,7 @@ class TritonHandlers(Handlers):
     def _update_state_gauges(
         self, engine: Engine, item: TritonStats, stats: ModelStats, share: float | None
     ) -> None:
-        """Gauges of what is."""
+        """Update gauges of the current state."""
         values = engine.values
         values[self._busy] = share
         values[self._instances] = item.instances or None
@@ -137,7 +141,7 @@ class TritonHandlers(Handlers):
 
 
 def _stages(new: ModelStats) -> tuple[Timed, ...]:
-    """By ``STAGES``."""
+    """Return counts and times in the order of ``STAGES``."""
     stats, responses = new.inference_stats, new.response_stats or _NO_RESPONSES
     executed = Timed(sum(batch.count for batch in new.batch_stats), new.busy_ns)
     return (

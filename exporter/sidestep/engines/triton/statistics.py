@@ -1,7 +1,7 @@
-"""What happened between two looks at statistics that a server may have begun anew.
+"""Differences between two polls of cumulative statistics, which the server may have reset.
 
-Triton says neither when it started nor when a model was loaded: whatever is lower than before
-tells that it counts from 0 again.
+Triton reports neither when it started nor when a model was loaded: any count lower than before
+shows that the counts restarted at 0.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ _ZERO = Timed()
 
 
 class CountersResetError(Exception):
-    """Something that can only grow is less than before."""
+    """A counter is lower than before, so the statistics were reset."""
 
 
 def difference(new: ModelStats, old: ModelStats) -> ModelStats:
-    """What ``new`` has counted over ``old``, of which it is a continuation.
+    """Return what ``new`` has counted since ``old``.
 
-    The time of the last inference is a wall clock's. It may be set back while requests are
-    served, so it tells only where nothing was executed in between.
+    The time of the last inference is wall-clock time. The clock may be set back while requests are
+    served, so a lower time counts as a reset only if nothing was executed in between.
 
     Raises:
-        BegunAnewError: It is none.
+        CountersResetError: The statistics were reset in between.
     """
     executions = new.execution_count - old.execution_count
     inferences = new.inference_count - old.inference_count
@@ -68,7 +68,7 @@ def _inferences(new: InferenceStats, old: InferenceStats) -> InferenceStats:
 
 
 def _batches(new: tuple[Batch, ...], old: tuple[Batch, ...]) -> tuple[Batch, ...]:
-    """Sizes that were executed in between."""
+    """Return the batch sizes that were executed in between."""
     if not old:
         return new
     before = {batch.batch_size: batch for batch in old}

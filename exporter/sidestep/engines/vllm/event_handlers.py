@@ -1,4 +1,4 @@
-"""Hooks of request events and KV blocks: what they add to series beyond the plan's plain fields."""
+"""Handlers for those values of request and block events that are no plain fields."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sidestep.tracking.requests.outcomes import Outcomes
 
 
 class EventHandlers:
-    """The functions behind the hooks of ``catalogue.engine_core``, for one layout."""
+    """The functions that feed the handler rows of ``core_rows``, for one layout."""
 
     HANDLED: ClassVar = {
         "kv_abandoned_blocks", "kv_block_gaps", "kv_block_reset_ages", "kv_block_reset_idles",
@@ -45,7 +45,7 @@ class EventHandlers:
         )
 
     def requests(self, engine: Engine, outcomes: Outcomes) -> None:
-        """What an item's request events came to, after its plain fields."""
+        """Apply the outcomes of request events, after their plain fields."""
         histogram = engine.histogram(self.iteration_tokens)
         refused = sum(histogram.observe(tokens) for tokens in outcomes.iteration_tokens)
         if refused:
@@ -58,21 +58,21 @@ class EventHandlers:
             _increase(engine, self.omitted, outcomes.omitted)
 
     def untracked_requests(self, engine: Engine, found: Mapping[str, int]) -> None:
-        """Requests whose intervals cannot all be known, by reason."""
+        """Count requests whose intervals cannot all be known, by reason."""
         for reason, count in found.items():
             self.registry.add(engine, self.untracked, reason, count)
 
     def abandon_blocks(self, engine: Engine) -> None:
-        """Abandon the tracked blocks: events of them were folded, or nobody tells any more."""
+        """Stop tracking all blocks, since their events were folded or are no longer sent."""
         if engine.blocks is not None:
             _increase(engine, self.abandoned, engine.blocks.tracked)
             engine.blocks = None
 
     def update_states(self, engine: Engine, running: int, waiting: int, deferred: int) -> None:
-        """The scheduler's requests by state; its own counts take preempted ones for waiting."""
+        """Update requests by state; the scheduler's own counts include preempted ones in waiting."""
         if engine.requests is None:
             return
-        # It waits like any other, or is deferred, by the scheduler's own account.
+        # The scheduler counts a preempted request as waiting or as deferred.
         preempted = min(len(engine.requests.requests.preempted), waiting + deferred)
         among_deferred = max(preempted - waiting, 0)
         waits = waiting - (preempted - among_deferred)

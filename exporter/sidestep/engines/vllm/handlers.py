@@ -1,4 +1,4 @@
-"""What each of vLLM's items does to an engine: the plan's plain fields, then the hooks."""
+"""The handlers of vLLM's items: generated readers for plain fields, then the functions of handler rows."""
 
 from __future__ import annotations
 
@@ -27,9 +27,13 @@ from sidestep.tracking.requests.outcomes import Outcomes
 
 
 class VllmHandlers(Handlers):
-    """Applies them to one registry's engines of the dialect."""
+    """Applies vLLM's items to the engines of one registry."""
 
-    HANDLED: ClassVar[Collection[str]] = {*StatsHandlers.HANDLED, *EventHandlers.HANDLED, *SLO_HANDLERS}
+    HANDLED: ClassVar[Collection[str]] = {
+        *StatsHandlers.HANDLED,
+        *EventHandlers.HANDLED,
+        *SLO_HANDLERS,
+    }
 
     def __init__(self, layout: Layout, registry: Registry) -> None:
         super().__init__(layout, registry)
@@ -65,7 +69,7 @@ class VllmHandlers(Handlers):
                 raise WireError("bad_item", "an item of another dialect")
 
     def apply_buffered(self, engine: Engine, item: Item) -> bool:
-        """Add a step; what it observes is not there before ``settle``."""
+        """Add a step; its observations are made by ``flush``. Return False for other items."""
         if not isinstance(item, VllmStep):
             return False
         buffer = self._buffers.get(engine)
@@ -75,7 +79,7 @@ class VllmHandlers(Handlers):
         return True
 
     def flush(self) -> Iterator[Engine]:
-        """Observe what was gathered; the engines that it was of."""
+        """Make the buffered observations; yield their engines."""
         while self._buffers:
             engine, buffer = self._buffers.popitem()
             if refused := buffer.flush():
@@ -87,26 +91,28 @@ class VllmHandlers(Handlers):
         self._events.observe_blocks(engine, found)
 
     def count_untracked(self, engine: Engine, found: Mapping[str, int]) -> None:
-        """Requests whose intervals cannot all be known, by reason."""
+        """Count requests whose intervals cannot all be known, by reason."""
         self._events.untracked_requests(engine, found)
 
     def abandon_blocks(self, engine: Engine) -> None:
-        """Abandon the engine's tracked blocks."""
+        """Stop tracking all blocks of the engine."""
         self._events.abandon_blocks(engine)
 
     def _observe_scaled_evictions(self, engine: Engine, stats: SchedulerStats) -> None:
-        """Blocks that the engine sampled itself count for all they stand for."""
+        """Observe blocks that the engine sampled itself, scaled by its sampling rate."""
         rate = engine.own_sample_rate
         if stats.kv_cache_eviction_events and rate is not None:
             blocks = self.registry.blocks_of(engine, PhysicalBlocks)
             self.observe_blocks(engine, blocks.evictions(stats.kv_cache_eviction_events, rate))
             stats.kv_cache_eviction_events = []
 
-    def _step(self, engine: Engine, item: VllmStep, buffer: ObservationBuffer | None = None) -> None:
+    def _step(
+        self, engine: Engine, item: VllmStep, buffer: ObservationBuffer | None = None
+    ) -> None:
         stats = item.scheduler
         if stats is not None and self.registry.sampling.scale:
             self._observe_scaled_evictions(engine, stats)
-        # What is left of an oversized step has neither gauges nor a step to count.
+        # The rest of an oversized step has observations only: no gauges, and no step to count.
         fresh = not item.more and stats is not None and item.stamp >= engine.gauge_stamp
         if buffer is None:
             self._read_step(engine, item, fresh)
@@ -125,7 +131,7 @@ class VllmHandlers(Handlers):
 
 
 def _check_before_tracking(engine: Engine, item: Item) -> None:
-    """Refuse what nothing follows yet before it is followed: it would leave that behind."""
+    """Reject a malformed item before it makes the registry create a tracker."""
     if isinstance(item, RequestEvents) and engine.requests is None:
         check_events(item)
     elif isinstance(item, BlockEvents) and engine.blocks is None:

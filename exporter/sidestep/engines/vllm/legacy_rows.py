@@ -1,20 +1,19 @@
-"""Names vLLM once had, shown with ``--metrics.legacy`` for dashboards not yet moved.
+"""Rows of former names of vLLM's families, exposed with ``--metrics.legacy`` for old dashboards.
 
-Each is derived from what today's engine sends, or is a constant where the mode
-it described no longer exists. ``vllm:tokens_total`` is not here: no release of
-the engine ever filled it.
+Each is derived from the data of current releases, or is a constant where the engine no longer has
+the mode that it described. ``vllm:tokens_total`` has no row, since no release ever filled it.
 """
 
 from __future__ import annotations
 
 from sidestep.catalog.model import (
     ENGINE_LABELS,
+    Alias,
     Combine,
+    Computed,
     Constant,
     Kind,
-    Reading,
     Row,
-    Same,
     Sampled,
     Source,
 )
@@ -54,7 +53,7 @@ ROWS: tuple[Row, ...] = (
     _old(
         "gpu_cache_usage_perc",
         "gauge",
-        Same("vllm:kv_cache_usage_perc"),
+        Alias("vllm:kv_cache_usage_perc"),
         "vllm:kv_cache_usage_perc",
         "Share of the KV cache in use, from 0 to 1.",
         until="0.11",
@@ -64,7 +63,7 @@ ROWS: tuple[Row, ...] = (
     _old(
         "gpu_prefix_cache_queries_total",
         "counter",
-        Same("vllm:prefix_cache_queries_total"),
+        Alias("vllm:prefix_cache_queries_total"),
         "vllm:prefix_cache_queries_total",
         "Prompt tokens looked up in the prefix cache.",
         until="0.11",
@@ -73,7 +72,7 @@ ROWS: tuple[Row, ...] = (
     _old(
         "gpu_prefix_cache_hits_total",
         "counter",
-        Same("vllm:prefix_cache_hits_total"),
+        Alias("vllm:prefix_cache_hits_total"),
         "vllm:prefix_cache_hits_total",
         "Prompt tokens found in the prefix cache.",
         until="0.11",
@@ -82,9 +81,9 @@ ROWS: tuple[Row, ...] = (
     _old(
         "time_per_output_token_seconds",
         "histogram",
-        Same("vllm:inter_token_latency_seconds"),
+        Alias("vllm:inter_token_latency_seconds"),
         "vllm:inter_token_latency_seconds",
-        "Between two consecutive outputs of a request.",
+        "Time between two consecutive outputs of a request.",
         until="0.11",
         labels=ENGINE_LABELS,
         buckets="inter_token_latency",
@@ -118,7 +117,7 @@ ROWS: tuple[Row, ...] = (
     _old(
         "gpu_prefix_cache_hit_rate",
         "gauge",
-        Reading("prefix_cache_hit_rate"),
+        Computed("prefix_cache_hit_rate"),
         "vllm:prefix_cache_hits_total over vllm:prefix_cache_queries_total",
         "Share of prompt tokens found in the prefix cache, over the last 1,000 requests.",
         until="0.8",
@@ -127,7 +126,7 @@ ROWS: tuple[Row, ...] = (
     _old(
         "avg_prompt_throughput_toks_per_s",
         "gauge",
-        Reading("prompt_throughput"),
+        Computed("prompt_throughput"),
         "rate(vllm:prompt_tokens_total[1m])",
         "Computed prompt tokens per second over the last statistics interval.",
         until="0.8",
@@ -135,7 +134,7 @@ ROWS: tuple[Row, ...] = (
     _old(
         "avg_generation_throughput_toks_per_s",
         "gauge",
-        Reading("generation_throughput"),
+        Computed("generation_throughput"),
         "rate(vllm:generation_tokens_total[1m])",
         "Generated tokens per second over the last statistics interval.",
         until="0.8",
@@ -143,9 +142,9 @@ ROWS: tuple[Row, ...] = (
     _old(
         "time_in_queue_requests",
         "histogram",
-        Same("vllm:request_queue_time_seconds"),
+        Alias("vllm:request_queue_time_seconds"),
         "vllm:request_queue_time_seconds",
-        "From a request's entry into the queue until it was first scheduled, in seconds.",
+        "Time from a request's entry into the queue until it was first scheduled, in seconds.",
         until="0.8",
         buckets="request_latency",
     ),
@@ -170,18 +169,18 @@ ROWS: tuple[Row, ...] = (
     _old(
         "spec_decode_draft_acceptance_rate",
         "gauge",
-        Reading("draft_acceptance_rate"),
+        Computed("draft_acceptance_rate"),
         "vllm:spec_decode_num_accepted_tokens_total over vllm:spec_decode_num_draft_tokens_total",
-        "Share of all drafted tokens that were accepted.",
+        "Share of draft tokens that were accepted.",
         until="0.8",
         combine="mean",
     ),
     _old(
         "spec_decode_efficiency",
         "gauge",
-        Reading("draft_efficiency"),
+        Computed("draft_efficiency"),
         "vllm:spec_decode_num_accepted_tokens_total over vllm:spec_decode_num_drafts_total",
-        "Emitted tokens over those emitted had every draft been accepted.",
+        "Emitted tokens divided by those if every draft token had been accepted.",
         until="0.8",
         combine="mean",
     ),
@@ -190,9 +189,9 @@ ROWS: tuple[Row, ...] = (
         "counter",
         "scheduler.spec_decoding_stats.num_emitted_tokens",
         "vllm:spec_decode_num_accepted_tokens_total plus vllm:spec_decode_num_drafts_total",
-        "Tokens emitted by speculative decoding: accepted ones and one more each round.",
+        "Tokens emitted by speculative decoding: the accepted ones and one more per round.",
         until="0.8",
-        # As its struct's other rows: one that was always there would hide them without the option.
+        # All rows of the struct must belong to the option; otherwise the others would be gated.
         feature="spec_decode",
     ),
 )

@@ -228,7 +228,9 @@ def _keys(parsed: ParsedPage | None, found: FamilyLines) -> Iterator[list[Key]]:
 
 def _family(found: FamilyLines) -> PassthroughFamily:
     kind = "gauge" if found.kind == "untyped" else found.kind
-    return PassthroughFamily(found.name, found.kind, found.help, exposed_names(found.name, kind), [])
+    return PassthroughFamily(
+        found.name, found.kind, found.help, exposed_names(found.name, kind), []
+    )
 
 
 def _are_disjoint(labels: Labels, others: Labels) -> bool:

@@ -1,4 +1,4 @@
-"""Requests in flight as they are kept over the exporter's restart, and as they come back."""
+"""Snapshot structs of requests in flight, and their capture and restoration."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import msgspec
 
 from sidestep.tracking.requests.inflight import Request
 from sidestep.tracking.requests.machine import RequestTracker
-from sidestep.tracking.requests.parallel_samples import Group, Questions, Siblings
+from sidestep.tracking.requests.parallel_samples import EngineSamples, SampleGroup, SampleGroups
 from sidestep.tracking.requests.steps import Steps
 
 CHUNK = 1024
-"""Requests in one piece: half a millisecond to encode."""
+"""Requests in one piece, which takes half a millisecond to encode."""
 
 
 class TrackerState(msgspec.Struct, array_like=True, gc=False, tag="l"):
-    """What an engine's lifecycle knows beside its requests."""
+    """The state of an engine's request tracker, except its requests."""
 
     engine: str
     source: int | None
@@ -29,7 +29,7 @@ class TrackerState(msgspec.Struct, array_like=True, gc=False, tag="l"):
 
 
 class RequestsState(msgspec.Struct, array_like=True, gc=False, tag="r"):
-    """Some of an engine's requests, in the order in which they were first heard of."""
+    """Some of an engine's requests, in the order of their first events."""
 
     engine: str
     numbers: list[int]
@@ -37,11 +37,11 @@ class RequestsState(msgspec.Struct, array_like=True, gc=False, tag="r"):
 
 
 ENDED_GROUP = 0
-"""Number of a question that has ended, and for which its engine has not counted yet."""
+"""Number of a group that has ended and is not observed yet."""
 
 
 class GroupState(msgspec.Struct, array_like=True, gc=False, tag="g"):
-    """A question's samples; ``owner`` and ``waits`` are engines, or empty."""
+    """A group of parallel samples; ``owner`` and ``waits`` are engines, or empty."""
 
     number: int
     deadline: float
@@ -56,8 +56,10 @@ class GroupState(msgspec.Struct, array_like=True, gc=False, tag="g"):
     waits: str
 
 
-def capture_tracker(engine: str, lifecycle: RequestTracker) -> Iterator[TrackerState | RequestsState]:
-    """The pieces of an engine's lifecycle; it must not change between two of them."""
+def capture_tracker(
+    engine: str, lifecycle: RequestTracker
+) -> Iterator[TrackerState | RequestsState]:
+    """Yield the pieces of an engine's tracker, which must not change in between."""
     requests = lifecycle.requests
     yield TrackerState(
         engine,
@@ -72,8 +74,10 @@ def capture_tracker(engine: str, lifecycle: RequestTracker) -> Iterator[TrackerS
         yield RequestsState(engine, some, list(islice(live, CHUNK)))
 
 
-def capture_groups(sample_groups: Questions, engines: Mapping[str, Siblings]) -> Iterator[GroupState]:
-    """The questions that engines share; ``engines`` says whose siblings are whose."""
+def capture_groups(
+    sample_groups: SampleGroups, engines: Mapping[str, EngineSamples]
+) -> Iterator[GroupState]:
+    """Yield the groups of all engines; ``engines`` has the samples of each engine by its name."""
     names = {id(siblings): engine for engine, siblings in engines.items()}
     for group in sample_groups.groups.values():
         yield GroupState(
@@ -97,7 +101,7 @@ def capture_groups(sample_groups: Questions, engines: Mapping[str, Siblings]) ->
 
 
 def restore_tracker(lifecycle: RequestTracker, kept: TrackerState) -> None:
-    """Take over what was kept of a lifecycle; its requests come by themselves."""
+    """Restore the state of a tracker, except its requests."""
     lifecycle.source = kept.source
     lifecycle.steps = Steps(kept.step)
     requests = lifecycle.requests
@@ -107,23 +111,23 @@ def restore_tracker(lifecycle: RequestTracker, kept: TrackerState) -> None:
 
 
 def restore_requests(lifecycle: RequestTracker, kept: RequestsState) -> None:
-    """Take over requests; the counts of them follow from their states."""
+    """Restore requests, and the counts that follow from their states."""
     requests = lifecycle.requests
     for number, request in zip(kept.numbers, kept.requests, strict=True):
         requests.restore(number, request)
 
 
 def sort_preempted(lifecycle: RequestTracker) -> None:
-    """All that was kept is there: the first of the preempted has waited longest."""
+    """Sort the preempted requests by time, after all requests are restored."""
     requests = lifecycle.requests
     waiting = sorted((since, number) for number, since in requests.preempted.items())
     requests.preempted = {number: since for since, number in waiting}
 
 
 def restore_groups(
-    sample_groups: Questions, groups: Iterable[GroupState], engines: Mapping[str, RequestTracker]
+    sample_groups: SampleGroups, groups: Iterable[GroupState], engines: Mapping[str, RequestTracker]
 ) -> None:
-    """Take over the questions, once their engines are there; only such as fit their requests."""
+    """Restore groups, after their engines; omit groups that do not match the requests."""
     asked = [request for found in engines.values() for request in found.requests.live.values()]
     live = Counter(request.group for request in asked)
     for kept in sorted(groups, key=lambda group: group.deadline):
@@ -133,10 +137,10 @@ def restore_groups(
             if owner is not None:
                 owner.samples.observed.append((kept.samples, kept.longest))
             continue
-        # It waits for samples as soon as none is in flight.
+        # A group waits for samples exactly when none is in flight.
         if kept.live != live[kept.number] or bool(kept.live) == bool(waits):
             continue
-        group = sample_groups.groups[kept.number] = Group(kept.number)
+        group = sample_groups.groups[kept.number] = SampleGroup(kept.number)
         group.deadline, group.ended = kept.deadline, kept.ended
         group.live, group.samples = kept.live, kept.samples
         group.longest, group.highest = kept.longest, kept.highest

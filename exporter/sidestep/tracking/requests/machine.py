@@ -1,11 +1,10 @@
-"""Request events into intervals: one state machine per engine. Pure; time is data.
+"""The state machine that turns an engine's request events into intervals. Time is part of the events.
 
-The intervals are vLLM's, to the formula: queue is QUEUED to the first SCHEDULED,
-prefill from there to the first output, decode from the first output to the last,
-inference from SCHEDULED to the last; an inter-token latency lies between two
-consecutive outputs of a request, whatever came between. A preemption therefore
-lengthens decode and inference, or prefill and the time to the first token, and never
-the queue time. What cannot be known, because its begin was not heard, is left out.
+The intervals have vLLM's definitions: queue is from QUEUED to the first SCHEDULED, prefill from there
+to the first output, decode from the first output to the last, and inference from SCHEDULED to the
+last output. An inter-token latency is the time between two consecutive outputs of a request, whatever
+happens in between. A preemption therefore lengthens decode and inference, or prefill and the time to
+the first token, but never the queue time. An interval whose start is unknown is omitted.
 """
 
 from __future__ import annotations
@@ -31,21 +30,21 @@ from sidestep.protocol.request_events import (
 from sidestep.tracking.requests.endings import ABORT, abort, complete
 from sidestep.tracking.requests.inflight import UNKNOWN, InFlight, Request
 from sidestep.tracking.requests.outcomes import Outcomes
-from sidestep.tracking.requests.parallel_samples import Questions, Siblings
+from sidestep.tracking.requests.parallel_samples import EngineSamples, SampleGroups
 from sidestep.tracking.requests.rules import Rules
 from sidestep.tracking.requests.steps import Steps
 
 RUN_FROM = 12
-"""Equal latencies from which on they are handed over as a run."""
+"""Equal latencies from which on they are passed on as a run."""
 MAX_EXPIRED = 4096
-"""Requests that one item may find too old; the next finds more."""
+"""Requests that one item may expire; the next item expires more."""
 
 
 def check(item: RequestEvents) -> None:
-    """Whether ``item`` can be followed.
+    """Check that ``item`` can be applied.
 
     Raises:
-        WireError: Its columns are of different lengths, or too long.
+        WireError: Its columns differ in length or are too long.
     """
     size = 0
     for event in item.events:
@@ -58,23 +57,26 @@ def check(item: RequestEvents) -> None:
 
 
 class RequestTracker:
-    """Follows the requests of one engine.
+    """Tracks the requests of one engine.
 
     Attributes:
-        requests: Those in flight.
-        siblings: The questions of which they are samples.
-        source: Tells the process that numbers them.
-        steps: The engine's.
+        requests: The requests in flight.
+        samples: The groups of parallel samples to which they belong.
+        source: Identifies the process that numbers the requests.
+        steps: The engine's steps.
 
     Args:
-        questions: Shared by all engines whose requests may be samples of one question.
+        rules: Settings for the interpretation of events.
+        sample_groups: The groups of all engines that may have samples of the same request.
     """
 
-    def __init__(self, rules: Rules | None = None, sample_groups: Questions | None = None) -> None:
+    def __init__(
+        self, rules: Rules | None = None, sample_groups: SampleGroups | None = None
+    ) -> None:
         self.rules = rules or Rules()
-        sample_groups = sample_groups or Questions()
+        sample_groups = sample_groups or SampleGroups()
         self.requests = InFlight(self.rules.capacity, self.rules.max_age, sample_groups.capacity)
-        self.samples = Siblings(sample_groups)
+        self.samples = EngineSamples(sample_groups)
         self.source: int | None = None
         self.steps = Steps()
         self._now = 0.0
@@ -82,7 +84,9 @@ class RequestTracker:
         self._out = Outcomes(IterationStats())
 
     def apply(self, item: RequestEvents) -> Outcomes:
-        """What ``item``'s events come to; cutting a stream of events elsewhere changes nothing.
+        """Apply the events of ``item`` and return their outcomes.
+
+        How a stream of events is divided into items does not change the outcomes.
 
         Raises:
             WireError: See ``check``; nothing was changed.
@@ -105,7 +109,7 @@ class RequestTracker:
         return out
 
     def _restart(self, source: int) -> None:
-        """Another process numbers its requests anew; those of the last one are cut off."""
+        """Drop all requests of an earlier process, since the new one numbers its requests itself."""
         if self.source is not None:
             self._drop_all("restart", 0)
         self.source = source
@@ -117,10 +121,10 @@ class RequestTracker:
         self.samples.clear()
 
     def skip(self, others: int) -> dict[str, int]:
-        """Events were folded instead of sent: what went on then is not known of any request.
+        """Drop all requests, since events were folded instead of sent.
 
         Args:
-            others: Requests that began meanwhile and did not end.
+            others: Requests that began in the meantime and did not end.
 
         Returns:
             Requests whose intervals cannot all be known, by reason.
@@ -132,12 +136,12 @@ class RequestTracker:
 
     @property
     def longest_preemption(self) -> float:
-        """Seconds that the first of the preempted has waited, by the engine's last word."""
+        """Seconds that the longest-waiting preempted request had waited at the latest event."""
         since = next(iter(self.requests.preempted.values()), None)
         return 0.0 if since is None else max(self._now - since, 0.0)
 
     def close(self) -> int:
-        """Nobody tells of these requests any more; how many there were."""
+        """Drop all requests, since no stream sends their events any more; return how many there were."""
         live = len(self.requests.live)
         self._restart(-1)
         self.samples.close()
@@ -169,7 +173,7 @@ class RequestTracker:
     def _queued(self, event: Queued) -> None:
         request = self.requests.live.get(event.request)
         if request is not None:
-            # A streaming session goes on with more input: the engine times it from here.
+            # A streaming session continues with more input: the engine restarts its timing here.
             request.last = None
         else:
             request = self.requests.track(event.request, event.stamp)
@@ -198,7 +202,7 @@ class RequestTracker:
         self.requests.prefilling.add(event.request)
 
     def _resume(self, request: Request, now: float) -> None:
-        """A preemption ends, in the batch or by the request's end."""
+        """End a preemption, because the request is scheduled again or has ended."""
         waited = self._out.between(request.preempted, now)
         if waited is not None:
             self._out.preempted_seconds.append(waited)
@@ -213,12 +217,12 @@ class RequestTracker:
 
     def _alive(self, event: Alive) -> None:
         request = self.requests.find_or_track(event.request, event.stamp)
-        # One whose events reached us before this may have had output since it was said.
+        # A request with earlier events may have had output since this event was created.
         if request is None or request.state != UNKNOWN:
             return
         request.adapter = self.requests.adapter(event.adapter)
         request.arrival = event.arrival or None
-        # One that still waits its turn has not been scheduled, and had no output.
+        # A waiting request was never scheduled, so it had no output.
         request.fresh = event.state == WAITING and request.last is None
         request.prompt_tokens = event.prompt_tokens
         self.requests.move(event.request, request, min(event.state, RUNNING))
@@ -237,12 +241,12 @@ class RequestTracker:
             self._out.iteration_tokens.append(prompted + generated)
 
     def _prompt(self, prompt: Prompt, stamp: float) -> int:
-        """Count a prompt with its request's first output; the tokens computed for it."""
+        """Count a prompt at its first output; return the tokens that were computed for it."""
         cached = prompt.local + prompt.external
         request = self.requests.find_or_track(prompt.request, stamp)
         if request is not None:
             request.cached = cached
-            # Its first output, whether or not its queueing was heard of.
+            # The next output is its first, whether or not its queueing is known.
             request.fresh = request.last is None
         prompts = self._out.iteration.prompt_token_stats
         if prompts is not None:
@@ -254,7 +258,7 @@ class RequestTracker:
         return prompt.computed
 
     def _output(self, output: Output, wall: float) -> None:
-        """Each request's first output, or the latency since the one before."""
+        """Observe each request's first output, or the latency since its previous output."""
         stamp, live = output.stamp, self.requests.live
         gaps: list[float] = []
         if output.tokens:
@@ -275,7 +279,7 @@ class RequestTracker:
             stats.inter_token_latencies_iter.extend(gaps)
 
     def _uneven(self, output: Output, wall: float, gaps: list[float]) -> None:
-        """Outputs of any number of tokens, none included."""
+        """Observe outputs with any number of tokens, including none."""
         runs = self._out.iteration.inter_token_latencies_iter_runs
         for number, count in zip(output.requests, output.tokens, strict=True):
             request = self.requests.live.get(number)
@@ -291,13 +295,13 @@ class RequestTracker:
             request.tokens += count
 
     def _begin(self, number: int, stamp: float, wall: float, tokens: int) -> None:
-        """An output with none before it that is known."""
+        """Apply an output that has no known earlier output."""
         request = self.requests.find_or_track(number, stamp)
         if request is None:
             return
         request.tokens += tokens
         if request.last is not None:
-            # Not after the one before, so that no interval lies between.
+            # The stamp is not after that of the previous output: there is no interval.
             self._out.omitted += 1
             return
         request.last = stamp
@@ -313,10 +317,10 @@ class RequestTracker:
         if event.refused:
             refused = self._out.refused
             refused[event.refused] = refused.get(event.refused, 0) + 1
-        # An abort after output of a request with stop strings: the front end, which looks
-        # for them, has found one. It ends the request by the same call as a client that left.
-        found = event.stop_strings and event.generation_tokens > 0
-        aborted = event.reason == ABORT and not found
+        # The front end searches for stop strings, and ends the request by the same call as for a
+        # client that disconnected. An abort after output of such a request is a found stop string.
+        has_stopped = event.stop_strings and event.generation_tokens > 0
+        aborted = event.reason == ABORT and not has_stopped
         request = self.requests.remove(event.request)
         if request is not None:
             self._resume(request, event.stamp)
@@ -328,10 +332,12 @@ class RequestTracker:
             self._leave(request, event.stamp, aborted=aborted)
 
     def _leave(self, request: Request, now: float, *, aborted: bool) -> None:
-        """Its question's ``n``, once all samples have ended; a lone request's at once."""
+        """Remove a request from its group; a request without a group is observed immediately."""
         if request.group:
             has_more = request.last != request.first
-            self.samples.leave(request.group, now, request.tokens, aborted=aborted, outputs=has_more)
+            self.samples.leave(
+                request.group, now, request.tokens, aborted=aborted, outputs=has_more
+            )
         elif request.lone and not aborted:
             self._observe_group(1, request.tokens)
 
