@@ -19,9 +19,9 @@ from pages import Family, get, parse
 from peers import publisher
 from sidestep.app import Exporter
 from sidestep.catalog.slo import Objective
-from sidestep.config.settings import read
-from sidestep.config.slo import checked
+from sidestep.config.settings import Config, read
 from sidestep.engines.items import VllmStep
+from sidestep.engines.slo import check
 from sidestep.errors import ConfigError
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep_adapters.recording.replay import Replay
@@ -88,6 +88,13 @@ def test_the_file_has_objectives_by_name(tmp_path: Path, text: str) -> None:
     assert config.log_level == "debug"
 
 
+def configured(given: Mapping[str, Any]) -> Config:
+    """The configuration, checked as the exporter does at its start."""
+    config = read(given, {})
+    check(config.slo, common=config.metrics_common)
+    return config
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -120,7 +127,7 @@ def test_the_file_has_objectives_by_name(tmp_path: Path, text: str) -> None:
 def test_mistakes_are_one_line(given: str, said: str) -> None:
     """It says what is wrong, and what to do."""
     with pytest.raises(ConfigError) as raised:
-        read({"slo": (given,)}, {})
+        configured({"slo": (given,)})
 
     assert said in str(raised.value)
     assert "\n" not in str(raised.value)
@@ -163,10 +170,10 @@ def test_what_all_objectives_say_together() -> None:
     ):
         with pytest.raises(ConfigError, match=said):
             read({"slo": given}, {})
-    with pytest.raises(ValueError, match=r"^mine: 'a\\nb' is no histogram of seconds"):
-        checked([Objective("mine", ("a\nb",), 1.0)])
+    with pytest.raises(ConfigError, match=r"^slo: mine: 'a\\nb' is no histogram of seconds"):
+        check([Objective("mine", ("a\nb",), 1.0)], common=False)
     common = {"metrics_common": True, "slo": ("mine=1,family=sidestep_request_queue_seconds",)}
-    assert len(read(common, {}).slo) == 1
+    assert len(configured(common).slo) == 1
     assert len(read({"slo": many[:16]}, {}).slo) == 16
 
 

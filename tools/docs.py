@@ -118,7 +118,7 @@ NOTE = "<!-- Written by `make docs` from {source}. Do not edit. -->\n\n"
 
 def metrics() -> str:
     """Every family, by what it belongs to."""
-    text = NOTE.format(source="exporter/sidestep/catalogue") + "# Metrics\n\n"
+    text = NOTE.format(source="the rows in exporter/sidestep/engines") + "# Metrics\n\n"
     text += (
         "Every family sidestep can expose. Label names are sorted as on the page; `engine` and\n"
         "`model_name` say which engine. *Combined* is how the series of several engines become\n"
@@ -269,7 +269,7 @@ def source(row: Row) -> str:
 
 def fields_page() -> str:
     """Every field of Triton's statistics, and what shows it."""
-    text = NOTE.format(source="exporter/sidestep/engines/triton/rows.py and triton_fields.py")
+    text = NOTE.format(source="exporter/sidestep/engines/triton/rows.py and fields.py")
     text += "# Triton's statistics, field by field\n\n"
     text += (
         "Below `model_stats[]`, whose `name` and `version` are the labels. Nanoseconds are kept\n"
