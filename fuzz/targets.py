@@ -140,13 +140,13 @@ def records(data: bytes) -> None:
 
 
 def forwards(data: bytes) -> None:
-    """Each chunk is a record that another exporter forwards; its first byte says of which life."""
+    """Each chunk is a record that another exporter forwards; its first byte says of which epoch."""
     world = World()
     world.be_honest()
     for seq, chunk in enumerate(chunks(data), start=1):
-        life = chunk[0] % 3 + 1 if chunk else 1
+        epoch = chunk[0] % 3 + 1 if chunk else 1
         said = Forward(
-            FORWARD_VERSION, "elsewhere", "e", life, 1, seq, 0, 1, chunk[1:], Standing(up=True)
+            FORWARD_VERSION, "elsewhere", "e", epoch, 1, seq, 0, 1, chunk[1:], Standing(up=True)
         )
         world.take(b"exporter", encode_forward(said))
     turn.check(world)
@@ -242,7 +242,7 @@ def _records() -> Iterator[bytes]:
 def _forwards() -> Iterator[bytes]:
     for seed in _records():
         found = chunks(seed)
-        yield joined([bytes([life]) + record for life in (0, 1) for record in found])
+        yield joined([bytes([epoch]) + record for epoch in (0, 1) for record in found])
 
 
 def _snapshots() -> Iterator[bytes]:

@@ -49,7 +49,6 @@ class Fed:
         boot: int = 1,
         native: Native | None = None,
         legacy: bool = False,
-        merge: bool = False,
         wall: float = 1.0,
         now: float = 0.0,
         slo: Iterable[Objective] = (),
@@ -66,7 +65,6 @@ class Fed:
             boot=boot,
             clock=lambda: self.now,
             wall=lambda: wall + self.now - now,
-            merge=merge,
         )
         self.processes: dict[str, int] = {}
         self.seqs: dict[str, int] = {}

@@ -46,7 +46,6 @@ OURS = frozenset(
 COMPONENTS = {
     "component": (),
     "forward": ("parts/forward",),
-    "forward-group": ("parts/forward", "parts/group"),
 }
 """Those for vLLM and SGLang, with what they change in the template."""
 

@@ -12,8 +12,7 @@ from sidestep.engines.items import Item, VllmStep, encode_item
 from sidestep.engines.triton.wire import InferenceStats, ModelStats, Timed, TritonStats
 from sidestep.engines.vllm.wire import SchedulerStats
 from sidestep.errors import WireError
-from sidestep.federation import lives
-from sidestep.federation import store as forwarded
+from sidestep.federation import pieces, store
 from sidestep.federation.messages import (
     Forward,
     Standing,
@@ -21,7 +20,7 @@ from sidestep.federation.messages import (
     encode_forward,
     is_forward,
 )
-from sidestep.federation.outgoing import REFRESH
+from sidestep.federation.outbox import REFRESH
 from sidestep.metrics.native_histogram import Native, NativeHistogram
 from sidestep.metrics.record_codec import decode_record
 from sidestep.metrics.registry import GONE, MAX_ENGINES, SILENT
@@ -172,20 +171,7 @@ def test_a_word_that_is_lost_doubled_or_late_changes_nothing() -> None:
     assert root.intake.registry.version > version
 
 
-def test_a_new_life_adds_to_those_before() -> None:
-    """An exporter that starts at 0 has not taken anything back."""
-    words = [leaf("leaf", boot, step(boot, running=boot)).frames() for boot in (1, 2)]
-    for order in ((0, 1), (1, 0)):
-        root = Node("root")
-        for place in (*order, *order):
-            for frame in words[place]:
-                root.hear(frame)
-
-        assert (value(root, TOKENS), value(root, RUNNING)) == (3, 2)
-        assert len(root.intake.registry.engines) == 1
-
-
-def test_a_restored_exporter_goes_on_with_its_life() -> None:
+def test_a_restored_exporter_continues_its_epoch() -> None:
     """It says what it had said, and more."""
     node, root = leaf("leaf", 1, step(3), state=True), Node("root")
     node.save()
@@ -204,7 +190,7 @@ def test_a_restored_exporter_goes_on_with_its_life() -> None:
 
 
 def test_the_root_goes_on_with_its_snapshot() -> None:
-    """Also with lives that nobody tells of any more; gauges wait for a word."""
+    """Also with ended epochs; gauges wait for a record."""
     root = Node("root")
     leaf("leaf", 1, step(3, running=2)).tell(root)
     other = leaf("leaf", 2, step(5, running=9))
@@ -220,185 +206,6 @@ def test_the_root_goes_on_with_its_snapshot() -> None:
     assert samples(Node("root", 3, disk=reborn.disk).page).items() <= samples(reborn.page).items()
 
 
-def test_lives_that_are_too_many_become_one_sum() -> None:
-    """None of them is counted again, whoever brings its word."""
-    root, words = Node("root"), list[bytes]()
-    root.intake.forwarded.lives.most = 3
-    for boot in range(1, 9):
-        words += leaf("leaf", boot, step(boot)).frames()
-        root.hear(words[-1])
-    for frame in words:
-        root.hear(frame)
-
-    assert value(root, TOKENS) == sum(range(1, 9))
-    assert value(root, "vllm:inter_token_latency_seconds_count") == sum(range(1, 9))
-    # Who was heard a moment ago may go on.
-    assert len(root.intake.forwarded.lives) == 2 * 3 + 1
-    root.save()
-    again = Node("root", 2)
-    again.intake.forwarded.lives.most = 3
-    again.recall(root.disk)
-    assert len(again.intake.forwarded.lives) == 2 * 3 + 1
-    wait(SILENT, again)
-    assert len(again.intake.forwarded.lives) == 3 + 1
-    wait(SILENT, root)
-    assert len(root.intake.forwarded.lives) == 3 + 1
-    assert value(root, TOKENS) == sum(range(1, 9))
-    upper = Node("upper")
-    root.tell(upper)
-    assert value(upper, TOKENS) == 6 + 7 + 8
-    root.save()
-    reborn = Node("root", 2, disk=root.disk)
-    for frame in words:
-        reborn.hear(frame)
-    assert value(reborn, TOKENS) == sum(range(1, 9))
-
-
-def test_a_process_is_not_in_a_sum_since_one_in_between_was_restarted() -> None:
-    """Which tells of it at once, and does not know when it was heard."""
-    root, between = Node("root"), Node("between")
-    for boot in range(1, lives.MAX_LIVES + 1):
-        dead = leaf("leaf", boot, step(1))
-        dead.tell(between)
-        between.tell(root)
-        wait(1, root, between)
-    alive = leaf("leaf", lives.MAX_LIVES + 1, step(1))
-    alive.tell(between)
-    between.save()
-    between = Node("between", 2, disk=between.disk, now=root.now, wall=1.0 + root.now)
-    between.tell(root)
-
-    push(alive, step(5))
-    alive.outbox.renew()
-    refresh(alive, between, root)
-    assert value(root, TOKENS) == lives.MAX_LIVES + 1 + 5
-    assert root.rejected == {}
-
-
-def test_a_process_that_only_a_snapshot_knows_is_not_in_a_sum() -> None:
-    """The root's clock is set forward, and then it hears of those that died before it began."""
-    root, between = Node("root"), Node("between")
-    for boot in (1, 2):
-        leaf("leaf", boot, step(1)).tell(between)
-        wait(1, root, between)
-    alive = leaf("leaf", 3, step(1))
-    alive.tell(between)
-    root.hear(between.frames()[-1])
-    root.save()
-    again = Node("root", 2, disk=root.disk, now=root.now, wall=1e4 + root.now)
-    again.intake.forwarded.lives.most = 2
-    between.outbox.renew()
-    between.tell(again)
-
-    push(alive, step(5))
-    refresh(alive, between, again)
-    assert value(again, TOKENS) == 3 + 5
-    assert again.rejected == {}
-
-
-def test_processes_that_may_go_on_do_not_take_others_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where one that keeps nothing starts again and again."""
-    monkeypatch.setattr(lives, "MAX_WORDS", 2 * lives.MAX_LIVES)
-    root = Node("root")
-    boots = 4 * lives.MAX_LIVES
-    for boot in range(1, boots + 1):
-        leaf("leaf", boot, step(1)).tell(root)
-    leaf("other", 1, step(7)).tell(root)
-
-    assert value(root, TOKENS) == boots + 7
-    assert root.rejected == {}
-
-
-@pytest.mark.parametrize(("limit", "most"), [("MAX_WORDS", 500), ("MAX_BYTES", 3 << 20)])
-def test_others_find_a_place_though_processes_may_go_on(
-    monkeypatch: pytest.MonkeyPatch, limit: str, most: int
-) -> None:
-    """Also where those came while there was room."""
-    monkeypatch.setattr(lives, limit, most)
-    root = Node("root")
-    root.intake.forwarded.lives.most = 2
-    boots, engines = 12, [info(str(number)) for number in range(12)]
-    for boot in range(1, boots + 1):
-        for source in ("a", "b", "c", "d"):
-            node = Node(source, boot)
-            node.greet("s", engines)
-            push(node, step(1))
-            node.tell(root)
-        wait(1, root)
-
-    assert len(root.intake.forwarded.lives) < 4 * len(engines) * (2 + 1) + 2 * len(engines)
-    assert value(root, TOKENS) == 4 * boots
-    assert root.rejected == {}
-
-
-def test_processes_that_may_go_on_make_way_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where others come, and not when it is certain that those are over."""
-    monkeypatch.setattr(lives, "MAX_WORDS", 40)
-    root = Node("root")
-    root.intake.forwarded.lives.most = 2
-    for boot in range(1, 5):
-        leaf("leaf", boot, step(1)).tell(root)
-    wait(2, root)
-    assert len(root.intake.forwarded.lives) == 4
-    for number in range(7):
-        leaf(f"other-{number}", 1, step(1)).tell(root)
-    wait(1, root)
-
-    assert len(root.intake.forwarded.lives) == 2 + 1 + 7
-    assert value(root, TOKENS) == 4 + 7
-
-
-def test_processes_with_a_label_each_leave_room_for_engines() -> None:
-    """Each is an engine here, and more of those there cannot be."""
-    root = Node("root")
-    root.intake.forwarded.lives.most = 8
-    engines = [info(str(number)) for number in range(MAX_ENGINES // (8 + 1))]
-    for boot in range(1, 8 + 5):
-        node = Node("leaf", boot, labels={"pod": str(boot)})
-        node.greet("s", engines)
-        node.tell(root)
-
-    assert root.rejected == {}
-
-
-def test_lives_that_cannot_become_one_sum_hold_up_no_others() -> None:
-    """Nor is that said again and again."""
-    root = Node("root")
-    root.intake.forwarded.lives.most = 2
-    for boot in range(1, 6):
-        odd = Node("odd", boot, labels={"pod": str(boot)})
-        odd.greet(
-            "s", [msgspec.structs.replace(info(), features=[f"{boot}-{n}" for n in range(40)])]
-        )
-        push(odd, step(1))
-        odd.tell(root)
-        leaf("plain", boot, step(1)).tell(root)
-    before = value(root, TOKENS)
-    wait(2 * SILENT, root)
-
-    assert len(root.intake.forwarded.lives.of("plain", "ns/m/0")) == 2 + 1
-    assert root.rejected == {("bad_item",): 1.0}
-    assert value(root, TOKENS) == before
-
-
-def test_lives_that_are_over_become_one_sum_a_few_in_a_second() -> None:
-    """Nobody is heard while they are added up."""
-    root = Node("root")
-    engines = [info(str(number)) for number in range(40)]
-    for boot in range(1, lives.MAX_LIVES + 3):
-        node = Node("leaf", boot)
-        node.greet("s", engines)
-        node.tell(root)
-    before = len(root.intake.forwarded.lives)
-    wanted = len(engines) * (lives.MAX_LIVES + 1)
-    wait(SILENT, root)
-    after = len(root.intake.forwarded.lives)
-    assert wanted + len(engines) // 2 < after < before
-
-    wait(SILENT, root)
-    assert len(root.intake.forwarded.lives) == wanted
-
-
 def test_engines_of_two_sources_are_two() -> None:
     """Though they look alike: the later one says where it is from."""
     root = Node("root")
@@ -409,16 +216,6 @@ def test_engines_of_two_sources_are_two() -> None:
         f'{TOKENS}{{engine="0",model_name="m"}}': 3.0,
         f'{TOKENS}{{engine="0",model_name="m",origin="two/ns/m/0"}}': 4.0,
     }.items() <= samples(root.page).items()
-
-
-def test_engines_of_one_identity_are_one_where_asked() -> None:
-    """Counts add up; each gauge is of whoever knows it."""
-    root = Node("root", merge=True)
-    leaf("one", 1, step(3, running=2)).tell(root)
-    leaf("two", 1, step(4)).tell(root)
-
-    assert len(root.intake.registry.engines) == 1
-    assert (value(root, TOKENS), value(root, RUNNING)) == (7, 2)
 
 
 def test_labels_are_added_on_the_way() -> None:
@@ -495,45 +292,6 @@ def test_an_engine_that_was_away_is_the_same_when_it_is_back() -> None:
     assert samples(root.page) == page == samples(node.page)
 
 
-def test_what_stays_under_old_labels_falls_silent() -> None:
-    """A life before the one that took its counts along."""
-    root = Node("root")
-    leaf("leaf", 1, step(3, running=1), labels={"host": "old"}).tell(root)
-    wait(SILENT, root)
-    node = leaf("leaf", 2, step(4, running=2), state=True, labels={"host": "old"})
-    node.save()
-    node.tell(root)
-    again = Node("leaf", 3, state=True, disk=node.disk, labels={"host": "new"})
-    again.save()
-    again.tell(root)
-    old, new = (f'{TOKENS}{{engine="0",host="{host}",model_name="m"}}' for host in ("old", "new"))
-
-    assert {old: 3.0, new: 4.0}.items() <= samples(root.page).items()
-    assert up(root) == [0.0, 0.0]
-    assert value(root, RUNNING) == 0
-    wait(GONE, root)
-    assert root.page == ""
-
-
-def test_what_did_not_change_is_not_made_anew() -> None:
-    """Renderers keep its text; and since when it counts is when it was first told of."""
-    seconds = [100.0]
-    node, root = leaf("leaf", 1, step(3)), Node("root", native=Native({}, lambda: seconds[0]))
-    family = Family("my_seconds", "histogram", [], bounds=[1.0], samples=[Sample(observations=[2])])
-    push(node, Samples(0, 1.0, [family]))
-    node.tell(root)
-    (engine,) = root.intake.registry.engines.values()
-    before, own = [*engine.histograms], engine.open["my_seconds"].children[()]
-    seconds[0] = 200.0
-    push(node, step(4))
-    node.tell(root)
-    changed = [old for old, new in zip(before, engine.histograms, strict=True) if old is not new]
-
-    assert engine.open["my_seconds"].children[()] is own
-    assert 0 < len(changed) < 5
-    assert {h.created for h in engine.histograms if isinstance(h, NativeHistogram)} == {100.0}
-
-
 def test_what_the_leaf_has_limited_is_not_limited_again() -> None:
     """The label value for all others comes with the record."""
     node, root = leaf("leaf", 1, step(3)), Node("root")
@@ -552,7 +310,7 @@ def test_there_is_a_bound_on_what_others_tell(monkeypatch: pytest.MonkeyPatch) -
     """What was there before stays, and what cannot be kept leaves nothing behind."""
     root = Node("root")
     leaf("one", 1, step(3)).tell(root)
-    monkeypatch.setattr(lives, "MAX_BYTES", root.intake.forwarded.lives.bytes + 100)
+    monkeypatch.setattr(store, "MAX_BYTES", root.intake.federation.bytes + 100)
     leaf("two", 1, step(4)).tell(root)
 
     assert root.rejected == {("over_limit",): 1.0}
@@ -601,7 +359,7 @@ def test_a_large_record_comes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None
         assert root.rejected == {}
 
 
-def test_a_server_that_keeps_its_own_totals_is_not_counted_by_each_life() -> None:
+def test_a_server_that_keeps_its_own_totals_is_not_counted_by_each_epoch() -> None:
     """Each of them was told all of it."""
     root = Node("root")
     for boot, requests in ((1, 5), (2, 7)):
@@ -630,10 +388,9 @@ def test_what_comes_back_to_its_source_is_not_counted_again() -> None:
     assert len(one.due()) == len(two.due()) == 0
 
 
-@pytest.mark.parametrize("merge", [False, True])
-def test_an_engine_that_is_pushed_has_its_name_whoever_came_first(merge: bool) -> None:
+def test_an_engine_that_is_pushed_has_its_name_whoever_came_first() -> None:
     """And neither its counts nor those of another exporter's engine are refused for it."""
-    node, root = leaf("leaf", 1, step(3)), Node("root", merge=merge, state=True)
+    node, root = leaf("leaf", 1, step(3)), Node("root", state=True)
     node.tell(root)
     name = next(iter(root.intake.registry.engines))
     root.greet("s", [EngineInfo(name, "vllm", {"engine": "0", "model_name": "m"})])
@@ -644,22 +401,8 @@ def test_an_engine_that_is_pushed_has_its_name_whoever_came_first(merge: bool) -
     assert value(root, TOKENS) == 30
     assert root.rejected == {}
     root.save()
-    again = Node("root", 2, state=True, disk=root.disk, merge=merge)
+    again = Node("root", 2, state=True, disk=root.disk)
     assert value(again, TOKENS) == 30
-
-
-def test_what_engines_of_one_identity_say_of_themselves_stays_together() -> None:
-    """Whoever spoke last: one has the front end, the other the core."""
-    one, two, root = Node("one"), leaf("two", 1, step(2)), Node("root", merge=True)
-    said = info()
-    said.info = {"cache_config": {"block_size": "16"}}
-    one.greet("s", [said])
-    for node in (one, two, one):
-        refresh(node, root)
-
-        assert ('block_size="16"' in root.page) == (
-            node is one or root.intake.forwarded.sources > 1
-        )
 
 
 def test_what_others_remember_costs_nothing_that_is_remembered_here_alone() -> None:
@@ -716,11 +459,11 @@ def test_what_a_snapshot_had_is_not_news_further_on() -> None:
 def test_pieces_that_hold_nothing_cost_something() -> None:
     """As many as there may be of them are kept, and no more."""
     root = Node("root")
-    for life in range(1, 2 * lives.MAX_INCOMPLETE_BYTES // lives.PIECE_COST):
-        root.hear(encode_forward(Forward(1, "a", "e", life, 1, 1, 0, 2, b"", Standing())))
-    kept = root.intake.forwarded.lives._incomplete
+    most = pieces.MAX_BYTES // pieces.PIECE_COST
+    for engine in range(2 * most):
+        root.hear(encode_forward(Forward(1, "a", f"e{engine}", 1, 1, 1, 0, 2, b"", Standing())))
 
-    assert len(kept) <= lives.MAX_INCOMPLETE_BYTES // lives.PIECE_COST
+    assert len(root.intake.federation._pieces) <= most
 
 
 @pytest.mark.parametrize("known", [False, True])
@@ -751,11 +494,11 @@ def test_a_record_says_no_more_than_a_hello_may(
     assert value(root, TOKENS) == (3 if known else 0)
 
 
-def test_a_life_that_nobody_begins_is_none() -> None:
-    """Its number is that of a sum."""
+def test_an_epoch_is_a_positive_number() -> None:
+    """A frame with another one is malformed."""
     (due,) = leaf("leaf", 1, step(3)).due()
-    due.message.life = lives.SUM
-    with pytest.raises(WireError, match=r"life|>= 1"):
+    due.message.epoch = 0
+    with pytest.raises(WireError, match=r"epoch|>= 1"):
         decode_forward(encode_forward(due.message))
 
 
@@ -772,77 +515,6 @@ def test_a_record_that_makes_no_sense_leaves_the_last_one() -> None:
 
     assert root.rejected == {("bad_item",): 1.0}
     assert value(root, TOKENS) == 3
-
-
-def test_a_clock_that_was_set_back_costs_no_counts() -> None:
-    """Later lives then have lower numbers; the one that goes on is never taken for an old one."""
-    root = Node("root")
-    root.intake.forwarded.lives.most = 2
-    for boot in range(9, 1, -1):
-        wait(1, root)
-        leaf("leaf", boot, step(3)).tell(root)
-    last = leaf("leaf", 1, step(3))
-    for _ in range(3):
-        push(last, step(1))
-        wait(1, root)
-        last.tell(root)
-
-    assert value(root, TOKENS) == 9 * 3 + 3
-    push(last, step(0, running=4))
-    wait(SILENT, root)
-    last.tell(root)
-    assert value(root, RUNNING) == 4
-
-
-@pytest.mark.parametrize("away", [0.0, SILENT])
-@pytest.mark.parametrize("saved_late", [False, True])
-def test_a_life_that_goes_on_is_not_taken_for_an_old_one_after_a_restart(
-    away: float, saved_late: bool
-) -> None:
-    """It comes by way of another exporter, heard before the root that starts had its snapshot."""
-    root, between = Node("root"), Node("between")
-    root.intake.forwarded.lives.most = 2
-    for boot in (1, 2):
-        wait(1, root, between)
-        leaf("leaf", boot, step(3)).tell(between)
-        between.tell(root)
-    root.save()
-    last = leaf("leaf", 3, step(3))
-    wait(1, root, between)
-    last.tell(between)
-    wait(away + 1, root, between)
-    if saved_late:
-        root.save()
-    again = Node("root", 2, disk=root.disk, now=root.now, wall=1.0 + root.now)
-    again.intake.forwarded.lives.most = 2
-    between.tell(again)
-    push(last, step(4))
-    last.tell(between)
-    between.tell(again)
-
-    assert value(again, TOKENS) == 3 * 3 + 4
-
-
-def test_a_root_that_was_away_finds_nobody_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Silence begins with its start: who is there has yet to be heard."""
-    monkeypatch.setattr(forwarded, "MAX_GONE", 1)
-    root = Node("root", merge=True)
-    nodes = [leaf(f"leaf-{number}", 1, step(3)) for number in range(4)]
-    for node in nodes:
-        node.tell(root)
-    wait(1, root)
-    root.save()
-    later = root.now + 2 * GONE
-    again = Node("root", 2, merge=True, disk=root.disk, now=later, wall=1.0 + later)
-    wait(1, again)
-    assert value(again, TOKENS) == 4 * 3
-    for node in nodes:
-        push(node, step(1))
-        node.tell(again)
-        wait(1, again)
-
-    assert value(again, TOKENS) == 4 * 4
-    assert again.rejected == {}
 
 
 def test_a_restart_makes_nobody_heard_who_is_not() -> None:
@@ -923,7 +595,7 @@ def test_a_word_without_room_leaves_what_was_counted(monkeypatch: pytest.MonkeyP
     first, root = leaf("leaf", 1, step(5)), Node("root")
     first.tell(root)
     before = samples(root.page)
-    monkeypatch.setattr(lives, "MAX_BYTES", 10)
+    monkeypatch.setattr(store, "MAX_BYTES", 10)
     said = info()
     said.bounds = {"inter_token_latency": [9.0]}
     first.greet("s", [said])

@@ -1,8 +1,8 @@
 """The promise between exporters: nothing lost, nothing doubled, nothing taken back.
 
-A state machine plays network, clock, disk and death for a tree of real exporters: leaves with and
-without a state directory, one in between, and a root that shows all. Those two make sums of lives
-that are too many to tell apart.
+A state machine plays network, disk and death for real exporters: leaves with and without a state
+directory, one exporter in between, and a root that shows all. An oracle follows what reaches the
+root by the rules alone: the newest record of each epoch counts, an ended epoch counts no more.
 """
 
 from __future__ import annotations
@@ -10,94 +10,109 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 
-import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from sidestep.engines.items import VllmStep, encode_item
 from sidestep.engines.vllm.wire import SchedulerStats
-from sidestep.federation.outgoing import REFRESH
-from sidestep.federation.store import PATIENCE
+from sidestep.federation.messages import decode_forward, order_of
+from sidestep.federation.outbox import REFRESH
 from sidestep.metrics.registry import SILENT
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.messages import EngineInfo, Heartbeat
 from trees import Node
 
-KEPT = {"kept/a": True, "kept/b": True, "blank": False}
+STATEFUL = {"state/a": True, "state/b": True, "blank": False}
 """Leaves, and whether they have a state directory."""
-UPPER = {"kept/a": "between", "kept/b": "root", "blank": "between", "between": "root"}
+UPPER = {"state/a": "between", "state/b": "root", "blank": "between", "between": "root"}
 ENGINES = ("0", "1")
 HOSTS = ("", "old", "new")
-EPOCH = 1e6
-FEW_LIVES = 2
-CLOCKS = (-1000.0, -5.0, 0.0, 1000.0)
-"""Seconds by which somebody moves a root's clock while it is down."""
+WALL = 1e6
 
 Series = tuple[str, str]
 """Leaf and engine."""
+Order = tuple[int, int, int]
+
+
+class Oracle:
+    """What an exporter must show, by the records that have reached it."""
+
+    def __init__(self) -> None:
+        self.epochs: dict[Series, dict[int, tuple[Order, int]]] = defaultdict(dict)
+
+    def hear(self, series: Series, order: Order, tokens: int) -> None:
+        """Take a record that says so many tokens."""
+        known = self.epochs[series]
+        if order[0] >= max(known, default=0) and order >= known.get(order[0], (order, 0))[0]:
+            known[order[0]] = order, tokens
+
+    def tokens(self, series: Series) -> int:
+        """What is to be shown."""
+        return sum(tokens for _, tokens in self.epochs[series].values())
+
+    def copy(self) -> Oracle:
+        """Another that knows the same."""
+        made = Oracle()
+        made.epochs.update({series: dict(known) for series, known in self.epochs.items()})
+        return made
 
 
 class Tree(RuleBasedStateMachine):
     """What leaves counted is what the root shows, whatever happens in between."""
 
-    patience = PATIENCE
-
     @initialize()
     def begin(self) -> None:
-        """All processes, which never ran before."""
-        self.now = self.ahead = 0.0
+        """Start all processes, for the first time."""
+        self.now = 0.0
         self.boots = 0
         self.disks: dict[str, list[bytes]] = {}
         self.hosts = dict.fromkeys(UPPER, "")
         self.nodes: dict[str, Node] = {}
         self.wires: dict[str, list[bytes]] = {name: [] for name in UPPER}
+        self.unsaved: dict[str, list[tuple[str, VllmStep]]] = defaultdict(list)
         self.counted: dict[Series, int] = defaultdict(int)
-        """By the leaf's process that runs, and those that it goes on with."""
+        """By the leaf's process that runs, and those whose snapshot it continues."""
+        self.durable: dict[Series, int] = defaultdict(int)
+        """Of those, what the leaf's snapshot has."""
         self.gauges: dict[Series, int] = {}
-        self.heard: dict[tuple[str, int], dict[Series, int]] = defaultdict(dict)
-        """What a leaf's life has told at most."""
+        self.said: dict[tuple[Series, Order], int] = {}
+        """Tokens in each record that was sent."""
+        self.oracles = {name: Oracle() for name in ("root", "between")}
+        self.saved = Oracle()
+        """What the root's snapshot has."""
+        self.owed: dict[tuple[Series, int], int] = {}
+        """Tokens of the epochs whose last records the exporter in between has to pass on."""
+        self.forgiven: set[tuple[Series, int]] = set()
+        """Those that it need not: a record got lost, though no connection broke."""
         self.shown = self.most = 0
-        for name in ("root", "between", *KEPT):
+        for name in ("root", "between", *STATEFUL):
             self._start(name)
 
     def teardown(self) -> None:
-        """In the end the root shows all, once everybody is there and has been heard."""
+        """In the end the root shows all, once every process is there and was heard."""
         if not hasattr(self, "nodes"):
             return
-        for name in KEPT:
+        for name in STATEFUL:
             for engine in ENGINES:
                 self._push(name, engine, 1, 7)
         for _ in range(2):
             self._pass(REFRESH + 1)
             self._settle()
-        self._compare()
-
-    def _settle(self) -> None:
-        for name in (*KEPT, "between"):
-            if KEPT.get(name):
-                self._save(name)
-            self._tell(name)
-            self._arrive(name, len(self.wires[name]))
-
-    def _compare(self) -> None:
-        found = self._page()
-        for name in KEPT:
+        page = self._page()
+        for name, is_stateful in STATEFUL.items():
             for engine in ENGINES:
-                wanted = self.counted[name, engine]
-                for (leaf, life), told in self.heard.items():
-                    # Of a process that died without a word all that it told counts.
-                    if leaf == name and life != self.nodes[name].intake.life:
-                        wanted += told.get((name, engine), 0)
-                tokens = sum(
-                    n for (leaf, e, _), (n, _) in found.items() if (leaf, e) == (name, engine)
-                )
-                assert tokens == wanted, (name, engine, tokens, wanted)
-                key = name, engine, self.hosts[name]
-                assert found[key][1] == self.gauges[name, engine], key
+                tokens, running, host = page[name, engine]
+                told = self.oracles["root"].epochs[name, engine]
+                assert told[max(told)][1] == self.counted[name, engine]
+                assert len(told) == 1 or not is_stateful
+                assert tokens == self.oracles["root"].tokens((name, engine))
+                assert (running, host) == (self.gauges[name, engine], self.hosts[name])
+        for (series, epoch), tokens in self.owed.items():
+            assert self.oracles["root"].epochs[series][epoch][1] >= tokens
 
     @rule(
-        leaf=st.sampled_from(sorted(KEPT)),
+        leaf=st.sampled_from(sorted(STATEFUL)),
         engine=st.sampled_from(ENGINES),
         tokens=st.integers(0, 9),
         running=st.integers(0, 5),
@@ -106,15 +121,15 @@ class Tree(RuleBasedStateMachine):
         """An engine has made a step."""
         self._push(leaf, engine, tokens, running)
 
-    @rule(leaf=st.sampled_from([name for name, kept in sorted(KEPT.items()) if kept]))
+    @rule(leaf=st.sampled_from([name for name, kept in sorted(STATEFUL.items()) if kept]))
     def save(self, leaf: str) -> None:
         """A leaf's snapshot is written."""
         self._save(leaf)
 
     @rule(name=st.sampled_from(sorted(UPPER)))
-    def tell(self, name: str) -> None:
+    def send(self, name: str) -> None:
         """What is new leaves for the next exporter."""
-        self._tell(name)
+        self._send(name)
 
     @precondition(lambda self: any(self.wires.values()))
     @rule(data=st.data())
@@ -124,7 +139,9 @@ class Tree(RuleBasedStateMachine):
         wire = self.wires[name]
         fate = data.draw(st.sampled_from(["order", "mixed", "twice"]))
         if fate == "mixed":
-            self.wires[name] = list(data.draw(st.permutations(wire)))
+            order = data.draw(st.permutations(range(len(wire))))
+            self.wires[name] = [wire[place] for place in order]
+            self._forgive(name)
         elif fate == "twice":
             self.wires[name] = [*wire, *wire]
         self._arrive(name, data.draw(st.integers(1, len(self.wires[name]))))
@@ -136,50 +153,55 @@ class Tree(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(n for n, wire in self.wires.items() if wire)))
         kept = data.draw(st.sets(st.integers(0, len(self.wires[name]) - 1)))
         self.wires[name] = [self.wires[name][place] for place in sorted(kept)]
+        self._forgive(name)
 
-    @rule(leaf=st.sampled_from([name for name, kept in sorted(KEPT.items()) if kept]))
-    def kill_kept(self, leaf: str) -> None:
-        """A leaf dies, and what no snapshot had is sent to the next one again."""
+    @rule(leaf=st.sampled_from(sorted(STATEFUL)))
+    def deliver(self, leaf: str) -> None:
+        """All that a leaf has to say reaches the root."""
+        if STATEFUL[leaf]:
+            self._save(leaf)
+        name = leaf
+        while name != "root":
+            self._send(name)
+            self._arrive(name, len(self.wires[name]))
+            name = UPPER[name]
+
+    @precondition(lambda self: any(self.wires.values()))
+    @rule(name=st.sampled_from(sorted(UPPER)))
+    def cut(self, name: str) -> None:
+        """A connection breaks: what is on the way is lost, and all is sent anew."""
+        self.wires[name] = []
+        self.nodes[name].outbox.renew()
+
+    @rule(leaf=st.sampled_from(sorted(STATEFUL)))
+    def kill_leaf(self, leaf: str) -> None:
+        """A leaf dies; without a state directory the next one starts a new epoch."""
         self._start(leaf)
 
-    @rule()
-    def kill_blank(self) -> None:
-        """One without a state directory dies, and its counts with it, but for what it told.
-
-        The root's snapshot has that: the one in between makes a sum of lives that are too many,
-        and tells of it no more.
-        """
-        self._settle_wire("blank")
-        self._scrape()
-        self._start("blank")
-
-    @rule(host=st.sampled_from(HOSTS), leaf=st.sampled_from(sorted(KEPT)))
+    @rule(host=st.sampled_from(HOSTS), leaf=st.sampled_from(sorted(STATEFUL)))
     def relabel(self, host: str, leaf: str) -> None:
         """A leaf starts with another label."""
-        if not KEPT[leaf]:
-            self._settle_wire(leaf)
-            self._scrape()
         self.hosts[leaf] = host
         self._start(leaf)
 
     @rule()
     def kill_between(self) -> None:
-        """The one in between dies, which keeps nothing; whoever told it something says all again."""
-        self._settle_wire("between")
-        self._scrape()
+        """The one in between dies, which keeps nothing; its leaves send all again."""
         self._start("between")
-        for name, upper in UPPER.items():
-            if upper == "between":
-                self.nodes[name].outbox.renew()
+        self._forgive("between")
+        self.oracles["between"] = Oracle()
+        for name in ("state/a", "blank"):
+            self.nodes[name].outbox.renew()
 
     @rule()
     def kill_root(self) -> None:
-        """The root dies; what it showed, its snapshot has."""
+        """The root dies, and goes on with its snapshot; all is sent again."""
         self.disks["root"] = self.nodes["root"].disk
+        self.oracles["root"] = self.saved.copy()
         self._start("root")
-        for name, upper in UPPER.items():
-            if upper == "root":
-                self.nodes[name].outbox.renew()
+        for name in ("state/b", "between"):
+            self.wires[name] = []
+            self.nodes[name].outbox.renew()
 
     @rule(seconds=st.sampled_from([0.5, REFRESH, SILENT + 1]))
     def wait(self, seconds: float) -> None:
@@ -188,22 +210,34 @@ class Tree(RuleBasedStateMachine):
 
     @rule()
     def scrape(self) -> None:
-        """Somebody sees the root's page, once its snapshot has what it shows."""
-        self._scrape()
-
-    @invariant()
-    def never_back(self) -> None:
-        """What the root has shown it shows for ever, and nothing that nobody counted."""
-        if hasattr(self, "nodes"):
-            assert self._total() >= self.shown
-            assert self._total() <= self.most
-
-    def _scrape(self) -> None:
+        """The root's page is seen, once its snapshot has what it shows."""
         self.nodes["root"].save()
+        self.saved = self.oracles["root"].copy()
         self.shown = self._total()
 
+    @invariant()
+    def exact(self) -> None:
+        """The root shows what has reached it, never less than before, and nothing that nobody counted."""
+        if not hasattr(self, "nodes"):
+            return
+        page = self._page()
+        for series, known in self.oracles["root"].epochs.items():
+            if known:
+                assert page[series][0] == self.oracles["root"].tokens(series), series
+        assert self.shown <= self._total() <= self.most
+        assert ("bug",) not in self.nodes["root"].rejected
+        store = self.nodes["root"].intake.federation
+        assert store.bytes == sum(federated.size for federated in store)
+
+    def _settle(self) -> None:
+        for name in (*STATEFUL, "between"):
+            if STATEFUL.get(name):
+                self._save(name)
+            self._send(name)
+            self._arrive(name, len(self.wires[name]))
+
     def _total(self) -> int:
-        return sum(tokens for tokens, _ in self._page().values())
+        return sum(tokens for tokens, _, _ in self._page().values())
 
     def _push(self, leaf: str, engine: str, tokens: int, running: int) -> None:
         node = self.nodes[leaf]
@@ -213,44 +247,59 @@ class Tree(RuleBasedStateMachine):
         self.counted[leaf, engine] += tokens
         self.most += tokens
         self.gauges[leaf, engine] = running
-        if KEPT[leaf]:
+        if STATEFUL[leaf]:
             self.unsaved[leaf].append((engine, item))
 
     def _save(self, leaf: str) -> None:
         self.nodes[leaf].save()
         self.disks[leaf] = self.nodes[leaf].disk
         self.unsaved[leaf] = []
+        self.durable.update(self._counts(leaf))
 
-    def _tell(self, name: str) -> None:
-        node = self.nodes[name]
-        self.wires[name] += node.frames()
-        if name == "blank":
-            # Only what it has counted until now; what it counts later is another word.
-            told = self.heard[name, node.intake.life]
-            told.update({key: n for key, n in self.counted.items() if key[0] == name})
+    def _counts(self, leaf: str) -> dict[Series, int]:
+        return {(leaf, engine): self.counted[leaf, engine] for engine in ENGINES}
+
+    def _send(self, name: str) -> None:
+        frames = self.nodes[name].frames()
+        self.wires[name] += frames
+        if name not in STATEFUL:
+            return
+        counts = self.durable if STATEFUL[name] else self._counts(name)
+        for frame in frames:
+            message = decode_forward(frame)
+            series = name, message.engine.rpartition("/")[2]
+            self.said[series, order_of(message)] = counts[series]
 
     def _arrive(self, name: str, count: int) -> None:
-        upper = self.nodes[UPPER[name]]
+        upper = UPPER[name]
         now, self.wires[name] = self.wires[name][:count], self.wires[name][count:]
         for frame in now:
-            upper.hear(frame)
+            message = decode_forward(frame)
+            series, order = (message.source, message.engine.rpartition("/")[2]), order_of(message)
+            self.oracles[upper].hear(series, order, self.said[series, order])
+            if upper == "between" and series[0] == "blank":
+                self._owe(series)
+            self.nodes[upper].hear(frame)
 
-    def _settle_wire(self, name: str) -> None:
-        """What it has told arrives, all the way: what was lost is said again before it dies."""
-        self.nodes[name].outbox.renew()
-        self._tell(name)
-        while name != "root":
-            self._arrive(name, len(self.wires[name]))
-            name = UPPER[name]
-            if name != "root":
-                self.nodes[name].outbox.renew()
-                self._tell(name)
+    def _owe(self, series: Series) -> None:
+        """Note which epochs the one in between knows: the last two."""
+        known = self.oracles["between"].epochs[series]
+        for epoch in list(known):
+            self.owed.pop((series, epoch), None)
+        for epoch in sorted(known)[-2:]:
+            if (series, epoch) not in self.forgiven:
+                self.owed[series, epoch] = known[epoch][1]
+
+    def _forgive(self, name: str) -> None:
+        if name == "between":
+            self.forgiven |= self.owed.keys()
+            self.owed.clear()
 
     def _pass(self, seconds: float) -> None:
         self.now += seconds
         for name, node in self.nodes.items():
             node.now = self.now
-            if name in KEPT:
+            if name in STATEFUL:
                 for engine in ENGINES:
                     stream = f"{name}/{engine}"
                     beat = Heartbeat(node.incarnation(stream), node.seqs[stream], 0)
@@ -258,55 +307,50 @@ class Tree(RuleBasedStateMachine):
             node.intake.pass_time(self.now)
 
     def _start(self, name: str) -> None:
-        """Another process takes the place of the last one."""
+        """Let another process take the place of the last one."""
         self.boots += 1
         before = self.nodes.get(name)
         labels = {"host": self.hosts[name]} if self.hosts.get(name) else {}
         node = self.nodes[name] = Node(
             name,
             self.boots,
-            state=KEPT.get(name, False),
+            state=STATEFUL.get(name, False),
             disk=self.disks.get(name, ()),
             labels=labels,
             now=self.now,
-            wall=EPOCH + self.now + (self.ahead if name == "root" else 0.0),
+            wall=WALL + self.now,
         )
-        if name not in KEPT:
-            node.intake.forwarded.lives.most = FEW_LIVES
-            node.intake.forwarded.patience = self.patience
+        if name not in STATEFUL:
             return
-        again = self.unsaved[name] if hasattr(self, "unsaved") else []
-        if not hasattr(self, "unsaved"):
-            self.unsaved: dict[str, list[tuple[str, VllmStep]]] = defaultdict(list)
-        if not KEPT[name]:
+        if not STATEFUL[name]:
             for engine in ENGINES:
                 self.counted.pop((name, engine), None)
                 self.gauges.pop((name, engine), None)
         for engine in ENGINES:
             stream = f"{name}/{engine}"
-            if before is not None and KEPT[name]:
+            if before is not None and STATEFUL[name]:
                 node.processes[stream] = before.processes[stream]
-                lost = sum(1 for e, _ in again if e == engine)
+                lost = sum(1 for e, _ in self.unsaved[name] if e == engine)
                 node.seqs[stream] = before.seqs[stream] - lost
             node.greet(stream, [_info(name, engine)])
-        for engine, item in again:
+        for engine, item in self.unsaved[name]:
             node.items(f"{name}/{engine}", [encode_item(item)])
 
-    def _page(self) -> dict[tuple[str, str, str], tuple[int, int | None]]:
-        """Tokens and running requests by leaf, engine and host, as the root shows them."""
-        found: dict[tuple[str, str, str], tuple[int, int | None]] = {}
+    def _page(self) -> dict[Series, tuple[int, int | None, str]]:
+        """Tokens, running requests and host by leaf and engine, as the root shows them."""
+        found: dict[Series, tuple[int, int | None, str]] = {}
         registry = self.nodes["root"].intake.registry
         layout = registry.layouts["vllm"]
         (tokens,) = layout.find("vllm:generation_tokens_total").slots
         (running,) = layout.find("vllm:num_requests_running").slots
         for engine in (*registry.engines.values(), *registry.kept.values()):
-            labels = engine.labels
-            key = labels["model_name"], labels["engine"], labels.get("host", "")
-            known = found.get(key, (0, None))
+            key = engine.labels["model_name"], engine.labels["engine"]
+            assert key not in found
             gauge = engine.values[running] if engine.live else None
             found[key] = (
-                known[0] + int(engine.values[tokens] or 0),
+                int(engine.values[tokens] or 0),
                 None if gauge is None else int(gauge),
+                engine.labels.get("host", ""),
             )
         return found
 
@@ -322,93 +366,3 @@ TestTree.settings = settings(
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
-
-
-class Clocks(Tree):
-    """Somebody moves the root's clock while it is down; no leaf starts too often in a minute."""
-
-    patience = 1000
-
-    @rule(ahead=st.sampled_from(CLOCKS))
-    def set_clock(self, ahead: float) -> None:
-        """It is found out when the root starts."""
-        self.ahead = ahead
-
-
-TestClocks = Clocks.TestCase
-TestClocks.settings = TestTree.settings
-
-
-def test_a_sum_of_which_one_word_counts_is_under_the_last_ones_labels() -> None:
-    """Also after a restart: the one that counts had other labels. Found by the model once."""
-    tree = Tree()
-    tree.begin()
-    tree.push(engine="0", leaf="blank", running=0, tokens=1)
-    tree.kill_blank()
-    tree.relabel(host="old", leaf="blank")
-    tree.relabel(host="", leaf="blank")
-    for _ in range(3):
-        tree.kill_blank()
-    tree.kill_root()
-
-    tree.never_back()
-    tree.teardown()
-
-
-@pytest.mark.parametrize("ahead", CLOCKS)
-def test_a_process_that_one_in_between_forgot_is_not_in_a_sum(ahead: float) -> None:
-    """Who has begun anew more often than lives are told apart, while both above it were killed.
-
-    The model found it where it set the clock back whenever a process began.
-    """
-    tree = Clocks()
-    tree.begin()
-    tree.kill_blank()
-    tree.kill_blank()
-    tree._tell("blank")
-    tree._arrive("blank", 1)
-    tree.wait(0.5)
-    tree.set_clock(ahead)
-    tree.kill_root()
-    tree.kill_between()
-    tree.teardown()
-
-
-@pytest.mark.parametrize("ahead", CLOCKS)
-def test_a_process_that_was_cut_off_is_not_in_a_sum(ahead: float) -> None:
-    """The root hears late of the present one, whom the one in between has not heard for long."""
-    tree = Clocks()
-    tree.begin()
-    tree.kill_blank()
-    tree.kill_blank()
-    tree.wait(2 * SILENT)
-    tree._tell("blank")
-    tree._arrive("blank", 2)
-    tree.wait(0.5)
-    tree._save("kept/b")
-    tree._settle_wire("kept/b")
-    tree._scrape()
-    tree.set_clock(ahead)
-    tree.kill_root()
-    tree.wait(SILENT + 1)
-    tree._settle_wire("between")
-    tree.teardown()
-
-
-@pytest.mark.parametrize("ahead", CLOCKS)
-def test_a_process_that_spoke_while_the_root_was_down_is_not_in_a_sum(ahead: float) -> None:
-    """The one in between heard it, and nobody has for longer than a clock was set back."""
-    tree = Clocks()
-    tree.begin()
-    tree.kill_blank()
-    tree.kill_blank()
-    tree._scrape()
-    tree.wait(0.5)
-    tree._tell("blank")
-    tree._arrive("blank", 2)
-    tree.wait(20)
-    tree.set_clock(ahead)
-    tree.kill_root()
-    tree.wait(SILENT - 19)
-    tree._settle_wire("between")
-    tree.teardown()

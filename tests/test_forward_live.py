@@ -135,7 +135,7 @@ async def test_what_the_root_refuses_is_said_at_the_leaf(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Where somebody looks for what is missing, by its reason."""
-    monkeypatch.setattr("sidestep.federation.lives.MAX_BYTES", 10)
+    monkeypatch.setattr("sidestep.federation.store.MAX_BYTES", 10)
     caplog.set_level(logging.WARNING)
     flags = {"forward": root_path, "forward_interval": "0.05", "web_listen_address": ("",)}
     async with start(ingest_endpoint=(root_path,)) as root, start(**flags) as leaf:
@@ -144,7 +144,7 @@ async def test_what_the_root_refuses_is_said_at_the_leaf(
             name = "sidestep_forward_errors_total"
             await until(lambda: leaf.metrics.value(name, "over_limit") > 0)
         assert root.metrics.value("sidestep_rejected_total", "over_limit") > 0
-    assert "refuses what is forwarded: over_limit: other exporters tell of more" in caplog.text
+    assert "refuses what is forwarded: over_limit: other exporters send more" in caplog.text
 
 
 async def test_processes_forward_to_each_other(tmp_path: Path) -> None:
@@ -220,6 +220,20 @@ def test_a_mistake_is_told(flags: dict[str, object], said: str) -> None:
 def test_an_endpoint_that_cannot_be_is_one_line() -> None:
     """And ends the command."""
     one_line(sidestep("serve", "--forward", "tcp://nowhere"), 2, "--forward tcp://nowhere")
+
+
+def test_the_removed_flag_says_what_to_use_instead(tmp_path: Path) -> None:
+    """In one line, wherever it is given."""
+    gone = "forward.merge is gone: engines of two exporters are two engines; add them up in PromQL"
+    one_line(sidestep("serve", "--forward.merge"), 2, f"--{gone}")
+    file = tmp_path / "sidestep.toml"
+    file.write_text("[forward]\nmerge = true\n")
+    for flags, environ in (
+        ({}, {"SIDESTEP_FORWARD_MERGE": "true"}),
+        ({"config_file": str(file)}, {}),
+    ):
+        with pytest.raises(ConfigError, match="is gone: engines of two exporters are two engines"):
+            read(flags, environ)
 
 
 @pytest.mark.parametrize("name", ["localhost", "localhost.localdomain"])

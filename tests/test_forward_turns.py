@@ -1,4 +1,4 @@
-"""How long the loop is held by what other exporters tell: by calls, as clocks differ."""
+"""How long records of other exporters hold the loop: counted in calls, as clocks differ."""
 
 from __future__ import annotations
 
@@ -12,15 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidestep.errors import WireError
-from sidestep.federation import lives
-from sidestep.federation.store import PATIENCE
 from sidestep.metrics import record_codec as records
 from sidestep.metrics.record_codec import decode_in_parts, decode_record
-from sidestep.metrics.registry import SILENT
 from sidestep.protocol.records import Record
 from sidestep.protocol.self_described import Family, Sample, Samples
 from test_forward import TOKENS, leaf, push, step, value
-from trees import Node, frames_of, samples, wait
+from trees import Node, frames_of, samples
 
 MOST = 5000
 """Calls of one turn: 2 ms, about."""
@@ -51,19 +48,9 @@ def turns(root: Node, frame: bytes) -> list[int]:
     return found
 
 
-def crowd(count: int) -> tuple[Node, list[Node]]:
-    """A root that takes all leaves' engines for one, and the leaves."""
-    root = Node("root", merge=True)
-    leaves = [leaf(f"leaf-{number}", 1, step(3)) for number in range(count)]
-    for node in leaves:
-        node.tell(root)
-    wait(1.0, root)
-    return root, leaves
-
-
-def large(families: int, children: int = 64) -> Node:
-    """A leaf whose engine has many series that describe themselves."""
-    node = leaf("large", 1, step(3))
+def large(families: int, children: int = 64, boot: int = 1) -> Node:
+    """A leaf whose engine has many self-described series."""
+    node = leaf("large", boot, step(3))
     for number in range(families):
         family = Family(f"own_{number}_seconds", "histogram", ["k"], help="H", bounds=[0.5, 1.0])
         family.samples = [
@@ -71,60 +58,6 @@ def large(families: int, children: int = 64) -> Node:
         ]
         push(node, Samples(0, 1.0, [family]))
     return node
-
-
-def test_a_word_of_many_that_are_one_engine_takes_small_turns() -> None:
-    """However many others there are; and all of them together cost what each of them does."""
-    root, leaves = crowd(64)
-    found: list[int] = []
-    for node in leaves:
-        push(node, step(2))
-        for frame in node.frames():
-            found += turns(root, frame)
-    for _ in range(2):
-        root.now += 1.0
-        found.append(calls(lambda: root.intake.pass_time(root.now)))
-        while root.intake.busy:
-            found.append(calls(root.intake.work))
-
-    assert value(root, TOKENS) == 64 * 5
-    assert max(found) < MOST
-    assert sum(found) < 64 * 2 * MOST
-
-
-def test_a_word_of_few_that_are_one_engine_is_shown_at_once() -> None:
-    """Nobody waits where it costs nothing."""
-    root, leaves = crowd(4)
-    for tokens, node in enumerate(leaves, 1):
-        push(node, step(tokens))
-        node.tell(root)
-
-        assert value(root, TOKENS) == 4 * 3 + sum(range(tokens + 1))
-
-
-def test_a_process_that_keeps_nothing_begins_anew_in_small_turns() -> None:
-    """Though all lives before it are to be added up, and the oldest become one."""
-    root = Node("root")
-    boots = PATIENCE * lives.MAX_LIVES + 5
-    found: list[int] = []
-    for boot in range(1, boots + 1):
-        wait(0.5, root)
-        for frame in leaf("leaf", boot, step(3)).frames():
-            found += turns(root, frame)
-
-    assert len(root.intake.forwarded.lives) == PATIENCE * lives.MAX_LIVES + 1
-    assert value(root, TOKENS) == 3 * boots
-    assert max(found) < MOST
-
-    for _ in range(int(SILENT)):
-        root.now += 1.0
-        root.intake.pass_time(root.now)
-        while root.intake.busy:
-            found.append(calls(root.intake.work))
-
-    assert len(root.intake.forwarded.lives) == lives.MAX_LIVES + 1
-    assert value(root, TOKENS) == 3 * boots
-    assert max(found) < MOST
 
 
 def test_a_large_record_takes_small_turns() -> None:
@@ -146,20 +79,24 @@ def test_a_large_record_takes_small_turns() -> None:
     assert root.rejected == node.rejected == {}
 
 
-def test_what_did_not_change_of_a_large_record_is_not_made_anew() -> None:
-    """Renderers keep its text."""
-    node, root = large(8), Node("root")
-    node.tell(root)
-    (engine,) = root.intake.registry.engines.values()
-    before = {name: dict(family.children) for name, family in engine.open.items()}
-    push(node, step(4))
-    node.tell(root)
+@pytest.mark.parametrize("families", [0, 28])
+def test_a_new_epoch_takes_small_turns(families: int) -> None:
+    """However many ended before it: they are one sum already."""
+    root = Node("root")
+    found: list[int] = []
+    for boot in range(1, 6):
+        for frame in large(families, boot=boot).frames():
+            found += turns(root, frame)
 
-    for name, family in engine.open.items():
-        assert all(family.children[key] is child for key, child in before[name].items())
+    assert value(root, TOKENS) == 5 * 3
+    assert value(root, "own_0_seconds_count") == (5 * 3 * 64 if families else 0)
+    assert max(found) < MOST
+    assert root.rejected == {}
 
 
-def test_an_engine_that_is_forgotten_meanwhile_is_there_again_with_the_next_word() -> None:
+def test_an_engine_that_is_forgotten_between_two_turns_is_there_again_with_the_next_record() -> (
+    None
+):
     """Time passes between two turns of one record."""
     node, root = large(28), Node("root")
     node.tell(root)
@@ -169,7 +106,7 @@ def test_an_engine_that_is_forgotten_meanwhile_is_there_again_with_the_next_word
     root.intake.take(b"exporter", [frame], root.now)
     root.intake.work()
     root.intake.registry.discard(engine)
-    root.intake.forwarded.pass_time(root.now)
+    root.intake.federation.pass_time(root.now)
     while root.intake.busy:
         root.intake.work()
     push(node, step(5))
@@ -177,26 +114,7 @@ def test_an_engine_that_is_forgotten_meanwhile_is_there_again_with_the_next_word
 
     assert ("bug",) not in root.rejected
     assert samples(root.page) == samples(node.page)
-
-
-@pytest.mark.parametrize("merge", [False, True])
-def test_going_on_with_a_snapshot_costs_a_word_what_it_holds(merge: bool) -> None:
-    """Not all that stand before it, each time."""
-
-    def cost(count: int) -> int:
-        root = Node("root", merge=merge)
-        root.intake.forwarded.lives.most = 100
-        for boot in range(1, count + 1):
-            name = f"leaf-{boot}" if merge else "leaf"
-            leaf(name, boot, step(3)).tell(root)
-        root.save()
-        made = calls(lambda: Node("root", 2, merge=merge, disk=root.disk))
-        again = Node("root", 2, merge=merge, disk=root.disk)
-        assert value(again, TOKENS) == 3 * count
-        return made
-
-    few = cost(1)
-    assert cost(41) - few < 1.5 * (cost(21) - few) * 2
+    assert root.intake.federation.bytes == sum(each.size for each in root.intake.federation)
 
 
 def either(make: Callable[[], Record]) -> bytes:

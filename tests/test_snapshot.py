@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conftest import DATA
 from intakes import CORE_RUNS, Fed, lines, steps
 from sidestep.engines.items import encode_item
 from sidestep.errors import ConfigError, WireError
@@ -26,6 +28,8 @@ from sidestep.snapshot.capture import restore
 from sidestep.snapshot.state_file import DAMAGED, HEADER, SNAPSHOT, StateDirectory, verified
 from sidestep.tracking.requests.inflight_state import CHUNK
 
+FED = 1132
+"""Steps of "core" in the snapshot of an earlier release."""
 SAMPLED = ("vllm:kv_block", "sidestep_kv", "sidestep_recent")
 """Lives of blocks are followed anew; a hit rate is of the last requests, as one."""
 
@@ -113,8 +117,23 @@ def test_a_snapshot_is_the_same_after_it_was_read() -> None:
 
     # But for the process, which is another one.
     assert fed.snapshot()[:-1] == other.snapshot()[:-1]
-    assert fed.intake.life == other.intake.life
+    assert fed.intake.epoch == other.intake.epoch
     assert fed.intake.run < other.intake.run
+
+
+def test_a_snapshot_of_before_0012_restores_what_is_counted_here() -> None:
+    """What that release kept of other exporters is passed over: they send it again."""
+    packed = (DATA / "snapshot_before_0012.gz").read_bytes()
+    recorded = [*list(steps("core"))[:FED], *steps("sglang")]
+    fed = Fed()
+    fed.feed(recorded)
+    back = fed.reborn(verified(gzip.decompress(packed)))
+
+    assert lines(back.page, *SAMPLED) == lines(fed.page, *SAMPLED)
+    assert back.intake.items == fed.intake.items
+    assert {e.layout.dialect for e in back.intake.registry.engines.values()} == {"vllm", "sglang"}
+    assert "leaf" not in back.page
+    assert not back.intake.registry.kept
 
 
 def test_gauges_wait_for_their_engine() -> None:

@@ -9,8 +9,7 @@ from intakes import Fed
 from sidestep.catalog.slo import Objective
 from sidestep.federation.computed_records import Present, Records
 from sidestep.federation.messages import encode_forward, split
-from sidestep.federation.outbox import Due, Outbox
-from sidestep.federation.outgoing import REFRESH
+from sidestep.federation.outbox import REFRESH, Due, Outbox
 from sidestep.metrics.native_histogram import Native
 from sidestep.snapshot.capture import Capture, restore
 
@@ -31,22 +30,19 @@ class Node(Fed):
         state: bool = False,
         disk: Sequence[bytes] = (),
         labels: Mapping[str, str] | None = None,
-        merge: bool = False,
         native: Native | None = None,
         legacy: bool = False,
         now: float = 0.0,
         wall: float = 1.0,
         slo: Iterable[Objective] = (),
     ) -> None:
-        super().__init__(
-            boot=boot, native=native, legacy=legacy, merge=merge, wall=wall, now=now, slo=slo
-        )
+        super().__init__(boot=boot, native=native, legacy=legacy, wall=wall, now=now, slo=slo)
         self.name = name
         self.capture = Capture(self.intake)
         self.disk: list[bytes] = list(disk)
         if disk:
             restore(self.intake, disk, now)
-        self.intake.forwarded.own = name, self.intake.life
+        self.intake.federation.own = name, self.intake.epoch
         records: Records = _Saved(self.capture) if state else Present()
         self.outbox = Outbox(self.intake, name, records, labels or {})
 

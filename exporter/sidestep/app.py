@@ -101,7 +101,6 @@ class Exporter:
             clock=time.monotonic,
             wall=time.time,
             guard=Guard(self.metrics, time.monotonic, allowed.keys, lambda: watchdog.full),
-            merge=config.forward_merge,
         )
         check_labels(config, layouts)
         self.intake.receiver.settings = engine_settings(config)
@@ -205,7 +204,7 @@ class Exporter:
         source = config.forward_source or socket.gethostname()
         if source.partition(".")[0] in ("", "localhost"):
             raise ConfigError("--forward.source: this host has no name of its own; give one")
-        self.intake.forwarded.own = source, self.intake.life
+        self.intake.federation.own = source, self.intake.epoch
         records = Present() if snapshots is None else snapshots.records
         labels = dict(config.forward_label)
         return Forwarder(self.intake, config.forward, source, records, labels)

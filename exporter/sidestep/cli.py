@@ -16,7 +16,14 @@ from typing import Any, NoReturn, TypeVar
 import click
 
 from sidestep import __version__
-from sidestep.config.settings import CONFIG_FILE, SETTINGS, Setting, default_endpoint, read
+from sidestep.config.settings import (
+    CONFIG_FILE,
+    SETTINGS,
+    Setting,
+    default_endpoint,
+    read,
+    refuse_removed,
+)
 from sidestep.errors import ConfigError, SidestepError
 from sidestep.telemetry import logs
 
@@ -193,7 +200,11 @@ def recording() -> Path:
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command and exit: 0, 1 for trouble while running, 2 for a mistake."""
     try:
-        code = cli.main(args=arguments, prog_name="sidestep", standalone_mode=False)
+        try:
+            code = cli.main(args=arguments, prog_name="sidestep", standalone_mode=False)
+        except click.NoSuchOption as error:
+            refuse_removed(error.option_name.removeprefix("--"), error.option_name)
+            raise
     except click.ClickException as error:
         _die(error.format_message(), 2)
     except ConfigError as error:

@@ -17,7 +17,6 @@ import aiohttp
 import pytest
 
 import manifests
-from injection import built
 from manifests import (
     KUSTOMIZE,
     ROOT,
@@ -35,8 +34,6 @@ from peers import count, publisher
 from sidestep.config.parsing import source
 from sidestep.transport import keys
 
-GROUP = {"LWS_LEADER_ADDRESS": "vllm-0.vllm.llm"}
-"""What LeaderWorkerSet sets in all containers of a group."""
 TOKENS = "vllm:generation_tokens"
 
 
@@ -303,39 +300,3 @@ async def test_pods_of_a_group_are_on_one_page(tmp_path: Path) -> None:
                 await cluster.until({of(pod="g-0"): 5.0, of(pod="g-0-1"): 10.0})
     async with cluster.running(root(), "root"):
         await cluster.until({of(pod="g-0"): 5.0, of(pod="g-0-1"): 10.0})
-
-
-async def test_a_group_that_is_one_engine_is_one_on_the_page(tmp_path: Path) -> None:
-    """Where its pods agree on the engine's name, and the aggregator merges."""
-    cluster = Cluster(tmp_path)
-    merging = {**root(), "args": [*root()["args"], "--forward.merge"]}
-    engine = named(template("forward-group")["containers"], "engine")
-    names = {environ(engine, pod, GROUP)["SIDESTEP_NAMESPACE"] for pod in ("vllm-0", "vllm-0-1")}
-    (name,) = names
-    async with (
-        cluster.running(merging, "root"),
-        cluster.leaf("forward-group", "vllm-0", GROUP) as leader,
-        cluster.leaf("forward-group", "vllm-0-1", GROUP) as worker,
-    ):
-        with (
-            closing(publisher(leader, "front", f"{name}/m/0")) as front,
-            closing(publisher(worker, "core", f"{name}/m/0")) as core,
-        ):
-            front.push(count(5))
-            core.push(count(7))
-            await cluster.until({of(group=GROUP["LWS_LEADER_ADDRESS"]): 12.0})
-
-
-def test_a_kustomization_of_groups_alone_agrees_on_names(tmp_path: Path) -> None:
-    """Leader and worker get the variable that LeaderWorkerSet sets, and the labels of one engine."""
-    overlay = KUSTOMIZE / "overlays" / "leaderworkerset" / "vllm.yaml"
-    (tmp_path / "given.yaml").write_text(overlay.read_text())
-    ((_, leader), (_, worker)) = pods(built(tmp_path, "forward-group", "given.yaml")[0])
-
-    for variable in ("SIDESTEP_NAMESPACE", "SIDESTEP_ENDPOINT"):
-        assert named(leader["containers"][0]["env"], variable) == named(
-            worker["containers"][0]["env"], variable
-        )
-    assert named(leader["initContainers"], "sidestep") == named(
-        worker["initContainers"], "sidestep"
-    )

@@ -12,8 +12,8 @@ from pages import parse
 from sidestep.app import Exporter
 from sidestep.errors import PollError
 from sidestep.exposition.text_page import render
-from sidestep.ingest import hello_limits as descriptions
-from sidestep.ingest.hello_limits import check
+from sidestep.metrics import description_limits as descriptions
+from sidestep.metrics.description_limits import check
 from sidestep.protocol.messages import EngineInfo
 from sidestep.telemetry.logs import Limited
 from sidestep_adapters.triton import queries as triton_questions

@@ -14,6 +14,15 @@ Ended = tuple[int | float, int | float]
 """Requests that were served, and requests that were not."""
 
 
+class Polled(msgspec.Struct):
+    """Statistics that are polled of a server."""
+
+    @property
+    def absent(self) -> bool:
+        """Whether the server does not have what they are about any more."""
+        raise NotImplementedError
+
+
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Tables:
     """One dialect's tables.
@@ -26,6 +35,7 @@ class Tables:
         has_requests: Whether its engines may send raw request events.
         apart: Whether no family of it is another dialect's, so that its engines may have another's labels.
         part_labels: Labels of those engines that are parts of another, such as a server's models.
+        polled: Struct of statistics that are polled of a server, which counts by itself.
         ended: Reads how an engine's requests ended; ``None`` from it where the engine does not say.
         load_reader: Makes, for a layout, what reads an engine's load.
     """
@@ -38,6 +48,7 @@ class Tables:
     apart: bool = False
     part_labels: frozenset[str] = frozenset()
     # Of engines, which are above this package.
+    polled: type[Polled] | None = None
     ended: Callable[[Any], Ended | None] | None = None
     load_reader: Callable[[Any], Callable[[Any], Any]] | None = None
 

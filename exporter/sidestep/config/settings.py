@@ -26,6 +26,10 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+REMOVED = {
+    "forward.merge": "engines of two exporters are two engines; add them up in PromQL",
+}
+"""Settings of earlier releases, and what to use instead."""
 TABLES = ("buckets", "schemas", "shown_buckets")
 """Of the file: what each bucket family has, and what is shown of families."""
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -173,13 +177,6 @@ SETTINGS: tuple[Setting, ...] = (
         parsing.source,
         "",
         metavar="NAME",
-    ),
-    Setting(
-        "forward.merge",
-        "Let engines of one identity that several exporters forward to this one be one engine.",
-        parsing.boolean,
-        default=False,
-        switch=True,
     ),
     Setting(
         "subscribe",
@@ -399,7 +396,6 @@ class Config:
     forward_interval: float
     forward_label: tuple[tuple[str, str], ...]
     forward_source: str
-    forward_merge: bool
     subscribe: tuple[Subscription, ...]
     scrape: tuple[Target, ...]
     triton: tuple[triton_servers.Server, ...]
@@ -451,6 +447,10 @@ def read(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
     """
     file_name = flags.get("config_file") or environ.get(CONFIG_FILE.variable, "")
     file, tables = _read_file(file_name) if file_name else ({}, {key: {} for key in TABLES})
+    for flag in REMOVED:
+        variable = f"SIDESTEP_{flag.upper().replace('.', '_').replace('-', '_')}"
+        if environ.get(variable):
+            refuse_removed(flag, variable)
     values: dict[str, Any] = {}
     for setting in SETTINGS:
         given, source = _find(setting, flags, environ, file, file_name)
@@ -483,6 +483,16 @@ def read(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
         schemas=tables["schemas"],
         shown_buckets=tables["shown_buckets"],
     )
+
+
+def refuse_removed(flag: str, source: str) -> None:
+    """Refuse a setting of an earlier release, given in ``source``.
+
+    Raises:
+        ConfigError: ``flag`` is one; the line says what to use instead.
+    """
+    if flag in REMOVED:
+        raise ConfigError(f"{source} is gone: {REMOVED[flag]}")
 
 
 def _check_forwarding(values: Mapping[str, Any]) -> None:
@@ -549,6 +559,7 @@ def _read_file(name: str) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
         found["slo"] = list(own.items()) if isinstance(own, dict) else own
     known_flags = {setting.flag for setting in SETTINGS}
     for key in found:
+        refuse_removed(key, f"{name}: {key}")
         if key not in known_flags:
             raise ConfigError(f"{name}: {key.rstrip('.')} is no setting; see sidestep serve --help")
     return found, tables

@@ -7,17 +7,19 @@ from urllib.parse import urlsplit
 
 from sidestep.config import parsing
 from sidestep.config import scrape_targets as polls
-from sidestep.engines.triton.rows import ROWS
 from sidestep.protocol.limits import MAX_LABEL_CHARS, is_printable
 
 FORM = "URL[,option=value...]"
 MODEL = "model="
 MAX_MODELS = 256
-_OWN = frozenset(label for row in ROWS for label in row.labels)
+OWN_LABELS = frozenset(
+    {"batch_size", "id", "model", "outcome", "response", "stage", "state", "type", "version"}
+)
+"""Labels of Triton's families."""
 SERVER = polls.Form(
     schemes=("http", "https", "grpc", "grpcs"),
     options=("model", "metrics"),
-    reserved=frozenset({"le", "quantile", "origin"}) | _OWN,
+    reserved=frozenset({"le", "quantile", "origin"}) | OWN_LABELS,
 )
 PAGE = polls.Form(path="/metrics")
 

@@ -1,4 +1,4 @@
-"""What this exporter says of the engines that it counts itself."""
+"""Records of the engines that are counted here, and how these engines are."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from sidestep.metrics.registry import Registry
 
 
 class Records(Protocol):
-    """Where records come from that nothing takes back."""
+    """A source of records of which nothing can be taken back."""
 
     settles: float
-    """Seconds after which senders have let go of what a record holds."""
+    """Seconds after which senders will not resend what a record holds."""
 
     def version(self, engine: Engine) -> int | None:
         """Of the record of ``engine``; None where there is none yet."""
@@ -29,10 +29,10 @@ class Records(Protocol):
 
 
 class Present:
-    """Records of now: this process's end is that of its counts, and so of their life.
+    """Records of now, for a process without state: its end is the end of its epoch.
 
-    What a sender has not heard to be applied it sends again to the next process, whose counts
-    add to this one's: so a record waits until that has been heard.
+    A sender resends to the next process what was not acknowledged by this one, and the epochs'
+    counters add up: so a record waits until its items have been acknowledged.
     """
 
     settles = 0.5

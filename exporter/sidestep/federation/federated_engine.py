@@ -1,180 +1,214 @@
-"""An engine here that other exporters count: whose words it is the sum of, and what they call it."""
+"""An engine that another exporter counts, and its place among the engines shown here."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from hashlib import blake2b
 
-from sidestep.federation.lives import Key, Word
+import msgspec
+
+from sidestep.errors import WireError
+from sidestep.federation.aggregate import Aggregate
+from sidestep.federation.messages import Order, Standing
+from sidestep.metrics.description_limits import check, check_described, excess
 from sidestep.metrics.engine import Engine
-from sidestep.metrics.registry import GONE
-from sidestep.protocol.messages import EngineInfo
-
-Group = tuple[str, str, str, frozenset[tuple[str, str]]]
-"""What is one engine here: source (empty where all are one), identity there, dialect, labels."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Said:
-    """What a record says that its engine is: as its front ends have it, and its core."""
-
-    info: EngineInfo
-    core_info: Mapping[str, Mapping[str, str]]
+from sidestep.metrics.registry import GONE, MAX_ENGINES, SILENT, Registry
+from sidestep.protocol.limits import MAX_LABEL_CHARS
+from sidestep.protocol.messages import EngineInfo, check_engine, check_printable
+from sidestep.protocol.records import Head
 
 
-class Split(NamedTuple):
-    """How words add up.
+class SourceRecord(msgspec.Struct, array_like=True, gc=False, frozen=True):
+    """A source's record of one engine, as the source sent it; see ``wire.forwarded.Forward``.
 
     Attributes:
-        rest: Words that only count, and seldom change: of lives that are over, and of sources that
-            are silent.
-        present: The latest of each other source, in the order in which they are added.
-        voices: Those of them whose gauges count.
+        data: The encoded record.
+        labels: Labels that exporters on the way have added.
     """
 
-    rest: list[Word]
-    present: list[Word]
-    voices: frozenset[Key]
+    source: str
+    engine: str
+    epoch: int
+    run: int
+    seq: int
+    data: bytes
+    standing: Standing
+    labels: dict[str, str]
 
     @property
-    def form(self) -> tuple[frozenset[Key], tuple[Key, ...], frozenset[Key]]:
-        """What it is told by: another one needs another sum, though no record changed."""
-        present = tuple(word.key for word in self.present)
-        return frozenset(word.key for word in self.rest), present, self.voices
-
-
-class Rest(NamedTuple):
-    """What words that seldom change come to, and the order that each had."""
-
-    orders: dict[Key, tuple[int, int]]
-    record: bytes
+    def order(self) -> Order:
+        """The position among all records of this source and engine: the highest is the newest."""
+        return self.epoch, self.run, self.seq
 
 
 @dataclasses.dataclass(slots=True)
-class Shown:
-    """One engine here.
+class FederatedEngine:
+    """One engine of one source: its counters are ``base`` + ``current``.
 
     Attributes:
-        info: As the engine has it.
-        words: What it is the sum of, once that is made.
-        said: What each of them says of the engine.
-        is_told_whole: Its server keeps its totals: each life was told all of them.
-        rest: What was made last of words that seldom change.
-        form: How the words were split for the last sum.
-        present: Sources that are heard, as of then.
-        changed: Words that say something else since.
+        engine: What is shown.
+        info: The description that ``engine`` has.
+        current: The newest record.
+        heard: Monotonic time at which the source sent it.
+        base: The encoded sum of all ended epochs' last records; empty while none has ended.
+        ended: The last record of the epoch that ended last; part of ``base``, kept to be passed on.
     """
 
-    group: Group
     engine: Engine
     info: EngineInfo
-    words: dict[Key, Word] = dataclasses.field(default_factory=dict)
-    said: dict[Key, Said] = dataclasses.field(default_factory=dict)
-    is_told_whole: bool = False
-    rest: Rest | None = None
-    form: object = None
-    present: int = 0
-    changed: int = 0
+    current: SourceRecord
+    heard: float
+    base: bytes = b""
+    ended: SourceRecord | None = None
 
-    def intern(self, key: Key, said: Said) -> Said:
-        """``said``, or what another word has said that is the same: exporters of one engine agree."""
-        known = self.said.get(key)
-        if known == said:
-            return said if known is None else known
-        distinct = {id(each): each for each in self.said.values()}.values()
-        return next((each for each in distinct if each == said), said)
+    @property
+    def records(self) -> list[SourceRecord]:
+        """The records that another exporter needs to know, in the order in which they were sent."""
+        return [self.current] if self.ended is None else [self.ended, self.current]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all records."""
+        return len(self.base) + sum(len(record.data) for record in self.records)
+
+    def has(self, order: Order) -> bool:
+        """Return whether the counts of the record of this order are part of what is shown."""
+        for record in self.records:
+            if record.epoch == order[0]:
+                return order <= record.order
+        return False
+
+    def repeats(self, record: SourceRecord) -> bool:
+        """Return whether ``record`` has the same series as the current one."""
+        known = self.current
+        found = known.epoch, known.data, known.labels
+        return found == (record.epoch, record.data, record.labels)
+
+    def is_silent(self, now: float) -> bool:
+        """Return whether its gauges are too old to be shown."""
+        return now - self.heard >= SILENT
+
+    def show(self, registry: Registry, head: Head, total: Aggregate) -> WireError | None:
+        """Replace all series by ``total``, and info metrics by those of ``head``.
+
+        Returns:
+            The error of the last self-described family that was left out.
+        """
+        engine = self.engine
+        engine.excess = excess(registry, self.info)
+        engine.core_info, engine.front_info = head.core_info, self.info.info
+        known = {**engine.core_info, **engine.front_info}
+        if known != engine.info:
+            engine.info = known
+            engine.look_anew()
+        return total.show(registry, engine)
+
+    def place(self, registry: Registry, now: float) -> None:
+        """Show, hide or retire the engine as its current record says.
+
+        Raises:
+            WireError: There is no room to show it.
+        """
+        engine, standing = self.engine, self.current.standing
+        heard = not self.is_silent(now)
+        streams = {self.current.epoch} if standing.up and heard else set()
+        live = standing.live and heard
+        engine.heard = max(engine.heard, self.heard)
+        state = streams, live, standing.absent, standing.readings
+        if (engine.streams, engine.live, engine.absent, engine.told) != state:
+            engine.streams, engine.live, engine.absent, engine.told = state
+            registry.touch(engine)
+        gone = standing.absent or now - engine.heard >= GONE
+        if standing.former or (gone and not streams):
+            if engine.id in registry.engines:
+                registry.retire(engine)
+        elif engine.id in registry.kept:
+            if len(registry.engines) >= MAX_ENGINES:
+                registry.limited["engines"] += 1
+                raise WireError("over_limit", f"more than {MAX_ENGINES} engines")
+            registry.recall(engine)
 
 
-def latest(words: Iterable[Word]) -> list[Word]:
-    """The words that say how an engine is: each source's latest, those that are live at the end."""
-    found: dict[str, Word] = {}
-    for word in words:
-        known = found.get(word.source)
-        if not word.is_sum and (known is None or (word.live, word.life) > (known.live, known.life)):
-            found[word.source] = word
-    return sorted(found.values(), key=lambda word: (word.live, word.source))
+def described(registry: Registry, record: SourceRecord, head: Head) -> EngineInfo:
+    """Return the engine's description, with all labels that were added on the way.
 
-
-def counted(words: Iterable[Word], *, is_told_whole: bool) -> list[Word]:
-    """Those of ``words`` that add up."""
-    if not is_told_whole:
-        return list(words)
-    each = list(words)
-    return [*latest(each), *(word for word in each if word.is_of_several)]
-
-
-def split(words: Mapping[Key, Word], *, is_told_whole: bool) -> Split:
-    """How ``words`` of one engine add up.
-
-    Gauges are those of live words; of words of which none is, since nobody is shown them.
+    Raises:
+        WireError: No engine can be described like that.
     """
-    each = latest(words.values())
-    heard = [word for word in each if not word.silent] or each
-    present = sorted(heard, key=lambda word: word.key)
-    taken = {word.key for word in present}
-    added = counted(words.values(), is_told_whole=is_told_whole)
-    rest = sorted((word for word in added if word.key not in taken), key=lambda word: word.key)
-    voices = [word.key for word in present if word.live] or [word.key for word in present]
-    return Split(rest, present, frozenset(voices))
-
-
-def gone(words: Iterable[Word], now: float) -> list[list[Word]]:
-    """Words of each source of which nothing was heard for long, the longest silent first."""
-    sources: dict[str, list[Word]] = {}
-    for word in words:
-        sources.setdefault(word.source, []).append(word)
-    since = {source: max(word.since for word in each) for source, each in sources.items()}
-    heard = {source: max(word.heard for word in each) for source, each in sources.items()}
-    found = [
-        source
-        for source, each in sources.items()
-        if all(word.silent for word in each)
-        and now - since[source] >= GONE
-        and not all(word.is_sum for word in each)
-    ]
-    return [sources[source] for source in sorted(found, key=lambda source: heard[source])]
-
-
-def described(name: str, said: Mapping[Key, Said]) -> EngineInfo:
-    """What an engine called ``name`` is, of which several have ``said`` something.
-
-    It is the same whoever was the last; dialect and labels are those of all.
-    """
-    distinct = list({id(said[key]): said[key].info for key in sorted(said)}.values())
-    closed: dict[str, list[str]] = {}
-    for info in distinct:
-        for label, values in info.closed.items():
-            known = closed.setdefault(label, [])
-            known += [value for value in values if value not in known]
-    return EngineInfo(
-        name,
-        distinct[0].dialect,
-        distinct[0].labels,
-        {label: of for info in distinct for label, of in info.info.items()},
-        dict(_common(distinct)),
-        sorted({feature for info in distinct for feature in info.features}),
-        closed,
+    known = head.engine
+    # An engine's own label wins over one that was added.
+    labels = {**record.labels, **known.labels}
+    bounds = _bounds(registry, head)
+    info = EngineInfo(
+        record.engine, known.dialect, labels, known.info, bounds, known.features, known.closed
     )
+    check_engine(info)
+    check_printable(text for of in head.core_info.values() for text in of.values())
+    return info
 
 
-def inform(engine: Engine, said: Mapping[Key, Said], order: Sequence[Word]) -> None:
-    """Let ``engine`` have the info metrics of all who say how it is; the later ones' stand."""
-    heads = [said[word.key] for word in order]
-    engine.core_info = {name: dict(of) for head in heads for name, of in head.core_info.items()}
-    engine.front_info = {name: of for head in heads for name, of in head.info.info.items()}
-    info = {**engine.core_info, **engine.front_info}
-    if info != engine.info:
-        engine.info = info
-        engine.look_anew()
+def engine_for(registry: Registry, info: EngineInfo, known: FederatedEngine | None) -> Engine:
+    """Return an engine of the description ``info``: ``known``'s, or a new one without a place yet.
 
+    Args:
+        registry: The registry that it is made for.
+        info: Its description; ``id`` is its name here.
+        known: The engine that it is, or replaces.
 
-def _common(infos: Sequence[EngineInfo]) -> Iterator[tuple[str, list[float]]]:
-    """Bounds that all have who have any, by bucket family: up to them each count is exact.
-
-    Where there is none, those of the first stand.
+    Raises:
+        WireError: There is no room for it, or it cannot be shown.
     """
-    for family in sorted({family for info in infos for family in info.bounds}):
-        told = [info.bounds[family] for info in infos if family in info.bounds]
-        shared = set(told[0]).intersection(*told[1:])
-        yield family, [bound for bound in told[0] if bound in shared] or told[0]
+    if known is not None and is_same(known.info, info):
+        if info == known.info:
+            return known.engine
+        check_described(registry, info)
+    else:
+        registry.check(info)
+        check(registry, 0, [info])
+    engine = Engine(registry.layouts[info.dialect], info, registry.overrides, registry.native)
+    engine.forwarded, engine.live = True, False
+    if known is not None:
+        engine.created, engine.heard = known.engine.created, known.engine.heard
+    return engine
+
+
+def check_former(registry: Registry, record: SourceRecord) -> None:
+    """Refuse a retired engine that is new here once enough of them are kept.
+
+    Raises:
+        WireError: It would displace engines whose counters only this exporter has.
+    """
+    if record.standing.former and len(registry.kept) >= MAX_ENGINES:
+        registry.limited["engines"] += 1
+        raise WireError("over_limit", f"more than {MAX_ENGINES} engines that are gone")
+
+
+def is_same(known: EngineInfo, info: EngineInfo) -> bool:
+    """Return whether both describe the same series: labels and dialect are equal."""
+    return (known.dialect, known.labels) == (info.dialect, info.labels)
+
+
+def name_of(registry: Registry, record: SourceRecord) -> str:
+    """Return an engine id that is free: readable, and the same each time."""
+    name = f"{record.source}/{record.engine}"
+    if len(name) > MAX_LABEL_CHARS or name in registry.engines or name in registry.kept:
+        key = repr((record.source, record.engine)).encode()
+        digest = blake2b(key, digest_size=8).hexdigest()
+        name = f"{name[: MAX_LABEL_CHARS - len(digest) - 1]}/{digest}"
+    if name in registry.engines or name in registry.kept:
+        raise WireError("engine_conflict", f"{name} is there already")
+    return name
+
+
+def _bounds(registry: Registry, head: Head) -> dict[str, list[float]]:
+    """Return the bounds of each bucket family at the source."""
+    found = dict(head.engine.bounds)
+    layout = registry.layouts.get(head.engine.dialect)
+    if layout is None:
+        raise WireError("unknown_dialect", head.engine.dialect)
+    rows = dict(zip(layout.histogram_names, layout.histograms, strict=True))
+    for name, bounds in zip(head.histograms, head.bounds, strict=True):
+        row = rows.get(name)
+        if row is not None and row.buckets:
+            found[row.buckets] = bounds
+    return found

@@ -1,4 +1,4 @@
-"""What one exporter tells another: an engine's record, cumulative, and who counted it."""
+"""The message between exporters: an engine's record, cumulative, and its source."""
 
 from __future__ import annotations
 
@@ -27,6 +27,10 @@ MAX_PIECES = 16
 MAX_RECORD_BYTES = 2 << 20
 """An engine with all the series that it may have comes to half of it."""
 TAG = "F"
+EPOCH_BITS = 20
+"""Random bits of an epoch; those above are the Unix milliseconds of its start."""
+Order = tuple[int, int, int]
+"""Epoch, run and seq of a record: of two from one source the higher is the newer."""
 _MARK = bytes([0xA0 | len(TAG)]) + TAG.encode()
 _LONG = 0xDC
 """First byte of an array of more than 15 fields; two more have its length."""
@@ -51,24 +55,24 @@ class Standing(msgspec.Struct, array_like=True, gc=False, frozen=True):
 
 
 class Forward(msgspec.Struct, array_like=True, gc=False, tag=TAG):
-    """An engine's record of now, or a piece of one that no frame holds.
+    """An engine's current record, or a piece of one that is too large for a frame.
 
     Attributes:
-        source: The exporter that counted, by its stable name.
-        engine: Identity there.
-        life: Of the counts: an exporter that begins at 0 begins another. Later ones are larger.
-        run: Which of the processes that went on with this life.
+        source: The stable name of the exporter that counts.
+        engine: The engine's id there.
+        epoch: A number for counters that started at 0 together; see ``new_epoch``.
+        run: A number for the process, larger for each that continues the epoch.
         seq: Grows with every record of a run.
         piece: Index of ``data`` among ``pieces``.
         data: The record (``totals.Record``), or a piece of it.
-        age: Seconds since the source itself said so.
-        labels: That exporters on the way have added.
+        age: Seconds since the source sent it.
+        labels: Labels that exporters on the way have added.
     """
 
     version: int
     source: Identifier
     engine: Identifier
-    life: Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
+    epoch: Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
     run: Seq
     seq: Seq
     piece: Annotated[int, Meta(ge=0, lt=MAX_PIECES)]
@@ -81,6 +85,19 @@ class Forward(msgspec.Struct, array_like=True, gc=False, tag=TAG):
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Forward] = msgspec.msgpack.Decoder(Forward)
+
+
+def new_epoch(wall: float, chance: int) -> int:
+    """Return the epoch of a process that starts with empty counters at the Unix time ``wall``.
+
+    It is larger than that of any process that started earlier, unless the clock was set back.
+    """
+    return int(wall * 1000) << EPOCH_BITS | chance % (1 << EPOCH_BITS)
+
+
+def order_of(message: Forward) -> Order:
+    """Return the position of ``message`` among all of its source and engine."""
+    return message.epoch, message.run, message.seq
 
 
 def is_forward(frame: bytes) -> bool:

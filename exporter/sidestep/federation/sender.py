@@ -1,4 +1,4 @@
-"""Telling another exporter what this one counts, and what others have told it."""
+"""The connection to an upstream exporter, and what is sent over it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from zmq.utils.monitor import recv_monitor_message
 from sidestep.errors import ConfigError, WireError
 from sidestep.federation.computed_records import Records
 from sidestep.federation.messages import Forward, encode_forward, split
-from sidestep.federation.outbox import Outbox
-from sidestep.ingest.intake import Intake
+from sidestep.federation.outbox import Counted, Outbox
 from sidestep.protocol.messages import Nack, decode_from_exporter
 from sidestep.telemetry.cooperative import collected
 from sidestep.telemetry.logs import Limited
@@ -27,26 +26,26 @@ log = logging.getLogger(__name__)
 WAIT = 0.01
 """Seconds until a socket that takes nothing more is tried again."""
 PATIENCE = 2.0
-"""Seconds for which one frame may wait: what is told next round is newer."""
+"""Seconds for which one frame may wait: the next round has a newer one."""
 LINGER = 1000
-"""Milliseconds in which the last words may leave."""
+"""Milliseconds in which the last frames may leave."""
 ALONE = 5.0
 """Seconds without a connection after which the log says so."""
 PENALTY = 10.0
-"""Seconds without a connection after the other exporter sent more than it owes."""
+"""Seconds without a connection after the other exporter has sent too much."""
 EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 
 
 class Forwarder:
-    """Owns the connection to another exporter.
+    """Sends records to an upstream exporter.
 
     Args:
-        intake: Of this exporter.
-        endpoint: Where the other takes what engines push, and this.
-        source: What this exporter calls itself, the same each time.
-        records: Of the engines that are counted here.
-        labels: That all series get on the way.
-        clock: Monotonic seconds, as the intake's.
+        counted: This exporter's counters and records.
+        endpoint: The ingest endpoint of the other exporter.
+        source: The stable name of this exporter.
+        records: Encoded records of the engines that are counted here.
+        labels: Labels to add to all series.
+        clock: Monotonic seconds, as the exporter's.
 
     Raises:
         ConfigError: The endpoint or the keys cannot be used.
@@ -54,7 +53,7 @@ class Forwarder:
 
     def __init__(
         self,
-        intake: Intake,
+        counted: Counted,
         endpoint: str,
         source: str,
         records: Records,
@@ -62,9 +61,9 @@ class Forwarder:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._intake = intake
+        self._exporter = counted
         self._endpoint = endpoint
-        self._outbox = Outbox(intake, source, records, labels, self._clash)
+        self._outbox = Outbox(counted, source, records, labels, self._clash)
         self._settles = records.settles
         self._clock = clock
         self._connected = False
@@ -80,20 +79,20 @@ class Forwarder:
         except ConfigError:
             self._context.term()
             raise
-        metrics = intake.metrics
+        metrics = counted.metrics
         metrics.read("sidestep_forward_connected", lambda: [((), float(self._connected))])
         metrics.read(
             "sidestep_forward_lag_seconds", lambda: [((), self._outbox.lag(self._clock()))]
         )
 
     async def run(self, interval: float) -> None:
-        """Tell what is new every ``interval`` seconds, until cancelled."""
+        """Send what is due every ``interval`` seconds, until cancelled."""
         while True:
-            await self.tell()
+            await self.send()
             await asyncio.sleep(interval)
 
-    async def tell(self) -> None:
-        """Tell what is new, and what has not been told for long."""
+    async def send(self) -> None:
+        """Send changed records, and those that were not sent for long."""
         if self._clock() < self._banned_until:
             return
         self._listen()
@@ -108,19 +107,19 @@ class Forwarder:
             if not await self._send(due.message):
                 return
             self._outbox.sent(due, self._clock())
-            # A record each turn: hundreds would hold the loop.
+            # Hundreds at a time would hold the loop.
             await asyncio.sleep(0)
 
     async def close(self) -> None:
-        """Say the last word, give it a moment to leave, and close the connection."""
-        # By now senders know all there is to know.
+        """Send what is due a last time, give it a moment to leave, and close the connection."""
+        # Senders have been acknowledged by now.
         self._settles = 0.0
-        await self.tell()
+        await self.send()
         self._close(LINGER)
         await asyncio.to_thread(self._context.term)
 
     def cut(self) -> None:
-        """Close the connection, which frees what it holds, and make it anew."""
+        """Close the connection, which frees its buffers, and open another."""
         self._close(0)
         self._open()
 
@@ -136,13 +135,13 @@ class Forwarder:
         self._socket.close(linger=linger)
 
     def _clash(self, engine: str) -> None:
-        self._intake.metrics.add("sidestep_forward_errors_total", 1, "label")
+        self._exporter.metrics.add("sidestep_forward_errors_total", 1, "label")
         text = "--forward.label: %s has a label of that name already, which stands"
         self._said.warning("label", text, engine)
 
     async def _send(self, message: Forward) -> bool:
-        """Whether it left; if not there is nobody to take it, or not fast enough."""
-        metrics = self._intake.metrics
+        """Return whether ``message`` has left; if not, nobody takes it, or not fast enough."""
+        metrics = self._exporter.metrics
         try:
             pieces = split(message.data)
         except WireError as error:
@@ -152,13 +151,13 @@ class Forwarder:
         message.pieces = len(pieces)
         for message.piece, message.data in enumerate(pieces):
             frame = encode_forward(message)
-            if not await self._give(frame):
+            if not await self._put(frame):
                 return False
             metrics.add("sidestep_forward_bytes_total", len(frame))
         metrics.add("sidestep_forward_records_total")
         return True
 
-    async def _give(self, frame: bytes) -> bool:
+    async def _put(self, frame: bytes) -> bool:
         until = self._clock() + PATIENCE
         while True:
             try:
@@ -172,14 +171,14 @@ class Forwarder:
                 return True
 
     def _listen(self) -> None:
-        """Take in what became of the connection, and why the other exporter refuses something."""
+        """Read the state of the connection, and refusals."""
         while self._monitor.poll(0):
             event = recv_monitor_message(self._monitor)["event"]
             if self._connected:
                 self._alone_since = self._clock()
             self._connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
             if self._connected:
-                # It may be another process, which has heard nothing yet.
+                # It may be another process, which has no record yet.
                 self._outbox.renew()
             elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                 self._refused("unauthorised", "it does not know this exporter's key")
@@ -199,6 +198,6 @@ class Forwarder:
                 self._refused(answer.code, answer.detail)
 
     def _refused(self, code: str, detail: str) -> None:
-        self._intake.metrics.add("sidestep_forward_errors_total", 1, code)
+        self._exporter.metrics.add("sidestep_forward_errors_total", 1, code)
         text = "the exporter at %s refuses what is forwarded: %s"
         self._said.warning(code, text, self._endpoint, detail or code)

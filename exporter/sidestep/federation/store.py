@@ -1,323 +1,232 @@
-"""Engines that other exporters count: what these say, as series of this one's pages.
+"""What each source has counted of each engine: the sum of its ended epochs, and its current record.
 
-What the lives of one source said of one engine adds up to an engine here, whose gauges are those
-of its latest life. Engines of two sources are two, unless the operator wants those of one
-identity to be one.
-
-To add up takes many small steps, between which others have their turn; nothing is changed before
-the last of them. The steps of one word end before those of the next one begin.
+A source's record is cumulative within its epoch, so the newest one replaces all before it. Epochs
+only grow: the first record of a larger epoch ends the one before for good. Sources are never added
+up with each other.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Generator, Iterator, Sequence
-from hashlib import blake2b
 
 from msgspec.structs import replace
 
 from sidestep.errors import WireError
-from sidestep.federation.board import Board, Changes
-from sidestep.federation.federated_engine import Group, Said, Shown, gone
-from sidestep.federation.identity import group_of, is_known, name_of, new_shown, said_in, settle
-from sidestep.federation.lives import NOBODY, SPARE, Lives, Word, summed
-from sidestep.federation.messages import Forward
-from sidestep.federation.sums import total_of
-from sidestep.ingest.hello_limits import check_described
-from sidestep.metrics.engine import ORIGIN, Engine
+from sidestep.federation.aggregate import Aggregate, aggregate
+from sidestep.federation.federated_engine import (
+    FederatedEngine,
+    SourceRecord,
+    check_former,
+    described,
+    engine_for,
+    is_same,
+    name_of,
+)
+from sidestep.federation.messages import Forward, check_size, order_of
+from sidestep.federation.pieces import Key, Pieces
+from sidestep.metrics.engine import ORIGIN
 from sidestep.metrics.record_codec import decode_in_parts, decode_record
-from sidestep.metrics.registry import MAX_ENGINES, SILENT, Registry
-from sidestep.metrics.validate_record import check as check_record
-from sidestep.metrics.validate_record import check_in_parts
+from sidestep.metrics.registry import SILENT, Registry
+from sidestep.metrics.validate_record import check, check_in_parts
 from sidestep.protocol.records import Record
 
-PATIENCE = 2
-MAX_GONE = 256
-"""Sources of one engine that are told apart though they are gone: they may come back."""
-AT_ONCE = 256
-"""Words that are added up in a second, about, because a sum has waited; likewise because lives are over."""
+MAX_BYTES = 96 << 20
+"""Of all records."""
+ENDED_EPOCH = "ended_epoch"
+"""The reason for which records of an ended epoch are refused."""
 
 
-class Forwarded:
-    """What other exporters told of, and the engines here that show it.
-
-    Args:
-        merge: Whether engines of one identity are one, whoever counts them.
+class Store:
+    """Engines that other exporters count.
 
     Attributes:
-        lives: What they said.
-        own: Source and life of this exporter: what comes back to it is not counted again.
-        patience: Times as many lives as ``Lives.most`` are told apart while something comes of them.
+        own: Source and epoch of this exporter, whose records it does not take back.
+        bytes: Of all records.
     """
 
-    def __init__(self, registry: Registry, *, merge: bool = False) -> None:
-        self.lives = Lives()
-        self.merge = merge
+    def __init__(self, registry: Registry) -> None:
         self.own = ("", 0)
-        self.patience = PATIENCE
+        self.bytes = 0
         self._registry = registry
-        self._board = Board(registry, self.lives)
-        self._fallen: dict[Group, None] = {}
-        """Engines of which a source has fallen silent."""
-        self._restored: dict[Group, bool] = {}
-        """Those of a snapshot, and whether they were shown."""
-        self._crowded: dict[tuple[str, str], float] = {}
-        """Sources and engines with lives that are too many, and from when on some may be over."""
+        self._engines: dict[Key, FederatedEngine] = {}
+        self._pieces = Pieces()
 
-    def take(self, message: Forward, now: float) -> Word | None:
-        """What ``message`` says that is new; to be applied before the next message is taken.
+    def __iter__(self) -> Iterator[FederatedEngine]:
+        return iter(list(self._engines.values()))
+
+    def find(self, source: str, engine: str) -> FederatedEngine | None:
+        """Return what ``source`` counts of ``engine``."""
+        known = self._engines.get((source, engine))
+        if known is not None and not self._is_kept(known):
+            self._drop((source, engine))
+            return None
+        return known
+
+    def sources(self, now: float) -> int:
+        """Count the sources that were heard in the last 30 s."""
+        return len({known.current.source for known in self if not known.is_silent(now)})
+
+    def take(self, message: Forward, now: float) -> Iterator[None] | None:
+        """Return the steps that apply ``message``, to be run before the next one is taken.
+
+        Returns:
+            None if the message is a duplicate, late, or a piece of a record that is incomplete.
 
         Raises:
-            WireError: It cannot be counted any more, or is too large.
+            WireError: Its epoch has ended, or its record is too large; the steps raise it if the
+                record cannot be shown, and the one before stands, or if self-described families
+                were left out.
         """
-        if (message.source, message.life) == self.own:
+        if (message.source, message.epoch) == self.own:
             return None
-        total = self.lives.sum_with((message.source, message.engine, message.life))
-        if total is not None:
-            self._check_folded(total, message)
+        order = order_of(message)
+        known = self.find(message.source, message.engine)
+        if known is not None and order <= known.current.order:
+            if order[0] < known.current.epoch and not known.has(order):
+                raise WireError(ENDED_EPOCH, _ended(message.source))
             return None
-        word = self.lives.take(message, now)
-        if word is not None:
-            word.silent = now - word.heard >= SILENT
-        return word
+        data = self._pieces.complete(message)
+        if data is None:
+            return None
+        check_size(len(data))
+        record = SourceRecord(
+            message.source, message.engine, *order, data, message.standing, message.labels
+        )
+        heard = now - message.age
+        return self._apply(record, heard if known is None else max(heard, known.heard), now)
 
-    def apply(self, word: Word, now: float) -> Iterator[None]:
-        """Let ``word`` stand in place of what its life said before.
+    def restore(
+        self,
+        base: bytes,
+        records: Sequence[SourceRecord],
+        name: str,
+        *,
+        origin: bool,
+        shown: bool,
+        now: float,
+    ) -> None:
+        """Take over an engine from a snapshot; its gauges wait until its source is heard.
 
-        Raises:
-            WireError: It cannot be shown, and what was said before stands; or of the families
-                that describe themselves some are left out.
-        """
-        if self._is_same(word):
-            known = self.lives.put(word)
-            shown = self._board.of(word.key)
-            shown.words[word.key] = word
-            settle(self._registry, shown, now)
-            is_other = known is None or (known.silent, known.live) != (word.silent, word.live)
-            if is_other and self._board.is_due(shown):
-                yield from self._board.add_up(shown)
-            return
-        self.lives.check(word)
-        record = yield from decode_in_parts(word.record)
-        said = said_in(self._registry, word, record.head)
-        group = group_of(word, said, merge=self.merge)
-        shown = self._board.shown.get(group) or self._new(group, word, said)
-        if shown.said.get(word.key) != said:
-            check_described(self._registry, replace(said.info, id=shown.engine.id))
-        yield from check_in_parts(shown.engine, record)
-        refused = yield from self._let_stand(shown, word, said, record, now)
-        yield from self._fold_old(word.source, word.engine, now)
-        if refused is not None:
-            raise refused
-
-    def restore(self, word: Word, name: str, *, origin: bool, shown: bool) -> None:
-        """Take over a snapshot's word; ``restored`` is to be called after the last one.
+        Args:
+            base: See ``FederatedEngine``.
+            records: See ``FederatedEngine.records``.
+            name: Its id here.
+            origin: Whether it has a label ``origin``.
+            shown: Whether it was on the page.
+            now: Monotonic seconds.
 
         Raises:
             WireError: It cannot be shown.
         """
-        record = decode_record(word.record)
-        said = said_in(self._registry, word, record.head)
-        group = group_of(word, said, merge=self.merge)
-        found = self._board.shown.get(group) or self._new(group, word, said, name)
-        check_record(found.engine, record)
-        self.lives.put(word)
-        if self.lives.is_crowded(word.source, word.engine):
-            self._crowded[word.source, word.engine] = word.arrived + SILENT
-        self._board.enter(found)
-        engine = found.engine
+        *ended, current = records
+        record = decode_record(current.data)
+        info = replace(described(self._registry, current, record.head), id=name)
+        engine = engine_for(self._registry, info, None)
+        check(engine, record)
+        total = _run(aggregate(self._registry, engine, base, record))
         if origin:
             engine.labels[ORIGIN] = engine.id
-        found.is_told_whole |= bool(record.totals.looked)
-        self._board.bind(found, word, said)
-        engine.heard = max(engine.heard, word.since)
-        self._restored[group] = shown
+        engine.heard = now
+        made = FederatedEngine(engine, info, current, now - SILENT, base, *ended)
+        self._put(None, made)
+        made.show(self._registry, record.head, total)
+        if shown:
+            made.place(self._registry, now)
 
-    def restored(self, now: float) -> None:
-        """Show what snapshot's words come to; gauges wait until a source is heard.
+    def pass_time(self, now: float) -> None:
+        """Hide gauges of engines whose source has been silent, and forget what was forgotten."""
+        for key, known in list(self._engines.items()):
+            if not self._is_kept(known):
+                self._drop(key)
+            elif (known.engine.live or known.engine.streams) and known.is_silent(now):
+                with contextlib.suppress(WireError):
+                    known.place(self._registry, now)
 
-        Raises:
-            WireError: Of the last engine of which something cannot be shown; all others are.
-        """
-        refused: WireError | None = None
-        restored, self._restored = self._restored, {}
-        for group, is_shown in restored.items():
-            try:
-                for _ in self._board.add_up(self._board.shown[group]):
-                    pass
-                if is_shown:
-                    settle(self._registry, self._board.shown[group], now)
-            except WireError as error:
-                refused = error
+    def clear(self) -> None:
+        """Forget all engines; the registry has been cleared."""
+        self._engines.clear()
+        self._pieces = Pieces()
+        self.bytes = 0
+
+    def _apply(self, record: SourceRecord, heard: float, now: float) -> Iterator[None]:
+        known = self.find(record.source, record.engine)
+        if known is not None and known.repeats(record):
+            known.current, known.heard = record, heard
+            known.place(self._registry, now)
+            return
+        found = yield from decode_in_parts(record.data)
+        if known is None:
+            check_former(self._registry, record)
+        name = name_of(self._registry, record) if known is None else known.engine.id
+        info = replace(described(self._registry, record, found.head), id=name)
+        engine = engine_for(self._registry, info, known)
+        yield from check_in_parts(engine, found)
+        base, ended = yield from self._before(known, record, found)
+        total = yield from aggregate(self._registry, engine, base, found)
+        if self.find(record.source, record.engine) is not known:
+            # It was forgotten between two steps; the source repeats its record.
+            return
+        goes_on = known is not None and is_same(known.info, info)
+        shown = known.engine if known is not None and goes_on else engine
+        made = FederatedEngine(shown, info, record, heard, base, ended)
+        self._put(known, made)
+        if shown is not engine:
+            shown.update(info)
+        refused = made.show(self._registry, found.head, total)
+        made.place(self._registry, now)
         if refused is not None:
             raise refused
 
-    def engine_of(self, word: Word) -> Engine:
-        """The engine here that shows ``word``."""
-        return self._board.of(word.key).engine
+    def _before(
+        self, known: FederatedEngine | None, record: SourceRecord, found: Record
+    ) -> Generator[None, None, tuple[bytes, SourceRecord | None]]:
+        """Return the base that ``record`` counts on top of, and the last record of the ended epoch."""
+        if known is None or found.head.engine.dialect != known.info.dialect:
+            return b"", None
+        if record.epoch == known.current.epoch:
+            return known.base, known.ended
+        if found.totals.looked:
+            # A server that keeps its own totals tells each epoch all of them.
+            return b"", known.current
+        last = yield from decode_in_parts(known.current.data)
+        total = yield from aggregate(self._registry, known.engine, known.base, last, gauges=False)
+        return total.encoded(), known.current
 
-    def pass_time(self, now: float) -> None:
-        """Notice which sources have fallen silent, and which engines nobody remembers any more."""
-        silent = [w for w in self.lives if not w.silent and now - w.heard >= SILENT]
-        for word in silent:
-            word.silent = True
-        self._fallen.update((self._board.groups[word.key], None) for word in silent)
-        for group, shown in list(self._board.shown.items()):
-            if not is_known(self._registry, shown):
-                self._board.drop(group)
-
-    def catch_up(self, now: float) -> Iterator[None]:
-        """Let engines be as those say who have not fallen silent; add up what has waited for more.
-
-        About once a second, after ``pass_time``; of sources that are gone some become one sum.
-
-        Raises:
-            WireError: See ``apply``; what comes after it waits for the next time.
-        """
-        while self._fallen:
-            group, _ = self._fallen.popitem()
-            if group in self._board.shown:
-                settle(self._registry, self._board.shown[group], now)
-                self._board.is_due(self._board.shown[group])
-                yield
-        room = AT_ONCE
-        while self._board.stale and room > 0:
-            shown = self._board.shown[next(iter(self._board.stale))]
-            room -= len(shown.words)
-            yield from self._board.add_up(shown)
-        room = AT_ONCE
-        while self._crowded and room > 0:
-            pair, due = next(iter(self._crowded.items()))
-            if now < due and self._has_room:
-                break
-            del self._crowded[pair]
-            there = {id(s): s for s in (self._board.of(w.key) for w in self.lives.of(*pair))}
-            room -= sum(len(shown.words) for shown in there.values()) or 1
-            yield from self._fold_old(*pair, now)
-        for shown in [s for s in self._board.shown.values() if len(s.words) > MAX_GONE]:
-            yield from self._fold_gone(shown, now)
-
-    def clear(self) -> None:
-        """Forget all there is; the registry has been cleared."""
-        self.lives = Lives()
-        self._board = Board(self._registry, self.lives)
-        self._fallen.clear()
-        self._restored.clear()
-        self._crowded.clear()
-
-    def _check_folded(self, total: Word, message: Forward) -> None:
-        """Whether ``total`` has all that ``message`` says; what is lost is so once.
+    def _put(self, known: FederatedEngine | None, made: FederatedEngine) -> None:
+        """Let ``made`` take the place of ``known``.
 
         Raises:
-            WireError: It says more, and nobody can tell what.
+            WireError: There is no room; ``known`` still stands.
         """
-        process, order = (message.source, message.life), (message.run, message.seq)
-        known = total.summed.get(process)
-        if known is None:
-            # Of a source that is gone it is most likely what an exporter on the way says again.
-            is_known = message.age >= SILENT
-        else:
-            is_known = order <= known
-            total.summed[process] = max(order, known)
-        if not is_known:
-            text = "was gone for so long, or began anew so often, that its counts are part of a sum"
-            anew = "restart it with an empty --state.dir, and it begins anew"
-            raise WireError("folded", f"{message.source} {text}; {anew}")
+        size = self.bytes + made.size - (0 if known is None else known.size)
+        if size > MAX_BYTES:
+            raise WireError("over_limit", "other exporters send more than there is room for")
+        self.bytes = size
+        self._engines[made.current.source, made.current.engine] = made
+        if known is None or known.engine is not made.engine:
+            if known is not None:
+                self._registry.discard(known.engine)
+            self._registry.kept[made.engine.id] = made.engine
 
-    @property
-    def _has_room(self) -> bool:
-        """Whether lives may wait that will become a sum: with a label each, each is an engine."""
-        engines = len(self._registry.engines) + len(self._registry.kept)
-        return self.lives.has_room and SPARE * engines <= MAX_ENGINES
+    def _is_kept(self, known: FederatedEngine) -> bool:
+        there = self._registry.engines, self._registry.kept
+        return any(engines.get(known.engine.id) is known.engine for engines in there)
 
-    @property
-    def sources(self) -> int:
-        """Exporters that are heard."""
-        return len({word.source for word in self.lives if not word.silent})
+    def _drop(self, key: Key) -> None:
+        self.bytes -= self._engines.pop(key).size
 
-    def _is_same(self, word: Word) -> bool:
-        """Whether it says what the word before it said."""
-        known = self.lives.find(word.key)
-        return (
-            known is not None
-            and known.record == word.record
-            and known.labels == word.labels
-            and word.key in self._board.groups
-        )
 
-    def _new(self, group: Group, word: Word, said: Said, name: str = "") -> Shown:
-        """An engine that is not there yet."""
-        name = name or name_of(self._registry, group, word)
-        return new_shown(self._registry, group, word, replace(said.info, id=name))
+def _run(steps: Generator[None, None, Aggregate]) -> Aggregate:
+    """Run all steps at once, and return their result."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            found: Aggregate = end.value
+            return found
 
-    def _let_stand(
-        self, shown: Shown, word: Word, said: Said, record: Record, now: float
-    ) -> Generator[None, None, WireError | None]:
-        """Let ``word`` count for ``shown``, and not any more where its life's last word did.
 
-        Returns:
-            What is wrong with families that describe themselves, which are left out.
-        """
-        shown.is_told_whole |= bool(record.totals.looked)
-        before = self._board.shown.get(self._board.groups.get(word.key, shown.group), shown)
-        is_there = shown.group in self._board.shown
-        if before is shown and is_there and self._board.may_wait(shown):
-            self.lives.put(word)
-            self._board.bind(shown, word, said)
-            shown.changed += 1
-            settle(self._registry, shown, now)
-            return None
-        new = {word.key: word}, {word.key: shown.intern(word.key, said)}
-        decoded = {word.key: record}
-        made: Changes = [(shown, (yield from self._board.changed(shown, set(), *new, decoded)))]
-        if before is not shown:
-            made.append((before, (yield from self._board.changed(before, {word.key}))))
-        if any(
-            self._board.is_gone(each) for each in (shown, before) if is_there or each is not shown
-        ):
-            # Nobody remembers it any more: it is there again, but by this word alone.
-            yield from self.apply(word, now)
-            return None
-        self.lives.put(word)
-        self._board.enter(shown)
-        return self._board.put(made, now)
-
-    def _fold_old(self, source: str, engine: str, now: float) -> Iterator[None]:
-        """Make one sum of lives that are over, where there are too many; later of those that may go on."""
-        pair = source, engine
-        self._crowded.pop(pair, None)
-        patience = self.patience if self._has_room else 1
-        yield from self._fold(self.lives.excess(*pair, now - SILENT, patience), now)
-        if self.lives.is_crowded(*pair):
-            self._crowded[pair] = now + SILENT
-
-    def _fold_gone(self, shown: Shown, now: float) -> Iterator[None]:
-        """Make one sum of the sources that are gone for longest, where there are too many."""
-        sources = gone(shown.words.values(), now)
-        if len(sources) <= MAX_GONE or all(word.silent for word in shown.words.values()):
-            return
-        # Some more than have to: what is left is added up anew.
-        some = sources[: len(sources) - MAX_GONE + MAX_GONE // 4]
-        name = NOBODY + blake2b(repr(sorted(shown.group[3])).encode(), digest_size=8).hexdigest()
-        before = [word for word in shown.words.values() if word.source == name]
-        yield from self._fold([*before, *(word for words in some for word in words)], now, name)
-
-    def _fold(self, words: Sequence[Word], now: float, name: str = "") -> Iterator[None]:
-        """Make one sum of ``words``, called ``name`` or as the last of them."""
-        if not words:
-            return
-        there = {word.key: self._board.of(word.key) for word in words}
-        told = {key: shown.said[key] for key, shown in there.items()}
-        shown = there[words[-1].key]
-        record = yield from total_of(self._registry, shown, words, told)
-        total = summed(words, record, name)
-        new = {total.key: total}, {total.key: told[words[-1].key]}
-        changes: Changes = [(shown, (yield from self._board.changed(shown, told.keys(), *new)))]
-        for other in {each.group: each for each in there.values() if each is not shown}.values():
-            changes.append((other, (yield from self._board.changed(other, told.keys()))))
-        if any(self.lives.find(word.key) is not word for word in words):
-            # Some of them were forgotten meanwhile.
-            return
-        self.lives.replace(words, total)
-        for key in told:
-            del self._board.groups[key]
-        self._board.put(changes, now)
+def _ended(source: str) -> str:
+    text = "another process began later and ended this one's epoch: give each its own"
+    return f"{source}: {text} --forward.source, or correct a clock that was set back and restart"

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from sidestep.errors import WireError
-from sidestep.ingest.hello_limits import check as check_engines
-from sidestep.ingest.hello_limits import excess
+from sidestep.metrics.description_limits import check as check_engines
+from sidestep.metrics.description_limits import excess
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.registry import GONE, SILENT, Registry
 from sidestep.protocol.messages import EngineInfo, Hello

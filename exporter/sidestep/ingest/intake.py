@@ -17,10 +17,9 @@ import msgspec
 from sidestep.engines.apply import Applier
 from sidestep.engines.items import Item, decode_item
 from sidestep.errors import WireError
-from sidestep.federation.lives import new_life
-from sidestep.federation.messages import is_forward
-from sidestep.federation.receiver import Hearsay, Replies
-from sidestep.federation.store import Forwarded
+from sidestep.federation.messages import is_forward, new_epoch
+from sidestep.federation.receiver import RecordReceiver, Replies
+from sidestep.federation.store import Store
 from sidestep.ingest.bindings import Feeding, Work
 from sidestep.ingest.engine_metrics import read_metrics
 from sidestep.metrics.engine import Engine
@@ -51,14 +50,13 @@ class Intake:
     Args:
         wall: Unix time, told to people only.
         guard: Knows who may say what; by default everybody may say everything.
-        merge: Whether engines of one identity are one, whichever exporter forwards them.
 
     Attributes:
         feeding: Which streams feed which engines.
-        forwarded: Engines that other exporters count.
+        federation: Engines that other exporters count.
         loads: Follows how saturated those are that are counted here.
-        life: Of the counts here; see ``session.lives``. A snapshot goes on with its own.
-        run: Which of the processes that went on with it.
+        epoch: Of the counters here; see ``wire.forwarded``. A snapshot continues its own.
+        run: A number for the process, larger for each that continues the epoch.
         refused: Frames that could not be taken, so far.
         items: Items applied so far.
     """
@@ -72,7 +70,6 @@ class Intake:
         clock: Callable[[], float],
         wall: Callable[[], float],
         guard: Guard | None = None,
-        merge: bool = False,
     ) -> None:
         self.registry = registry
         self.metrics = metrics
@@ -80,11 +77,11 @@ class Intake:
         self.applier = Applier(registry)
         self.guard = guard or Guard(metrics, clock)
         self.refused = self.items = 0
-        self.forwarded = Forwarded(registry, merge=merge)
+        self.federation = Store(registry)
         self.loads = Loads(registry)
-        self._hearsay = Hearsay(self.forwarded, self.receiver, metrics, clock)
-        self.life, self.run = new_life(wall(), boot), 1
-        self._clock, self._wall = clock, wall
+        self._records = RecordReceiver(self.federation, self.receiver, metrics, clock)
+        self.epoch, self.run = new_epoch(wall(), boot), 1
+        self._wall = wall
         self.feeding = Feeding(registry, self.receiver)
         self._work: deque[Work] = deque()
         self._waiting = 0
@@ -93,7 +90,7 @@ class Intake:
         """Unix time of the frame whose items are being applied."""
         self._bugs = Limited(log, clock=clock)
         read_metrics(metrics, registry, self.receiver)
-        metrics.read("sidestep_forward_sources", lambda: [((), self.forwarded.sources)])
+        metrics.read("sidestep_forward_sources", lambda: [((), self.federation.sources(clock()))])
         metrics.read("sidestep_items_total", lambda: [((), self.items)])
 
     @property
@@ -162,24 +159,16 @@ class Intake:
 
     def _take_forward(self, peer: bytes, frame: bytes, now: float, key: str) -> Replies:
         try:
-            steps = self._hearsay.take(self.guard, peer, frame, now, key)
+            steps = self._records.take(self.guard, peer, frame, now, key)
         except WireError as error:
             return self._refuse(error.reason)
         if steps is not None:
             self._begin(steps)
         return []
 
-    def unix_of(self, moment: float) -> float:
-        """The Unix time of a monotonic ``moment`` of this process, for one that follows it."""
-        return self._wall() - (self._clock() - moment)
-
-    def moment_of(self, unix: float, now: float) -> float:
-        """The monotonic moment of the Unix time ``unix`` that a former process noted; not after ``now``."""
-        return now - max(self._wall() - unix, 0.0)
-
     def answers(self) -> Replies:
-        """What other exporters are to be told now, each once."""
-        return self._hearsay.answers()
+        """Return the refusals of other exporters' records that have not been sent."""
+        return self._records.answers()
 
     def _begin(self, steps: Iterator[None]) -> None:
         """Let work that takes ``steps`` have its turn: others wait until it has taken all."""
@@ -247,7 +236,7 @@ class Intake:
     def pass_time(self, now: float) -> None:
         """Notice who has fallen silent; about once a second."""
         self.feeding.pass_time(now)
-        self._begin(self._hearsay.pass_time(now))
+        self.federation.pass_time(now)
         self.registry.pass_time(now)
 
     def restore(self, streams: Sequence[Stream], now: float) -> None:

@@ -6,9 +6,9 @@ import copy
 import dataclasses
 import itertools
 from collections.abc import Mapping
-from typing import Any
 
 from sidestep.catalog.buckets import DEFAULTS, Bounds
+from sidestep.catalog.dialect import Polled
 from sidestep.catalog.layout import Layout, Placed
 from sidestep.catalog.model import OBSERVED, Kind, Row
 from sidestep.catalog.slo import JUDGED, UNJUDGED, Objectives
@@ -181,7 +181,7 @@ class Engine:
         self.saturation: Saturation | None = None
         self.requests: Lifecycle | None = None
         self.blocks: Residency | None = None
-        self.looked: Any = None
+        self.looked: Polled | None = None
         self.absent = self.forwarded = False
         self.told: Mapping[str, float] = {}
         self.restarts = 0

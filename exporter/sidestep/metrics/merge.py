@@ -14,7 +14,7 @@ from sidestep.errors import WireError
 from sidestep.metrics.engine import Engine, Key, Number
 from sidestep.metrics.exponential_buckets import as_classic
 from sidestep.metrics.histogram import Histogram, rebucket
-from sidestep.metrics.record_codec import WINDOWS, check_buckets, number_of
+from sidestep.metrics.record_codec import WINDOWS, check_buckets, decode_polled, number_of
 from sidestep.metrics.registry import Registry
 from sidestep.metrics.self_described import add_samples
 from sidestep.protocol.limits import OTHER, is_printable
@@ -100,8 +100,8 @@ def restored(registry: Registry, record: Record) -> Engine:
     _merge(registry, engine, record)
     engine.last_seen = record.totals.last_seen
     if record.totals.looked:
-        engine.looked = record.totals.looked[-1]
-        engine.absent = engine.looked.stats is None
+        engine.looked = decode_polled(layout.tables, record.totals.looked[-1])
+        engine.absent = engine.looked.absent
     engine.live = False
     return engine
 

@@ -10,6 +10,7 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta
 
+from sidestep.catalog.dialect import Polled, Tables
 from sidestep.errors import WireError
 from sidestep.metrics.availability import settle
 from sidestep.metrics.engine import ORIGIN, Engine, Number, OpenFamily
@@ -170,6 +171,20 @@ def _check_columns(record: Record) -> None:
         raise WireError("bad_item", "a record's columns differ in length")
 
 
+def decode_polled(tables: Tables, data: msgspec.Raw) -> Polled:
+    """Decode the last statistics that were polled of an engine's server.
+
+    Raises:
+        WireError: They are malformed, or engines of the dialect are not polled.
+    """
+    if tables.polled is None:
+        raise WireError("bad_item", f"no statistics are polled of {tables.name}")
+    try:
+        return msgspec.msgpack.decode(data, type=tables.polled)
+    except DECODE_ERRORS as error:
+        raise WireError("bad_item", str(error)) from None
+
+
 def totals_of(engine: Engine) -> Totals:
     """All that ``engine`` has counted, and its gauges."""
     settle(engine)
@@ -184,7 +199,7 @@ def totals_of(engine: Engine) -> Totals:
         list(engine.seen),
         engine.restarts,
         engine.last_seen,
-        looked=[] if engine.looked is None else [engine.looked],
+        looked=[] if engine.looked is None else [msgspec.Raw(_encoder.encode(engine.looked))],
         created=engine.created,
     )
 

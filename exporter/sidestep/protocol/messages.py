@@ -181,7 +181,7 @@ class Nack(msgspec.Struct, array_like=True, gc=False, tag="N"):
     """A refusal; ``incarnation`` is 0 where unknown.
 
     Codes: need_hello, unauthorised, id_conflict, over_limit, bad_schema, version; to exporters
-    that forward also folded: what they tell is part of a sum, and cannot be told apart any more.
+    that forward also ended_epoch: another process under the same name began later.
     """
 
     boot: Random64

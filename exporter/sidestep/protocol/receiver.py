@@ -317,7 +317,7 @@ def _grown(total: int, more: int) -> int:
     return min(total + max(more, 0), TOTAL_LIMIT)
 
 
-_TOLD = ("version", "unauthorised", "over_limit", "folded")
+_TOLD = ("version", "unauthorised", "over_limit", "ended_epoch")
 """Reasons that have a code of their own."""
 _CONFLICT = (
     "another process, or a second instance of the plugin, has this stream id;"

@@ -12,7 +12,6 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from sidestep.engines.triton.wire import TritonStats
 from sidestep.protocol.limits import (
     MAX_BOUNDS,
     MAX_LABELS,
@@ -117,7 +116,8 @@ class Totals(msgspec.Struct, array_like=True, gc=False):
         cut_off: Requests that began in what was folded, and did not end in it; None
             where no request events were folded.
         blocks: Whether block events were folded.
-        looked: The last look at statistics that the engine's server keeps, if there was one.
+        looked: The last statistics that were polled of the engine's server, if it is polled;
+            encoded, in the form of its dialect.
         created: Unix time since when it counts; 0.0 where that is not told.
     """
 
@@ -134,7 +134,7 @@ class Totals(msgspec.Struct, array_like=True, gc=False):
     limited: Count = 0
     cut_off: Count | None = None
     blocks: bool = False
-    looked: Annotated[list[TritonStats], Meta(max_length=1)] = []
+    looked: Annotated[list[msgspec.Raw], Meta(max_length=1)] = []
     created: Seconds = 0.0
 
 

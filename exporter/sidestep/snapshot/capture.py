@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from sidestep import __version__
 from sidestep.errors import WireError
 from sidestep.federation.computed_records import engines
-from sidestep.federation.lives import LIFE_BITS, Word
-from sidestep.federation.messages import Standing
+from sidestep.federation.federated_engine import FederatedEngine, SourceRecord
+from sidestep.federation.messages import EPOCH_BITS
 from sidestep.ingest.intake import Intake
 from sidestep.metrics.engine import ORIGIN, Engine
 from sidestep.metrics.merge import restored
@@ -53,33 +55,26 @@ class KeptEngine(msgspec.Struct, array_like=True, gc=False, tag="e"):
     origin: bool = False
 
 
-class KeptWord(msgspec.Struct, array_like=True, gc=False, tag="w"):
-    """What another exporter said, and the engine here that shows it; see ``session.lives``.
+class KeptFederated(msgspec.Struct, array_like=True, gc=False, tag="f"):
+    """An engine that another exporter counts; see ``forwarding.federated_engine``.
 
     Attributes:
-        summed: Lives that a sum has in it; of those in ``sources``, where they are of several.
-        orders: Run and seq of the last word of each.
-        key: That the source's name belongs to; None where none is asked for.
-        heard: Unix time at which the source itself said so.
+        name: Its id here.
+        shown: It was on the page.
+        origin: It had that label.
+        key: The key that the source's name belongs to; None where none is required.
     """
 
-    source: str
-    engine: str
-    life: int
-    run: int
-    seq: int
-    record: bytes
-    standing: Standing
-    labels: dict[str, str]
+    base: bytes
+    records: Annotated[list[SourceRecord], Meta(min_length=1, max_length=2)]
     name: str
     shown: bool
     origin: bool
-    summed: list[int] = []
-    sources: list[str] = []
-    until: int = 0
     key: str | None = None
-    heard: float | None = None
-    orders: list[tuple[int, int]] = []
+
+
+class KeptFormer(msgspec.Struct, array_like=True, gc=False, tag="w"):
+    """What earlier releases kept of other exporters' engines: it is not read any more."""
 
 
 class KeptProcess(msgspec.Struct, array_like=True, gc=False, tag="p"):
@@ -89,12 +84,13 @@ class KeptProcess(msgspec.Struct, array_like=True, gc=False, tag="p"):
     items: int
     limited: dict[str, int]
     counters: list[tuple[str, tuple[str, ...], float]]
-    life: int = 0
+    epoch: int = 0
     run: int = 0
 
 
 State = tuple[int, int]
-Piece = KeptStream | KeptEngine | KeptWord | KeptProcess | KeptLifecycle | KeptRequests | KeptGroup
+Kept = KeptStream | KeptEngine | KeptFederated | KeptFormer | KeptProcess
+Piece = Kept | KeptLifecycle | KeptRequests | KeptGroup
 Known = dict[str, tuple[int, list[bytes]]]
 """By engine: its version, and what was said of it then."""
 _encoder = msgspec.msgpack.Encoder()
@@ -161,13 +157,15 @@ class Capture:
             else:
                 yield from pieces
             self._known[engine.id] = engine.version, pieces
-        for word in intake.forwarded.lives:
-            yield _encoder.encode(self._of_word(word))
+        for federated in intake.federation:
+            yield _encoder.encode(self._of_federated(federated))
         groups = kept.keep_questions(registry.questions, _siblings(registry))
         yield from map(_encoder.encode, groups)
         counters = list(intake.metrics.counters())
         limited = {limit: min(count, TOTAL_LIMIT) for limit, count in registry.limited.items()}
-        process = KeptProcess(__version__, intake.items, limited, counters, intake.life, intake.run)
+        process = KeptProcess(
+            __version__, intake.items, limited, counters, intake.epoch, intake.run
+        )
         yield _encoder.encode(process)
 
     def _of(self, engine: Engine) -> Iterator[bytes]:
@@ -177,23 +175,15 @@ class Capture:
         if engine.requests is not None:
             yield from map(_encoder.encode, kept.keep(engine.id, engine.requests))
 
-    def _of_word(self, word: Word) -> KeptWord:
-        engine = self._intake.forwarded.engine_of(word)
-        return KeptWord(
-            *word.key,
-            *word.order,
-            word.record,
-            word.standing,
-            dict(word.labels),
+    def _of_federated(self, federated: FederatedEngine) -> KeptFederated:
+        engine = federated.engine
+        return KeptFederated(
+            federated.base,
+            federated.records,
             engine.id,
             engine.id in self._intake.registry.engines,
             ORIGIN in engine.labels,
-            [life for _, life in word.summed],
-            [source for source, _ in word.summed] if word.is_of_several else [],
-            word.until,
-            self._intake.guard.owner(word.source),
-            self._intake.unix_of(word.heard),
-            [*word.summed.values()],
+            self._intake.guard.owner(federated.current.source),
         )
 
 
@@ -207,7 +197,7 @@ def restore(intake: Intake, pieces: Iterable[bytes], now: float) -> None:
         _restore(intake, [_decoder.decode(piece) for piece in pieces], now)
     except (*DECODE_ERRORS, WireError, LookupError, ValueError) as error:
         intake.registry.clear()
-        intake.forwarded.clear()
+        intake.federation.clear()
         raise WireError("unreadable", str(error)) from None
 
 
@@ -215,13 +205,13 @@ def _restore(intake: Intake, pieces: Sequence[Piece], now: float) -> None:
     registry = intake.registry
     streams: list[Stream] = []
     groups: list[KeptGroup] = []
-    life, run = intake.life, intake.run
+    epoch, run = intake.epoch, intake.run
     for piece in pieces:
         match piece:
             case KeptEngine():
                 _restore_engine(registry, piece, now)
-            case KeptWord():
-                _restore_word(intake, piece, now)
+            case KeptFederated():
+                _restore_federated(intake, piece, now)
             case KeptLifecycle():
                 kept.restore(registry.requests_of(registry.engines[piece.engine]), piece)
             case KeptRequests():
@@ -235,15 +225,13 @@ def _restore(intake: Intake, pieces: Sequence[Piece], now: float) -> None:
                 intake.items = piece.items
                 registry.limited.update(piece.limited)
                 intake.metrics.restore(piece.counters)
-                if piece.life:
+                if piece.epoch:
                     # Also after a process that went on with a later snapshot than this one.
-                    life, run = piece.life, max(piece.run + 1, intake.life >> LIFE_BITS)
-    with contextlib.suppress(WireError):
-        intake.forwarded.restored(now)
+                    epoch, run = piece.epoch, max(piece.run + 1, intake.epoch >> EPOCH_BITS)
     _settle(registry, groups)
     # The last: an engine's gauges are hidden until one of its streams greets.
     intake.restore(streams, now)
-    intake.life, intake.run = life, run
+    intake.epoch, intake.run = epoch, run
 
 
 def _restore_engine(registry: Registry, piece: KeptEngine, now: float) -> None:
@@ -258,31 +246,14 @@ def _restore_engine(registry: Registry, piece: KeptEngine, now: float) -> None:
         registry.kept[engine.id] = engine
 
 
-def _restore_word(intake: Intake, piece: KeptWord, now: float) -> None:
-    order = piece.run, piece.seq
-    sources = piece.sources or [piece.source] * len(piece.summed)
-    orders = piece.orders or [(0, 0)] * len(piece.summed)
-    word = Word(
-        piece.source,
-        piece.engine,
-        piece.life,
-        order,
-        piece.record,
-        piece.standing,
-        piece.labels,
-        # Which of a source's lives is over is told by when each was heard, also across a restart.
-        now if piece.heard is None else intake.moment_of(piece.heard, now),
-        silent=True,
-        summed=dict(zip(zip(sources, piece.summed, strict=True), orders, strict=True)),
-        until=piece.until,
-        restored=now,
-        arrived=now,
-    )
+def _restore_federated(intake: Intake, piece: KeptFederated, now: float) -> None:
     if piece.key is not None:
-        intake.guard.own(piece.key, piece.source)
-    # What cannot be shown any more must not cost all counters; whoever counts says it again.
+        intake.guard.own(piece.key, piece.records[-1].source)
+    # What cannot be shown any more must not cost all counters; its source sends it again.
     with contextlib.suppress(WireError):
-        intake.forwarded.restore(word, piece.name, origin=piece.origin, shown=piece.shown)
+        intake.federation.restore(
+            piece.base, piece.records, piece.name, origin=piece.origin, shown=piece.shown, now=now
+        )
 
 
 def _settle(registry: Registry, groups: Sequence[KeptGroup]) -> None:

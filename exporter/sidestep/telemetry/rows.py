@@ -229,8 +229,8 @@ ROWS: tuple[SelfRow, ...] = (
     SelfRow(
         "sidestep_forward_conflicts_total",
         "counter",
-        "Records of an exporter while another one of its --forward.source was heard beside it for"
-        " over 30 s: both are added up.",
+        "Records that were refused because their source has begun a later epoch: two processes use"
+        " one --forward.source.",
     ),
     SelfRow(
         "sidestep_loop_lag_seconds",

@@ -5,12 +5,13 @@ from __future__ import annotations
 from sidestep.engines.dialect import Dialect
 from sidestep.engines.triton.handlers import TritonHandlers
 from sidestep.engines.triton.rows import MODEL, ROWS
-from sidestep.engines.triton.wire import ModelStats
+from sidestep.engines.triton.wire import ModelStats, TritonStats
 
 DIALECT: Dialect = Dialect(
     name="triton",
     rows=ROWS,
     structs=(ModelStats,),
+    polled=TritonStats,
     apart=True,
     # An engine is a version of a model; the server is an engine of its own.
     part_labels=frozenset(MODEL),

@@ -51,13 +51,13 @@ class TritonHandlers(Handlers):
         """
         if not isinstance(item, TritonStats):
             raise WireError("bad_item", "an item of another dialect")
-        before = engine.looked
+        before = engine.looked if isinstance(engine.looked, TritonStats) else None
         if before is None and not engine.labels.keys() >= set(MODEL):
             raise WireError("bad_label", f"{engine.id} is no version of a model")
         if before is not None and item.stamp < before.stamp and item.wall < before.wall:
             # Somebody else has looked since.
             return
-        engine.looked, engine.absent = item, item.stats is None
+        engine.looked, engine.absent = item, item.absent
         if item.stats is not None:
             engine.gauge_stamp = item.stamp
             if before is not None and item.stats == before.stats:

@@ -11,6 +11,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from sidestep.catalog.dialect import Polled
 from sidestep.protocol.limits import Count, Seconds, Text
 
 Whole = Annotated[int, Meta(ge=0)]
@@ -107,7 +108,7 @@ class ModelStats(msgspec.Struct, array_like=True, gc=False, frozen=True):
         return sum(batch.ns for batch in self.batch_stats)
 
 
-class TritonStats(msgspec.Struct, array_like=True, gc=False, tag="ts"):
+class TritonStats(Polled, array_like=True, gc=False, tag="ts"):
     """One look at a version of a model.
 
     Attributes:
@@ -121,3 +122,8 @@ class TritonStats(msgspec.Struct, array_like=True, gc=False, tag="ts"):
     wall: Seconds
     stats: ModelStats | None = None
     instances: Count = 0
+
+    @property
+    def absent(self) -> bool:
+        """Whether the server does not have this version of the model any more."""
+        return self.stats is None
