@@ -29,7 +29,7 @@ from sidestep.cli import recording
 from sidestep.engines.vllm import wire
 from sidestep.protocol import iteration_stats
 from sidestep.protocol.messages import EngineInfo
-from sidestep_adapters.recording.format import Call, objects, read
+from sidestep_adapters.recording.format import Call, read, to_objects
 
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
 MAX_MODEL_LEN = 8192
@@ -160,7 +160,7 @@ def _stand_in() -> Make:
     def make(members: dict[str, Any], name: str) -> Any:
         if name not in kinds:
             return SimpleNamespace(**members)
-        known = objects({**members, "__type__": name})
+        known = to_objects({**members, "__type__": name})
         absent = {
             key: value
             for key, value in msgspec.structs.asdict(_WIRE[name]()).items()

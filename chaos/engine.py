@@ -98,7 +98,7 @@ class Engine:
             "connected": self.publisher.connected,
             "dropped": self.publisher.dropped,
             "errors": self.publisher.errors,
-            "held": self.publisher.held,
+            "held": self.publisher.held_bytes,
             "held_peak": self.held,
             "queued_peak": self.queued,
             "publisher_cpu": _cpu("sidestep-publisher"),
@@ -133,7 +133,7 @@ class Engine:
             if latencies == BIG:
                 phase.big.note(spent)
             if not self.pushed % LOOK:
-                self.held = max(self.held, self.publisher.held)
+                self.held = max(self.held, self.publisher.held_bytes)
                 self.queued = max(self.queued, self.publisher.queued)
             due = max(due + interval, clock() - LATEST)
             wait = due - clock()

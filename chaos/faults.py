@@ -17,11 +17,11 @@ from chaos.stage import Stage
 from chaos.traffic import Traffic
 from chaos.verdict import MARKERS, compare
 from chaos.watch import RATE
-from sidestep_adapters.publisher.publisher import FLUSH
+from sidestep_adapters.publisher.publisher import FLUSH_INTERVAL
 
 CALM = 3.0
 """Seconds between two faults in which all is well; with ``quick`` a third of it."""
-DEAD_MARGIN = 2 * FLUSH
+DEAD_MARGIN = 2 * FLUSH_INTERVAL
 """Seconds of items that may die with an engine: a flush, and as long again to encode and send."""
 SELDOM = 1.0
 """Seconds between two scrapes of a quiet time."""

@@ -248,7 +248,7 @@ def cut_off() -> Case:
 
 
 def blocks_over() -> Case:
-    """Blocks handed out where as many are followed as may be."""
+    """Blocks handed out where as many are tracked as may be."""
     case = Case()
     for start in range(0, LIVE + 4096, 4096):
         case.items(_allocated(range(start, start + 4096)))
@@ -261,7 +261,7 @@ def blocks_over() -> Case:
 
 
 def block_crowd() -> Case:
-    """A block handed out where a hundred engines more share what one had."""
+    """Two hundred engines that share what one had."""
     case = Case([info(n) for n in range(200)])
     for start in range(0, LIVE, 4096):
         case.items(_allocated(range(start, start + 4096)))
@@ -280,7 +280,7 @@ def block_resets() -> Case:
 
 
 def shares() -> Case:
-    """A sample rate for every item, and then more blocks than are followed."""
+    """A sample rate for every item, and then more blocks than are tracked."""
     case = Case()
     for start in range(4096):
         case.items(["be", 0, 1.0, 1, 1.0 / (start + 1), b"\x00", [start], [1.0]])

@@ -44,7 +44,7 @@ def main() -> None:
 
 def connect(endpoint: str, number: int, *, idle: bool) -> float:
     """Publish until the connection has ended; return the seconds that the longest push took."""
-    publisher = Publisher(endpoint, f"s{number}", [ENGINE], flush=0.01)
+    publisher = Publisher(endpoint, f"s{number}", [ENGINE], flush_interval=0.01)
     deadline = time.monotonic() + PATIENCE
     longest = 0.0
     while not publisher.problem and time.monotonic() < deadline:

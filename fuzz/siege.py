@@ -38,7 +38,7 @@ class Honest:
 
     def __init__(self, endpoint: str) -> None:
         info = EngineInfo("honest", "vllm", {"engine": "honest", "model_name": "m"})
-        self._publisher = Publisher(endpoint, "honest", [info], flush=0.02)
+        self._publisher = Publisher(endpoint, "honest", [info], flush_interval=0.02)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self.pushed = 0

@@ -5,8 +5,9 @@ from __future__ import annotations
 from sidestep.catalog.layout_builder import compile_layout
 from sidestep.engines.dialects import DIALECTS
 from sidestep.ingest.intake import Intake
-from sidestep.metrics.registry import Registry, Sampling
+from sidestep.metrics.registry import Registry
 from sidestep.telemetry.self_metrics import SelfMetrics
+from sidestep.tracking.kv_blocks.sampling import Sampling
 
 
 def make_intake(rate: float = 1.0) -> Intake:

@@ -229,8 +229,8 @@ class Shown:
     def take(self) -> list[Item]:
         """Send all that waits; what the exporter has decoded."""
         taken: list[Item] = []
-        while self.process.notes:
-            taken += [decode_item(encode_item(item)) for item in self.process.notes.items()]
+        while self.process.deferred:
+            taken += [decode_item(encode_item(item)) for item in self.process.deferred.items()]
         self.apply(taken)
         return taken
 

@@ -101,7 +101,7 @@ class Fleet:
 
         def play(name: str, endpoint: str) -> None:
             run = Replay(RUNS[name], endpoint, realtime=True, namespace=name)
-            run.run(once=False, halted=halted)
+            run.run(once=False, stop=halted)
 
         fed = [(name, e.endpoints[0]) for name, e in self.exporters.items() if name in RUNS]
         # Threads of their own: exporters need those of the loop.
@@ -147,7 +147,7 @@ PATIENCE = 60.0
 def replay(name: str, endpoint: str) -> None:
     """Play what the engine of this name did; adapters are there as long as they run, so these last."""
     run = RUNS[_kind(name)]
-    Replay(run, endpoint, realtime=run is LORA_RUN, namespace=name, patience=PATIENCE).run()
+    Replay(run, endpoint, realtime=run is LORA_RUN, namespace=name, connect_timeout=PATIENCE).run()
 
 
 def _kind(name: str) -> str:

@@ -28,13 +28,14 @@ from sidestep.ingest.intake import Intake
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.quotas import MAX_BYTES, MAX_OPEN_FAMILIES, MAX_SERIES
-from sidestep.metrics.registry import MAX_ENGINES, Registry, Sampling
+from sidestep.metrics.registry import MAX_ENGINES, Registry
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.limits import MAX_OPEN_VALUES, VERSION
 from sidestep.protocol.messages import Batch, EngineInfo, Hello, encode
 from sidestep.protocol.receiver import MAX_RETIRED, MAX_STREAMS
 from sidestep.snapshot.capture import Capture, restore
 from sidestep.telemetry.self_metrics import OwnRegistry, SelfMetrics
+from sidestep.tracking.kv_blocks.sampling import Sampling
 from sidestep.tracking.requests.rules import Rules
 
 REASONS = frozenset({
@@ -49,7 +50,7 @@ TOKENS = 7
 CAPACITY = 300
 """Requests, and blocks, followed at once."""
 RETURNING = ("sidestep_kv_", "sidestep_kv_cached_")
-"""Gauges that a snapshot does not bring back: sampled lives start anew."""
+"""Gauges that a snapshot does not bring back: tracked blocks start anew."""
 
 layouts = {name: compile_layout(dialect) for name, dialect in DIALECTS.items()}
 Numbers = dict[Any, float]
@@ -136,13 +137,13 @@ class World:
         assert len(receiver.streams) <= MAX_STREAMS
         assert len(receiver._by_incarnation) <= (MAX_RETIRED + 1) * len(receiver.streams)
         assert len(self.intake.feeding.engines) <= len(receiver.streams)
-        assert registry.room.series == sum(engine.series for engine in everyone)
-        assert registry.room.bytes == sum(engine.open_bytes for engine in everyone)
-        assert registry.room.series <= MAX_SERIES
-        assert registry.room.bytes <= MAX_BYTES
-        assert len(registry.room.families) <= MAX_OPEN_FAMILIES
+        assert registry.quota.series == sum(engine.series for engine in everyone)
+        assert registry.quota.bytes == sum(engine.open_bytes for engine in everyone)
+        assert registry.quota.series <= MAX_SERIES
+        assert registry.quota.bytes <= MAX_BYTES
+        assert len(registry.quota.families) <= MAX_OPEN_FAMILIES
         held = {name for e in everyone for name in e.open if name not in e.layout.sampled}
-        assert held == registry.room.families.keys()
+        assert held == registry.quota.families.keys()
         for engine in everyone:
             _check_engine(engine)
         lives = [engine.requests for engine in everyone if engine.requests is not None]

@@ -14,13 +14,14 @@ from sidestep.engines.dialects import DIALECTS
 from sidestep.exposition.text_page import render
 from sidestep.ingest.intake import Intake
 from sidestep.metrics.native_histogram import Native
-from sidestep.metrics.registry import Registry, Sampling
+from sidestep.metrics.registry import Registry
 from sidestep.protocol.limits import VERSION
 from sidestep.protocol.messages import Aggregate, Batch, EngineInfo, FromSender, Hello, encode
 from sidestep.snapshot.capture import Capture, restore
 from sidestep.telemetry.self_metrics import SelfMetrics
+from sidestep.tracking.kv_blocks.sampling import Sampling
 from sidestep.tracking.requests.rules import Rules
-from sidestep_adapters.recording.format import Greeting, Items, read
+from sidestep_adapters.recording.format import Items, StreamStart, read
 
 CORE_RUNS = ("core", "core_aborts", "core_lora", "core_dp")
 Step = tuple[str, list[EngineInfo], bytes | None]
@@ -31,7 +32,7 @@ def steps(run: str) -> Iterator[Step]:
     """What a recording through the tap holds, in order."""
     engines: dict[str, list[EngineInfo]] = {}
     for record in read(DATA / f"{run}.rec.gz"):
-        if isinstance(record, Greeting):
+        if isinstance(record, StreamStart):
             engines[record.stream] = record.engines
             yield record.stream, record.engines, None
         elif isinstance(record, Items):

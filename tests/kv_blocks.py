@@ -1,11 +1,9 @@
-"""KV blocks whose events are whatever they are told to be, and what follows by definition."""
+"""Generated KV block events, and what is observed of them by definition."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
 from itertools import pairwise
-from random import Random
 from typing import Any
 
 from hypothesis import strategies as st
@@ -19,7 +17,8 @@ from sidestep.protocol.block_events import (
     CacheChange,
     CacheEvents,
 )
-from sidestep.tracking.kv_blocks.tracker import Lives, Observation
+from sidestep.tracking.kv_blocks.sampling import Observation
+from sidestep.tracking.kv_blocks.tracker import BlockObservations
 
 Event = tuple[int, int, float]
 """Kind, block, stamp."""
@@ -71,16 +70,16 @@ def total(observed: list[Observation]) -> int:
     return sum(count for _, count in observed)
 
 
-def physical(out: Lives) -> dict[str, Any]:
-    """What physical blocks have shown, without order."""
+def physical(out: BlockObservations) -> dict[str, Any]:
+    """Return the observations of physical blocks, without order."""
     return {"resets": out.resets} | {kind: values(getattr(out, kind)) for kind in PHYSICAL}
 
 
-def cached(out: Lives) -> dict[str, dict[str, list[float]]]:
-    """What each medium has shown, without order."""
+def cached(out: BlockObservations) -> dict[str, dict[str, list[float]]]:
+    """Return the observations of each medium, without order."""
     return {
-        name: {kind: values(getattr(lives, kind)) for kind in CACHED}
-        for name, lives in out.cached.items()
+        name: {kind: values(getattr(observed, kind)) for kind in CACHED}
+        for name, observed in out.cached.items()
     }
 
 
@@ -229,30 +228,3 @@ any_changes = st.lists(
     )
 )
 chunks = st.lists(st.integers(0, 30))
-
-Step = tuple[str, Any, int]
-"""What to do, with what, and the source that does it."""
-
-
-def crowd(random: Random) -> Iterator[Step]:
-    """More lives than there is room for, on both sides, whose ends and new beginnings mix."""
-    now = 0.0
-    kinds = [*[ALLOCATED] * 4, *[TOUCHED] * 8, *[EVICTED] * 2]
-    for _ in range(60):
-        source = 1 + (random.random() < 0.05)
-        choice = random.random()
-        if choice < 0.1:
-            yield "rate", random.choice([0.2, 0.5, 0.5, 0.8, 1.0]), source
-            continue
-        events: list[Event] = []
-        changes: list[Change] = []
-        for _ in range(random.randrange(8)):
-            now += 1.0
-            events.append((random.choice(kinds), random.randrange(25), now))
-            kind = random.choice(["stored", "stored", "removed"])
-            hashes = [random.randrange(60) for _ in range(random.randrange(6))]
-            changes.append((kind, hashes, random.choice(["GPU", "CPU"]), now))
-        if choice > 0.95:
-            events.append((RESET, 0, now))
-            changes.append(("cleared", [], random.choice(["", "GPU"]), now))
-        yield ("blocks", events, source) if random.random() < 0.5 else ("cache", changes, source)

@@ -35,7 +35,7 @@ def publisher(
 ) -> Publisher:
     """Of one engine."""
     info = EngineInfo(engine, "vllm", LABELS, bounds=bounds or {})
-    return Publisher(endpoint, stream, [info], flush=0.01)
+    return Publisher(endpoint, stream, [info], flush_interval=0.01)
 
 
 def generated(exporter: Exporter, engine: str = "e") -> int:

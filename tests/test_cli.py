@@ -354,7 +354,7 @@ async def test_a_hangup_makes_it_read_the_configuration_again(tmp_path: Path) ->
         "--config.file", file,
     )  # fmt: skip
     labels = {"engine": "0", "model_name": "m"}
-    engine = Publisher(endpoint, "s", [EngineInfo("e", "vllm", labels)], flush=0.01)
+    engine = Publisher(endpoint, "s", [EngineInfo("e", "vllm", labels)], flush_interval=0.01)
 
     async def hang_up(content: str) -> list[str]:
         file.write_text(content)

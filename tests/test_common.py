@@ -277,7 +277,7 @@ def test_a_process_that_begins_may_have_other_labels() -> None:
 
     key = ("sglang:num_requests_total", tuple(sorted({**TOKENIZER, "is_streaming": "x"}.items())))
     assert page_of(registry)["sglang:num_requests"].samples == {key: 7.0}
-    assert registry.room.series == len(engine.open["sglang:num_requests_total"].children)
+    assert registry.quota.series == len(engine.open["sglang:num_requests_total"].children)
 
 
 def test_a_family_takes_the_bounds_of_a_new_hello() -> None:

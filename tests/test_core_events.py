@@ -34,7 +34,7 @@ from sidestep.protocol.request_events import (
     RequestEvents,
     Scheduled,
 )
-from sidestep.tracking.kv_blocks.capacity import SLICE
+from sidestep.tracking.kv_blocks.physical import SLICE
 from sidestep_adapters.publisher.publisher import Publisher
 from test_apply import Bench
 

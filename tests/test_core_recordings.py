@@ -23,7 +23,7 @@ from sidestep.metrics.engine import Engine
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.iteration_stats import FINISH_REASONS
 from sidestep.protocol.request_events import Finished, Iteration, Preempted, Queued, RequestEvents
-from sidestep_adapters.recording.format import Greeting, Items, read
+from sidestep_adapters.recording.format import Items, StreamStart, read
 from sidestep_adapters.recording.replay import Progress, Replay
 
 TOLERANCE = 1e-9
@@ -78,7 +78,7 @@ class Played:
         applier = Applier(self.registry)
         streams: dict[str, list[Engine]] = {}
         for record in read(recording(self.run)):
-            if isinstance(record, Greeting):
+            if isinstance(record, StreamStart):
                 streams[record.stream] = [self.registry.register(e) for e in record.engines]
             elif isinstance(record, Items):
                 for raw in record.items:
@@ -261,7 +261,7 @@ async def test_a_recording_can_be_played_over_and_over(start: Start) -> None:
             halted = threading.Event()
             rounds = _Counted(times, halted)
             player.progress = rounds
-            await asyncio.to_thread(player.run, once=False, halted=halted)
+            await asyncio.to_thread(player.run, once=False, stop=halted)
         page = parse(await get(exporter.url))
     once = await replayed(start, "core_lora")
 

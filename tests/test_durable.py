@@ -156,7 +156,7 @@ async def test_a_stopped_exporter_goes_on_where_it_was(
         exporter.send_signal(signal.SIGSTOP)
         for _ in range(300):
             publisher.push(item())
-        await until(lambda: publisher.held > 0)
+        await until(lambda: publisher.held_bytes > 0)
         await asyncio.sleep(4.0)
         exporter.send_signal(signal.SIGCONT)
         await until(lambda: publisher.drained, timeout=20)
@@ -180,7 +180,7 @@ async def test_pages_are_served_while_nothing_can_be_written(
 
         assert "sidestep_snapshot_healthy 0.0" in page
         assert value(page, TOKENS) == 1
-        assert publisher.held > 0
+        assert publisher.held_bytes > 0
         assert "cannot write the snapshot" in caplog.text
         (state / f"{SNAPSHOT}.new").rmdir()
         await until(lambda: publisher.drained)
@@ -231,7 +231,7 @@ async def test_a_full_ring_folds_and_nothing_is_lost(tmp_path: Path) -> None:
         publisher.push(VllmStep(0, 1.0, 1.0, None, found))
         if number % 500 == 499:
             await until(lambda: publisher.queued < 100, timeout=60)
-            held = max(held, publisher.held)
+            held = max(held, publisher.held_bytes)
     assert publisher.folded > 1000
     assert held <= 8 << 20
     async with process(tmp_path) as (_, url):

@@ -244,7 +244,7 @@ def test_an_exporter_that_comes_back_with_other_labels_takes_its_counts_along() 
 
     assert 'host="old"' not in root.page
     assert value(root, TOKENS) == 3
-    assert root.intake.registry.room.series == 0
+    assert root.intake.registry.quota.series == 0
 
 
 def test_silence_is_that_of_the_source() -> None:

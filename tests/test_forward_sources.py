@@ -139,6 +139,17 @@ def test_the_exporter_in_between_passes_on_what_an_ended_epoch_said_last() -> No
         assert (value(upper, TOKENS), conflicts(upper)) == (9, 0)
 
 
+def test_a_snapshot_that_has_an_engine_twice_restores_it_once() -> None:
+    """None is written like that; nothing is shown that nobody updates."""
+    root = Node("root")
+    leaf("leaf", 1, step(3)).tell(root)
+    root.save()
+    again = Node("root", 2, disk=[*root.disk, *root.disk])
+
+    assert value(again, TOKENS) == 3
+    assert len(again.intake.registry.engines) == 1
+
+
 def test_gauges_go_with_their_source_and_counters_stay() -> None:
     """30 s without a record, 300 s; and what ended is still there when the source is back."""
     root = Node("root")

@@ -34,7 +34,7 @@ NOT_SEPARATE = "the recorded SGLang did prefill and decode in one server"
 EMPTY = {
     ("Prefix cache hits", "vllm:external_prefix_cache_hits_total"): NO_CONNECTOR,
     ("Prefix cache hits", "vllm:mm_cache_hits_total"): "the recorded model sees no images",
-    ("Lives in the prefix cache, median", "sidestep_kv_cached_block_reuse_gap_seconds"): (
+    ("Cached block lifetimes, median", "sidestep_kv_cached_block_reuse_gap_seconds"): (
         "SGLang does not tell of hits"
     ),
     ("Offloaded and brought back", "vllm:kv_offload_store_bytes_total"): NO_CONNECTOR,

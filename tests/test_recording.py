@@ -10,17 +10,17 @@ from typing import Any
 from conftest import Start
 from pages import get, parse
 from sidestep.protocol.iteration_stats import FINISH_REASONS
-from sidestep_adapters.recording.format import objects
+from sidestep_adapters.recording.format import to_objects
 from sidestep_adapters.recording.replay import Replay
 
 
 def line(call: str, instance: int, at: float, **fields: Any) -> str:
-    """One recorded call."""
+    """Return one recorded call."""
     return json.dumps({"call": call, "instance": instance, "t_mono": at, **fields}) + "\n"
 
 
 def record(instance: int, at: float, engine: int, tokens: int, running: int | None) -> str:
-    """One step's slice; the scheduler's stats reach one front end only."""
+    """Return a call with one step's slice; one front end only gets the scheduler's stats."""
     scheduler = None
     if running is not None:
         scheduler = {"__type__": "SchedulerStats", "num_running_reqs": running}
@@ -36,7 +36,7 @@ def record(instance: int, at: float, engine: int, tokens: int, running: int | No
     )  # fmt: skip
 
 
-async def test_front_ends_and_engines_are_told_apart(start: Start, tmp_path: Path) -> None:
+async def test_front_ends_and_engines_are_distinguished(start: Start, tmp_path: Path) -> None:
     """Each process is a stream, each engine a set of series; a step counts once."""
     described = {"engine_indexes": [0, 1], "model": "tiny", "max_model_len": 64}
     lines = [
@@ -77,7 +77,7 @@ async def test_front_ends_and_engines_are_told_apart(start: Start, tmp_path: Pat
     assert sum(rejections.values()) == 1
 
 
-async def test_real_speed_keeps_the_records_times(start: Start, tmp_path: Path) -> None:
+async def test_real_speed_keeps_the_recorded_times(start: Start, tmp_path: Path) -> None:
     """A second of recording takes a second."""
     described = {"engine_indexes": [0], "model": "tiny", "max_model_len": 64}
     file = tmp_path / "iterations.jsonl"
@@ -93,9 +93,9 @@ async def test_real_speed_keeps_the_records_times(start: Start, tmp_path: Path) 
 
 
 def test_enums_come_back_as_numbers() -> None:
-    """Finish reasons are recorded by name; one of a later release is behind the last."""
-    known = objects({"__type__": "FinishedRequestStats", "finish_reason": "LENGTH"})
-    later = objects({"__type__": "FinishedRequestStats", "finish_reason": "BOREDOM"})
+    """Finish reasons are recorded by name; an unknown one gets the last index."""
+    known = to_objects({"__type__": "FinishedRequestStats", "finish_reason": "LENGTH"})
+    later = to_objects({"__type__": "FinishedRequestStats", "finish_reason": "BOREDOM"})
 
     assert known.finish_reason == 1
     assert later.finish_reason == len(FINISH_REASONS)

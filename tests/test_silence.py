@@ -188,7 +188,7 @@ def test_gauges_that_describe_themselves_go_as_well(fed: Fed) -> None:
         Family("own_total", "counter", [], [Sample([], 4.0)]),
     ]
     fed.items("one", [encode_item(Samples(0, 1.0, families))])
-    series = fed.intake.registry.room.series
+    series = fed.intake.registry.quota.series
     fed.pass_time(SILENT + 1)
 
     assert "own_state" not in fed.page
@@ -196,7 +196,7 @@ def test_gauges_that_describe_themselves_go_as_well(fed: Fed) -> None:
     fed.restart("one")
     fed.greet("one", [engine()])
     assert "own_state" not in fed.page
-    assert fed.intake.registry.room.series == series - 9
+    assert fed.intake.registry.quota.series == series - 9
 
 
 def test_clocks_that_jump_change_nothing() -> None:

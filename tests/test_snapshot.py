@@ -31,7 +31,7 @@ from sidestep.tracking.requests.inflight_state import CHUNK
 FED = 1132
 """Steps of "core" in the snapshot of an earlier release."""
 SAMPLED = ("vllm:kv_block", "sidestep_kv", "sidestep_recent")
-"""Lives of blocks are followed anew; a hit rate is of the last requests, as one."""
+"""Blocks are tracked anew; a hit rate is of the last requests, as one."""
 
 
 @pytest.mark.parametrize("run", CORE_RUNS)

@@ -1,1 +1,1 @@
-"""What connects an engine to the exporter: plugins, the publisher, recordings."""
+"""Adapters: engine plugins, the publisher, sources inside the exporter, and recordings."""

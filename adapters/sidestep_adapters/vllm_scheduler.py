@@ -1,4 +1,4 @@
-"""The path of the tap that ``--scheduler-cls`` has always named; the class is in ``vllm.scheduler``."""
+"""Compatibility path for ``--scheduler-cls``; the class is in ``vllm.scheduler``."""
 
 from sidestep_adapters.vllm.scheduler import SidestepScheduler
 

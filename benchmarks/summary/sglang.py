@@ -154,13 +154,15 @@ class Scheduler:
 class Calls:
     """What SGLang tells its collectors; each method makes the callable that is measured."""
 
-    def __init__(self, scheduler: Any, tokenizer: Any, iterated: Callable[[Any], Any]) -> None:
+    def __init__(
+        self, scheduler: Any, tokenizer: Any, after_iteration: Callable[[Any], Any]
+    ) -> None:
         from sglang.srt.observability.metrics_collector import (  # noqa: PLC0415
             QueueCount,
             SchedulerStats,
         )
 
-        self.scheduler, self.tokenizer, self.iterated = scheduler, tokenizer, iterated
+        self.scheduler, self.tokenizer, self.after_iteration = scheduler, tokenizer, after_iteration
         self.stats = SchedulerStats()
         self.stats.num_running_reqs, self.stats.num_queue_reqs = QueueCount(32), QueueCount(3)
         self.stats.gen_throughput, self.stats.token_usage = 1234.5, 0.42
@@ -174,18 +176,18 @@ class Calls:
 
     def decode_iteration(self, _: Case) -> Call:
         """All that is told of one without a report."""
-        scheduler, reporter, iterated = self.scheduler, self.reporter, self.iterated
+        scheduler, reporter, after_iteration = self.scheduler, self.reporter, self.after_iteration
 
         def call() -> None:
             scheduler.increment_decode_cuda_graph_pass(value=True)
             scheduler.increment_realtime_tokens(decode_tokens=32, dp_cooperation_info=None)
-            iterated(reporter)
+            after_iteration(reporter)
 
         return call
 
     def prefill_batch(self, _: Case) -> Call:
         """All that is told of one, the report included."""
-        scheduler, reporter, iterated = self.scheduler, self.reporter, self.iterated
+        scheduler, reporter, after_iteration = self.scheduler, self.reporter, self.after_iteration
         stats = self.stats
 
         def call() -> None:
@@ -197,7 +199,7 @@ class Calls:
                 input_tokens=700, device_hit_tokens=300, host_hit_tokens=0, storage_hit_tokens=0
             )
             scheduler.log_stats(stats)
-            iterated(reporter)
+            after_iteration(reporter)
 
         return call
 
@@ -262,13 +264,13 @@ def collectors(*, native: bool) -> tuple[Any, Any, Callable[[Any], Any]]:
         role: getattr(metrics_collector, sglang_taps.CLASSES[role])
         for role in ("scheduler", "tokenizer")
     }
-    iterated: Callable[[Any], Any] = _nothing
+    after_iteration: Callable[[Any], Any] = _nothing
     if not native:
         classes = {role: sglang_taps.tapped(cls, role) for role, cls in classes.items()}
-        iterated = _wrap_fn(_nothing, sglang_plugin._iterated, HookType.AFTER)
+        after_iteration = _wrap_fn(_nothing, sglang_plugin._after_iteration, HookType.AFTER)
     labels = {name: RANK[name] for name in ("model_name", "engine_type")}
     scheduler = classes["scheduler"](labels=dict(RANK), server_args=arguments)
-    return scheduler, classes["tokenizer"](server_args=arguments, labels=labels), iterated
+    return scheduler, classes["tokenizer"](server_args=arguments, labels=labels), after_iteration
 
 
 def _nothing(_: Any) -> None:
@@ -312,9 +314,9 @@ def settle() -> None:
     if own is None or own.publisher is None:
         return
     publisher = own.publisher
-    wait(lambda: not own.notes and publisher.drained)
-    if own.notes.lost or publisher.dropped or publisher.errors:
-        raise SystemExit(f"{own.notes.lost} lost, {publisher.dropped} dropped")
+    wait(lambda: not own.deferred and publisher.drained)
+    if own.deferred.dropped or publisher.dropped or publisher.errors:
+        raise SystemExit(f"{own.deferred.dropped} lost, {publisher.dropped} dropped")
 
 
 SGLANG = Topic(

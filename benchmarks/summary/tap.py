@@ -245,10 +245,10 @@ def perform_tap(config: Any, endpoint: str) -> Iterator[Perform]:
             blocks.on_block_evicted(block)
             blocks.on_block_allocated(block)
         tap.scheduled(step.batch, step.requests, 1.0)
-        tap.updating()
+        tap.update_started()
         for request in step.ended:
             tap.freed(request)
-        tap.updated(step.batch, step.outputs)
+        tap.update_finished(step.batch, step.outputs)
         stats.record(step.stats, None, None, 0)
         blocks.flush(publisher.kv_sample_rate or RATE)
 

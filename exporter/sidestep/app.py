@@ -37,11 +37,12 @@ from sidestep.ingest import plugins as installed
 from sidestep.ingest.intake import Intake
 from sidestep.ingest.shutdown import Ending
 from sidestep.ingest.socket_loop import Ingest
-from sidestep.metrics.registry import Registry, Sampling
+from sidestep.metrics.registry import Registry
 from sidestep.snapshot.schedule import Snapshots
 from sidestep.snapshot.state_file import StateDirectory
 from sidestep.telemetry import logs
 from sidestep.telemetry.self_metrics import SelfMetrics, names, own_registry
+from sidestep.tracking.kv_blocks.sampling import Sampling
 from sidestep.tracking.requests.rules import Rules
 from sidestep.transport.guard import Guard
 from sidestep.transport.process import calm_collector, raise_open_files, resident
@@ -131,7 +132,6 @@ class Exporter:
         """Take over what of ``config`` can change while running; say what has and what cannot."""
         before = self.config
         self.config, taken, left = before.adjusted(config)
-        # Unchanged as well: a share that has halved itself is whole again.
         self._set_sample_rate()
         if self.config.log_level != before.log_level:
             logs.set_level(self.config.log_level)

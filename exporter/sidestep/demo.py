@@ -36,7 +36,7 @@ async def run_demo(config: Config, path: Path, *, once: bool, realtime: bool) ->
 
         def play() -> None:
             try:
-                player.run(once=once, halted=halted)
+                player.run(once=once, stop=halted)
             except SidestepError as error:
                 failed.append(error)
             finally:

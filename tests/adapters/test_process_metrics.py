@@ -1,4 +1,4 @@
-"""A process's own numbers, against other readers of the same process."""
+"""A process's own resource usage, against other readers of the same process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no
 
 
 def values(families: list[Family]) -> Values:
-    """By short name and labels before the last, which is the process."""
+    """Return values by short name and labels before the last, which is the process."""
     return {
         (family.name.removeprefix(PREFIX), *sample.labels[:-1]): sample.value
         for family in families
@@ -37,12 +37,12 @@ def values(families: list[Family]) -> Values:
 
 
 def value(tap: ProcessTap, name: str) -> float:
-    """Of a family without more labels."""
+    """Return the value of a family without other labels."""
     return values(tap.families())[name,]
 
 
 def collector(name: str) -> float:
-    """What prometheus_client says of this process."""
+    """Return what prometheus_client reports for this process."""
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     found = registry.get_sample_value(f"process_{name}")
@@ -52,7 +52,7 @@ def collector(name: str) -> float:
 
 @contextlib.contextmanager
 def more_descriptors(count: int) -> Iterator[None]:
-    """So many more are open."""
+    """Open ``number`` more descriptors."""
     opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(count)]
     try:
         yield
@@ -62,7 +62,7 @@ def more_descriptors(count: int) -> Iterator[None]:
 
 
 def test_the_families_are_the_documented_ones() -> None:
-    """Each names its process; they travel, and survive the way."""
+    """Each names its process and survives encoding."""
     families = ProcessTap("api0").families()
     item = decode_item(encode_item(Samples(0, 1.0, families)))
 
@@ -81,7 +81,7 @@ def test_the_families_are_the_documented_ones() -> None:
 
 
 def test_gauges_agree_with_prometheus_client() -> None:
-    """Which reads the same files in another way, and the boot time in whole seconds."""
+    """prometheus_client reads the same files, and the boot time in whole seconds."""
     found = values(ProcessTap("p").families())
 
     assert found["max_fds",] == collector("max_fds")
@@ -92,8 +92,8 @@ def test_gauges_agree_with_prometheus_client() -> None:
     )
 
 
-def test_memory_follows_what_is_allocated() -> None:
-    """In bytes: 64 MiB more are 64 MiB more."""
+def test_memory_follows_allocations() -> None:
+    """Allocating 64 MiB adds 64 MiB."""
     tap = ProcessTap("p")
     before = value(tap, "resident_memory_bytes")
     held = bytearray(os.urandom(1)) * (64 << 20)
@@ -103,7 +103,7 @@ def test_memory_follows_what_is_allocated() -> None:
 
 
 def test_threads_are_counted() -> None:
-    """Those of the interpreter, as they come and go."""
+    """Threads of the interpreter are counted as they start and stop."""
     tap, done = ProcessTap("p"), threading.Event()
     before = value(tap, "threads")
     threads = [threading.Thread(target=done.wait) for _ in range(5)]
@@ -118,7 +118,7 @@ def test_threads_are_counted() -> None:
 
 
 def test_descriptors_are_counted_at_every_call() -> None:
-    """Or, where the kernel does not count them, at every so manieth."""
+    """Where the kernel does not count them, they are listed in every n-th call."""
     tap = ProcessTap("p")
     before = value(tap, "open_fds")
     with more_descriptors(50):
@@ -129,7 +129,7 @@ def test_descriptors_are_counted_at_every_call() -> None:
 
 
 def test_cpu_time_adds_up_to_the_processes() -> None:
-    """Every thread's, user's and system's: the deltas' sum lies between two readings."""
+    """User and system time of all threads: the sum of increases lies between two readings."""
     tap = ProcessTap("p")
     total = value(tap, "cpu_seconds_total")
     spinning = threading.Thread(target=lambda: sum(range(3_000_000)))
@@ -147,7 +147,7 @@ def test_cpu_time_adds_up_to_the_processes() -> None:
 
 
 def test_collections_add_up_to_the_interpreters() -> None:
-    """By generation; one that stood still is left out of a later call."""
+    """Increases are by generation; unchanged generations are left out."""
     tap, sums = ProcessTap("p"), Values()
     gc.disable()
     try:
@@ -169,15 +169,15 @@ def test_collections_add_up_to_the_interpreters() -> None:
         assert sums["gc_uncollectable_total", of] == stat["uncollectable"]
 
 
-def test_the_start_stands_still() -> None:
-    """It is computed once: a clock that is set must not move it."""
+def test_the_start_time_is_constant() -> None:
+    """It is computed once: a change of the clock must not move it."""
     tap = ProcessTap("p")
 
     assert len({value(tap, "start_time_seconds") for _ in range(5)}) == 1
 
 
-def test_without_procfs_the_rest_is_told(tmp_path: Path) -> None:
-    """What the system does not tell is left out, not 0."""
+def test_without_procfs_other_families_remain(tmp_path: Path) -> None:
+    """Values that the system does not provide are left out, not 0."""
     found = values(ProcessTap("p", proc=str(tmp_path / "none")).families())
 
     assert {name for name, *_ in found} == {
@@ -189,15 +189,15 @@ def test_without_procfs_the_rest_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"1 (x) S", b"1 (x) " + b"y " * 50], ids=str)
-def test_a_file_that_makes_no_sense_is_none(content: bytes, tmp_path: Path) -> None:
-    """Nothing is raised into the publisher."""
+def test_an_unreadable_stat_file_is_ignored(content: bytes, tmp_path: Path) -> None:
+    """The publisher thread gets no exception."""
     (tmp_path / "stat").write_bytes(content)
 
     assert ("threads",) not in values(ProcessTap("p", proc=str(tmp_path)).families())
 
 
 def test_the_programs_name_may_look_like_fields(tmp_path: Path) -> None:
-    """Parentheses, spaces and numbers in it move nothing."""
+    """Parentheses, spaces and numbers in the name shift no field."""
     real = Path("/proc/self/stat").read_bytes().rpartition(b")")[2]
     (tmp_path / "stat").write_bytes(b"1 (a) S 1 2 (3" + b") " + real)
     tap = ProcessTap("p", proc=str(tmp_path))
@@ -206,7 +206,7 @@ def test_the_programs_name_may_look_like_fields(tmp_path: Path) -> None:
 
 
 def test_where_the_kernel_does_not_count_descriptors_are_listed_seldom(tmp_path: Path) -> None:
-    """As before Linux 6.2: a size that a listing contradicts is never believed."""
+    """As before Linux 6.2: a size that a listing contradicts is never used."""
     (tmp_path / "fd").mkdir()
     names = [tmp_path / "fd" / str(number) for number in range(9)]
     for name in names[:5]:
@@ -223,7 +223,7 @@ def test_where_the_kernel_does_not_count_descriptors_are_listed_seldom(tmp_path:
 
 @pytest.mark.skipif(KERNEL < (6, 2), reason="this kernel does not count descriptors")
 def test_without_a_free_descriptor_they_are_still_counted() -> None:
-    """That is when the number matters."""
+    """The number matters most at the limit."""
     tap = ProcessTap("p")
     value(tap, "open_fds")
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -274,7 +274,7 @@ assert after["gc_collections_total", "2", "p"] == 1, after
 
 
 def test_a_forked_child_reports_itself() -> None:
-    """Under a name of its own, from nothing; the parent goes on as if nothing had been."""
+    """The child starts from zero under its own name; the parent is unaffected."""
     done = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, check=False)
 
     assert (done.returncode, done.stderr) == (0, "")

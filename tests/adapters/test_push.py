@@ -29,24 +29,24 @@ ENGINE = EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"})
 
 
 def step(tokens: int = 1) -> VllmStep:
-    """A step that generated ``tokens``."""
+    """Return a step that generated ``tokens``."""
     iteration = IterationStats(num_generation_tokens=tokens)
     return VllmStep(0, time.monotonic(), time.time(), None, iteration)
 
 
 def publisher(endpoint: str, stream: str = "s") -> Publisher:
-    """Of one engine."""
-    return Publisher(endpoint, stream, [ENGINE], flush=0.01)
+    """Return a publisher of one engine."""
+    return Publisher(endpoint, stream, [ENGINE], flush_interval=0.01)
 
 
 def generated(exporter: Exporter) -> int:
-    """Tokens on the page."""
+    """Return the generated tokens on the page."""
     engine = exporter.registry.engines.get("e")
     return 0 if engine is None else int(scalar(engine, "vllm:generation_tokens_total"))
 
 
-async def test_what_is_pushed_arrives(start: Start) -> None:
-    """And closing waits until it has."""
+async def test_pushed_items_arrive(start: Start) -> None:
+    """``close`` waits until they have arrived."""
     async with start() as exporter:
         one = publisher(exporter.endpoints[0])
         for _ in range(1000):
@@ -58,7 +58,7 @@ async def test_what_is_pushed_arrives(start: Start) -> None:
         assert not exporter.registry.engines["e"].streams
 
 
-async def test_an_exporter_that_comes_later_gets_it_all(start: Start, tmp_path: Path) -> None:
+async def test_an_exporter_that_starts_later_gets_all_items(start: Start, tmp_path: Path) -> None:
     """Until then items wait; nothing blocks and nothing is lost."""
     one = publisher(f"ipc://{tmp_path}/ingest.ipc")
     for _ in range(100):
@@ -69,8 +69,8 @@ async def test_an_exporter_that_comes_later_gets_it_all(start: Start, tmp_path: 
         await asyncio.to_thread(one.close)
 
 
-async def test_a_restarted_exporter_is_fed_again(start: Start) -> None:
-    """What was pushed while there was none reaches the next one."""
+async def test_a_restarted_exporter_gets_new_items(start: Start) -> None:
+    """Items pushed during the downtime reach the next exporter."""
     async with start() as exporter:
         one = publisher(exporter.endpoints[0])
         one.push(step())
@@ -82,8 +82,8 @@ async def test_a_restarted_exporter_is_fed_again(start: Start) -> None:
         await asyncio.to_thread(one.close)
 
 
-async def test_the_exporters_sample_rate_is_heard_and_heard_again(start: Start) -> None:
-    """Unknown before the first answer; another one reaches even an engine that is idle."""
+async def test_the_exporters_sample_rate_is_received_and_updated(start: Start) -> None:
+    """It is unknown before the first answer; a change reaches an idle engine, too."""
     async with start(kv_sample_rate="0.25") as exporter:
         one = publisher(exporter.endpoints[0])
         assert one.kv_sample_rate is None
@@ -95,7 +95,7 @@ async def test_the_exporters_sample_rate_is_heard_and_heard_again(start: Start) 
 
 
 async def test_a_restarted_exporter_brings_its_own_sample_rate(start: Start) -> None:
-    """While there is none the last one's holds."""
+    """During the downtime the last rate stays valid."""
     async with start(kv_sample_rate="0.25") as exporter:
         one = publisher(exporter.endpoints[0])
         await until(lambda: one.kv_sample_rate == 0.25)
@@ -105,8 +105,8 @@ async def test_a_restarted_exporter_brings_its_own_sample_rate(start: Start) -> 
         await asyncio.to_thread(one.close)
 
 
-def test_push_costs_no_call_that_could_block(tmp_path: Path) -> None:
-    """No lock is taken, nothing is encoded and no system call is made on the step's thread."""
+def test_push_makes_no_call_that_could_block(tmp_path: Path) -> None:
+    """The step's thread takes no lock, encodes nothing and makes no system call."""
     one = publisher(f"ipc://{tmp_path}/nobody.ipc")
     item = step()
     called: list[str] = []
@@ -125,7 +125,7 @@ def test_push_costs_no_call_that_could_block(tmp_path: Path) -> None:
 
 
 def test_a_full_queue_drops_and_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The publisher thread is dead; pushing goes on without a word."""
+    """With a dead publisher thread, pushing continues silently."""
     monkeypatch.setattr(Publisher, "_run", lambda _: None)
     one = publisher(f"ipc://{tmp_path}/nobody.ipc")
     for _ in range(QUEUE_ITEMS + 7):
@@ -138,9 +138,15 @@ def test_a_full_queue_drops_and_counts(tmp_path: Path, monkeypatch: pytest.Monke
 async def test_an_idle_engines_gauges_return_with_the_exporter(
     start: Start, tmp_path: Path
 ) -> None:
-    """It sends nothing while it has nothing to do, and its sleep state was said once."""
+    """An idle engine sends nothing, and its sleep state was sent once."""
     endpoint = f"ipc://{tmp_path}/ingest.ipc"
-    one = Publisher(endpoint, "s", [ENGINE], flush=0.01, again=lambda: list(tap.again()))
+    one = Publisher(
+        endpoint,
+        "s",
+        [ENGINE],
+        flush_interval=0.01,
+        current_state=lambda: list(tap.current_state()),
+    )
     tap = VllmTap(one.push, one.fail, [0])
     tap.record_sleep_state(1, 2)
     tap.record(SimpleNamespace(num_running_reqs=7), None, None, 0)
@@ -159,8 +165,8 @@ async def test_an_idle_engines_gauges_return_with_the_exporter(
         await asyncio.to_thread(one.close)
 
 
-async def test_an_item_that_cannot_be_encoded_costs_itself(start: Start) -> None:
-    """It is counted, reported to the exporter, and those behind it arrive."""
+async def test_an_item_that_cannot_be_encoded_drops_only_itself(start: Start) -> None:
+    """It is counted and reported to the exporter; later items arrive."""
     async with start() as exporter:
         one = publisher(exporter.endpoints[0])
         bad = step()
@@ -175,7 +181,7 @@ async def test_an_item_that_cannot_be_encoded_costs_itself(start: Start) -> None
 
 
 async def test_a_new_description_keeps_the_counters(start: Start) -> None:
-    """The hello is said again; the engine's info is new, its totals go on."""
+    """The Hello is sent again; the engine's info changes, its totals continue."""
     async with start() as exporter:
         one = publisher(exporter.endpoints[0])
         one.push(step())
@@ -191,7 +197,7 @@ async def test_a_new_description_keeps_the_counters(start: Start) -> None:
 
 
 async def test_two_processes_of_one_name_do_not_mix(start: Start) -> None:
-    """The newer one counts on; the older one stops and says why."""
+    """The newer process continues the counts; the older one stops and logs why."""
     async with start() as exporter:
         old = publisher(exporter.endpoints[0])
         await until(lambda: old.connected)
@@ -232,7 +238,7 @@ sys.exit(0)
 
 
 async def test_a_forked_child_is_a_stream_of_its_own(start: Start) -> None:
-    """Neither what the parent queued nor its socket is touched; both count."""
+    """The parent's queue and socket are untouched; both processes count."""
     async with start() as exporter:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-c", FORK, exporter.endpoints[0], str(Path(__file__).parent),
@@ -244,8 +250,8 @@ async def test_a_forked_child_is_a_stream_of_its_own(start: Start) -> None:
         assert len(exporter.ingest.intake.receiver.streams) == 2
 
 
-def test_leaving_without_an_exporter_takes_no_time(tmp_path: Path) -> None:
-    """A process whose exporter never came ends at once, by atexit alone."""
+def test_exit_without_an_exporter_takes_no_time(tmp_path: Path) -> None:
+    """A process whose exporter never started exits at once, through atexit."""
     code = (
         "import sys; sys.path.insert(0, sys.argv[2])\n"
         "from test_push import publisher, step\n"
@@ -260,7 +266,7 @@ def test_leaving_without_an_exporter_takes_no_time(tmp_path: Path) -> None:
 
 
 def test_threads_end_with_their_publisher(tmp_path: Path) -> None:
-    """Closing twice is closing once."""
+    """Closing twice has no effect."""
     one = publisher(f"ipc://{tmp_path}/x.ipc")
     one.close()
     one.close()
@@ -268,10 +274,10 @@ def test_threads_end_with_their_publisher(tmp_path: Path) -> None:
     assert "sidestep-publisher" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_a_bug_in_the_publisher_stays_there(
+def test_a_bug_in_the_publisher_is_contained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is counted and logged once a minute, and the thread goes on."""
+    """It is counted, logged once a minute, and the thread continues."""
 
     def broken(*_: object) -> None:
         raise RuntimeError("bug")

@@ -1,4 +1,4 @@
-"""What the tap makes of a scheduler's calls; the objects are shaped like vLLM's."""
+"""The events that the tap makes of a scheduler's calls; the objects are shaped like vLLM's."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ABORT = FINISH_REASONS.index("abort")
 
 
 class Bench:
-    """A tap and what it has pushed."""
+    """A tap and the items it has pushed."""
 
     def __init__(self, **options: Any) -> None:
         self.pushed: list[Callable[[], Iterable[RequestEvents]]] = []
@@ -43,18 +43,18 @@ class Bench:
         self.requests: dict[str, Any] = {}
 
     def items(self) -> list[RequestEvents]:
-        """The items of all that was pushed since the last time, through the wire."""
+        """Return the items pushed since the last call, after encoding and decoding."""
         self.tap.flush()
         pushed, self.pushed[:] = self.pushed[:], []
         made = [decode_item(encode_item(item)) for make in pushed for item in make()]
         return [item for item in made if isinstance(item, RequestEvents)]
 
     def events(self) -> list[Event]:
-        """Likewise, their events."""
+        """Return the events of ``items``."""
         return [event for item in self.items() for event in item.events]
 
     def ask(self, name: str, stamp: float = 1.0, **more: Any) -> Any:
-        """A request that enters the queue."""
+        """Queue a request."""
         request = SimpleNamespace(
             request_id=name,
             events=[SimpleNamespace(timestamp=stamp)],
@@ -74,7 +74,7 @@ class Bench:
         return request
 
     def schedule(self, *new: str, resumed: tuple[str, ...] = (), **counts: int) -> Any:
-        """A batch; ``new`` and ``resumed`` join it, ``counts`` are tokens by request."""
+        """Return a batch; ``new`` and ``resumed`` join it, ``counts`` are tokens by request."""
         for name in (*new, *resumed):
             self.requests[name].events.append(SimpleNamespace(timestamp=2.0))
         batch = SimpleNamespace(
@@ -88,8 +88,8 @@ class Bench:
         return batch
 
     def update(self, batch: Any, *clients: dict[str, int], prompts: tuple[str, ...] = ()) -> None:
-        """The batch's output: tokens by request, per API server."""
-        self.tap.updating()
+        """Process the batch's output: tokens by request, per API server."""
+        self.tap.update_started()
         stats = SimpleNamespace(
             num_computed_tokens=5, num_local_cached_tokens=2, num_external_cached_tokens=1
         )
@@ -108,11 +108,11 @@ class Bench:
             )
             for index, found in enumerate(clients)
         }
-        self.tap.updated(batch, outputs)
+        self.tap.update_finished(batch, outputs)
 
 
 def test_a_request_from_queue_to_end() -> None:
-    """Its events come in order, by number, with the engine's own stamps."""
+    """Its events come in order, by number, with the engine's own timestamps."""
     bench = Bench()
     request = bench.ask("a", 1.0)
     batch = bench.schedule("a", a=7)
@@ -140,8 +140,8 @@ def test_a_request_from_queue_to_end() -> None:
     assert [] == bench.failures
 
 
-def test_a_batch_that_all_got_a_token_is_said_once() -> None:
-    """Who is in the batch is left out where it is who got output."""
+def test_a_batch_equal_to_its_output_is_left_out() -> None:
+    """The batch is sent only if it differs from the requests with output."""
     bench = Bench()
     for name in "ab":
         bench.ask(name)
@@ -164,7 +164,7 @@ def test_a_batch_that_all_got_a_token_is_said_once() -> None:
 
 
 def test_api_servers_have_an_output_each_in_one_step() -> None:
-    """With the stamps that each of them gets."""
+    """Each has its own timestamp."""
     bench = Bench()
     for name in "ab":
         bench.ask(name)
@@ -176,13 +176,13 @@ def test_api_servers_have_an_output_each_in_one_step() -> None:
 
 
 def test_an_end_inside_a_step_follows_its_output_and_one_outside_comes_at_once() -> None:
-    """The last output of a request is before its end; an abort is where it happened."""
+    """A request's last output precedes its end; an abort is recorded where it happens."""
     bench = Bench()
     for name in "abc":
         bench.ask(name)
     bench.tap.freed(bench.requests["c"])
     batch = bench.schedule(a=1, b=1)
-    bench.tap.updating()
+    bench.tap.update_started()
     bench.tap.freed(bench.requests["a"])
     bench.update(batch, {"a": 1, "b": 1})
 
@@ -192,7 +192,7 @@ def test_an_end_inside_a_step_follows_its_output_and_one_outside_comes_at_once()
 
 
 def test_a_request_aborted_while_it_was_computed_is_not_in_the_batch() -> None:
-    """Its number means nobody any more."""
+    """Its number is not valid any more."""
     bench = Bench()
     for name in "ab":
         bench.ask(name)
@@ -205,8 +205,8 @@ def test_a_request_aborted_while_it_was_computed_is_not_in_the_batch() -> None:
     assert ([2], [2]) == (step.scheduled, step.tokens)
 
 
-def test_a_preempted_request_comes_back() -> None:
-    """Whether it is listed among the resumed or, by another model runner, among the new."""
+def test_a_preempted_request_is_scheduled_again() -> None:
+    """It is listed as resumed or, by another model runner, as new."""
     bench = Bench()
     for name in "ab":
         bench.ask(name)
@@ -222,8 +222,8 @@ def test_a_preempted_request_comes_back() -> None:
     ("name", "lone"),
     [("cmpl-1", True), ("_x", True), ("3", True), ("99999999_x", True), ("0_x", False)],
 )
-def test_parallel_samples_are_told_by_their_ids(name: str, lone: bool) -> None:
-    """A number before the question's id; the id itself is not sent."""
+def test_parallel_samples_are_recognised_by_their_ids(name: str, lone: bool) -> None:
+    """A number precedes the original request's id; the id itself is not sent."""
     bench = Bench()
     bench.ask(name)
     bench.ask("1_x")
@@ -237,8 +237,8 @@ def test_parallel_samples_are_told_by_their_ids(name: str, lone: bool) -> None:
     assert another.group not in {one.group, other.group}
 
 
-def test_what_a_request_asked_for_is_said_at_its_end() -> None:
-    """Its adapter, stop strings, NaNs that were seen, and a refusal of the engine."""
+def test_a_requests_options_are_sent_at_its_end() -> None:
+    """The event has its adapter, stop strings, NaNs, and a rejection by the engine."""
     bench = Bench(nan_check=True)
     bench.ask("nan", lora_request=SimpleNamespace(lora_name="ada\n"))
     bench.ask("b", status=SimpleNamespace(name="FINISHED_IGNORED"))
@@ -260,8 +260,8 @@ def test_what_a_request_asked_for_is_said_at_its_end() -> None:
     assert [1, 1, 1, ABORT] == [end.reason for end in ends]
 
 
-def test_a_request_whose_queueing_was_dropped_has_a_number_all_the_same() -> None:
-    """So that its tokens count."""
+def test_a_request_whose_queued_event_was_dropped_gets_a_number() -> None:
+    """Its tokens count."""
     bench = Bench()
     bench.ask("a")
     bench.schedule()
@@ -274,8 +274,8 @@ def test_a_request_whose_queueing_was_dropped_has_a_number_all_the_same() -> Non
     assert [1] == step.outputs[0].requests
 
 
-def test_an_odd_event_costs_itself_alone() -> None:
-    """It is complained of, in whichever thread; the others are sent."""
+def test_an_invalid_event_drops_only_itself() -> None:
+    """It is reported, in either thread; the other events are sent."""
     bench = Bench()
     bench.ask("a", num_prompt_tokens="many", lora_request=SimpleNamespace())
     bench.ask("b", events=[])
@@ -287,8 +287,8 @@ def test_an_odd_event_costs_itself_alone() -> None:
     assert len(bench.failures) == 3
 
 
-def test_a_crowd_is_cut_into_items_that_the_wire_takes() -> None:
-    """No more events in one item than allowed."""
+def test_many_events_are_split_into_items() -> None:
+    """No item exceeds the allowed number of events."""
     bench = Bench()
     for number in range(MAX_EVENTS + 10):
         bench.ask(f"r{number}")
@@ -298,11 +298,11 @@ def test_a_crowd_is_cut_into_items_that_the_wire_takes() -> None:
 
 
 def test_a_sessions_next_input_follows_its_last_output() -> None:
-    """Where it was queued already, vLLM goes on with it before the step is over."""
+    """If the input was queued, vLLM continues with it before the step is over."""
     bench = Bench()
     request = bench.ask("a", num_prompt_tokens=5)
     batch = bench.schedule("a", a=5)
-    bench.tap.updating()
+    bench.tap.update_started()
     request.arrival_time, request.num_prompt_tokens = 200.0, 9
     bench.tap.queued(request)
     bench.update(batch, {"a": 1})
@@ -316,13 +316,13 @@ def test_a_sessions_next_input_follows_its_last_output() -> None:
 
 
 def test_the_end_of_a_sessions_input_is_no_abort() -> None:
-    """Though vLLM ends it by that call; another request's abort stays one."""
+    """VLLM ends it as an abort; another request's abort stays one."""
     bench = Bench()
     for name in "ab":
         bench.ask(name, get_finished_reason=lambda: ABORT)
-    bench.tap.ending("a")
+    bench.tap.session_closed("a")
     bench.tap.freed(bench.requests["a"])
-    bench.tap.ending("nobody")
+    bench.tap.session_closed("nobody")
     bench.tap.freed(bench.requests["b"])
 
     ends = [event for event in bench.events() if isinstance(event, Finished)]
@@ -330,8 +330,8 @@ def test_the_end_of_a_sessions_input_is_no_abort() -> None:
     assert [0, ABORT] == [end.reason for end in ends]
 
 
-def test_what_another_engine_had_cached_is_what_is_reported() -> None:
-    """A prompt that came over the network was computed, and cached, elsewhere."""
+def test_cached_tokens_of_a_remote_prefill_are_reported() -> None:
+    """A prompt received over the network was computed, and cached, by another engine."""
     bench = Bench()
     params: list[Any] = [
         {"do_remote_prefill": True, "remote_prefill_cached_tokens": 3},
@@ -347,8 +347,8 @@ def test_what_another_engine_had_cached_is_what_is_reported() -> None:
     assert [3, None, None, None] == [end.cached_tokens for end in ends]
 
 
-def test_after_a_drop_all_begins_anew() -> None:
-    """Ends that were dropped are not waited for; who is there is said under another source."""
+def test_resync_replaces_the_source() -> None:
+    """Dropped ends are not waited for; current requests are sent under another source."""
     bench = Bench()
     for name in "abc":
         bench.ask(name)
@@ -368,8 +368,8 @@ def test_after_a_drop_all_begins_anew() -> None:
     assert {1} == bench.tap.events._requests.keys()
 
 
-def test_nobody_there_is_said_as_well() -> None:
-    """A new source cuts off whom the exporter still follows."""
+def test_resync_without_requests_sends_an_empty_item() -> None:
+    """A new source discards the requests that the exporter still tracks."""
     bench = Bench()
 
     (item,) = bench.tap.events.resync()
@@ -377,8 +377,8 @@ def test_nobody_there_is_said_as_well() -> None:
     assert [] == item.events
 
 
-def test_another_exporter_is_told_who_is_there() -> None:
-    """By state, with what it needs to time the rest; those that ended are not."""
+def test_current_state_has_the_live_requests() -> None:
+    """Each has its state and what is needed to time the rest; ended ones are left out."""
     bench = Bench()
     states = {"a": "WAITING", "b": "RUNNING", "c": "PREEMPTED", "d": "RUNNING"}
     for name, state in states.items():
@@ -388,7 +388,7 @@ def test_another_exporter_is_told_who_is_there() -> None:
     bench.schedule()
     before = bench.items()
 
-    (item,) = bench.tap.events.again()
+    (item,) = bench.tap.events.current_state()
 
     alive = [event for event in item.events if isinstance(event, Alive)]
     assert [(1, WAITING), (2, RUNNING), (3, PREEMPTED), (5, PREEMPTED)] == [
@@ -399,14 +399,14 @@ def test_another_exporter_is_told_who_is_there() -> None:
 
 
 def blocks(tap: BlockTap, *calls: tuple[str, int]) -> None:
-    """The pool's calls, by the end of their names."""
+    """Call the block pool's methods, given by the end of their names."""
     for name, number in calls:
         block = SimpleNamespace(block_id=number)
         getattr(tap, f"on_block_{name}")(block)
 
 
 def test_block_events_come_in_order() -> None:
-    """All of a sampled block, at the rate that was in force, once per flush."""
+    """All events of a sampled block are sent, at the rate in force, once per flush."""
     pushed: list[BlockEvents] = []
     tap = BlockTap(pushed.append)
     tap.flush(1.0)
@@ -424,8 +424,8 @@ def test_block_events_come_in_order() -> None:
     assert 1.0 == item.rate
 
 
-def test_blocks_are_sampled_at_the_rate_that_the_exporter_wants() -> None:
-    """About that share of all births, evenly over the blocks; none at 0."""
+def test_blocks_are_sampled_at_the_exporters_rate() -> None:
+    """About that share of allocations is sampled, evenly over the blocks; none at 0."""
     pushed: list[BlockEvents] = []
     tap = BlockTap(pushed.append)
     shares = []
@@ -443,17 +443,17 @@ def test_blocks_are_sampled_at_the_rate_that_the_exporter_wants() -> None:
     assert shares[1:] == pytest.approx([0.01, 0.25], rel=0.15)
 
 
-def test_an_old_release_says_only_how_much_of_a_prompt_was_cached() -> None:
-    """The rest was computed; one that says nothing has no prompt counted."""
+def test_an_old_release_reports_cached_prompt_tokens_only() -> None:
+    """The rest was computed; without the number no prompt is counted."""
     bench = Bench()
     for name in "ab":
         bench.ask(name)
     batch = bench.schedule(a=7, b=7)
-    bench.tap.updating()
+    bench.tap.update_started()
     old = SimpleNamespace(request_id="a", new_token_ids=[1], num_cached_tokens=3)
     mute = SimpleNamespace(request_id="b", new_token_ids=[1])
-    bench.tap.updated(batch, {0: SimpleNamespace(timestamp=3.0, outputs=[old, mute])})
-    bench.tap.updated(batch, {0: SimpleNamespace(timestamp=4.0, outputs=[old])})
+    bench.tap.update_finished(batch, {0: SimpleNamespace(timestamp=3.0, outputs=[old, mute])})
+    bench.tap.update_finished(batch, {0: SimpleNamespace(timestamp=4.0, outputs=[old])})
 
     first, second = (event for event in bench.events() if isinstance(event, Iteration))
 
@@ -462,7 +462,7 @@ def test_an_old_release_says_only_how_much_of_a_prompt_was_cached() -> None:
 
 
 def test_a_step_is_timed_by_its_own_batch() -> None:
-    """Batches are scheduled ahead of their output, and one may never come back."""
+    """Batches are scheduled ahead of their output, and one may never return."""
     bench = Bench()
     bench.ask("a")
     lost, kept = bench.schedule(a=1), bench.schedule(a=1)
@@ -477,13 +477,13 @@ def test_a_step_is_timed_by_its_own_batch() -> None:
     assert (started + 1, second.stamp) == (first.started, second.started)
 
 
-def test_after_a_drop_other_blocks_are_followed() -> None:
-    """From the next flush on, under another source; what happened before goes out under the old."""
+def test_after_a_drop_other_blocks_are_sampled() -> None:
+    """They have another source from the next flush on; earlier events have the old one."""
     pushed: list[BlockEvents] = []
     tap = BlockTap(pushed.append)
     tap.flush(1.0)
     blocks(tap, ("allocated", 4))
-    tap.renew = True
+    tap.resample = True
     tap.flush(1.0)
     blocks(tap, ("accessed", 4), ("evicted", 4), ("allocated", 5))
     tap.flush(1.0)
@@ -493,8 +493,8 @@ def test_after_a_drop_other_blocks_are_followed() -> None:
     assert first.source != second.source
 
 
-def test_blocks_that_cannot_be_pushed_are_not_kept() -> None:
-    """Nor told of twice."""
+def test_block_events_that_cannot_be_pushed_are_dropped() -> None:
+    """They are not sent twice either."""
     failing = True
     pushed: list[BlockEvents] = []
 

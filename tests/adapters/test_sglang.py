@@ -1,4 +1,4 @@
-"""SGLang's collectors, tapped: the exporter's page is the one that they would have had."""
+"""SGLang's collectors, tapped: the exporter's page equals the one they would have had."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ from sidestep.engines.sglang.wire import QueueCount as Queued
 from sidestep.engines.sglang.wire import SchedulerStats as Told
 from sidestep.protocol.messages import EngineInfo
 from sidestep.protocol.self_described import Samples
-from sidestep_adapters.sglang import deferred_metrics as notes_module
+from sidestep_adapters.sglang import deferred_metrics as deferred_module
 from sidestep_adapters.sglang import plugin as sglang_plugin
 from sidestep_adapters.sglang import taps as sglang_taps
-from sidestep_adapters.sglang.collectors import Process, StatsSource, wrap
-from sidestep_adapters.sglang.deferred_metrics import Notes
-from sidestep_adapters.sglang.metric_stubs import Meter
-from sidestep_adapters.sglang.readers import OwnFamilies, Queues
+from sidestep_adapters.sglang.collectors import Process, StatsRecorder, wrap
+from sidestep_adapters.sglang.deferred_metrics import DeferredMetrics
+from sidestep_adapters.sglang.metric_stubs import MetricStub
+from sidestep_adapters.sglang.readers import ProcessFamilies, QueueLengths
 
 Make = Callable[..., Process]
 RANKED = {name: str(value) for name, value in RANK.items()}
@@ -53,7 +53,7 @@ RANKED = {name: str(value) for name, value in RANK.items()}
 
 @pytest.fixture
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
-    """Makes this process's taps, as the plugin finds them; nobody listens at the other end."""
+    """Make this process's taps as the plugin does, without an exporter."""
     found: list[Process] = []
 
     def make(*, beside: bool = False) -> Process:
@@ -70,12 +70,12 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
 
 
 def tapped(cls: type, role: str, *args: Any, **kwargs: Any) -> Any:
-    """A collector as the plugin has SGLang make it."""
+    """Return a collector as the plugin makes SGLang create it."""
     return sglang_taps.tapped(cls, role)(*args, **kwargs)
 
 
 def same(theirs: dict[str, Family], ours: dict[str, Family]) -> None:
-    """Whether two pages agree; sums may have been added in another order."""
+    """Return whether two pages agree, up to the order in which sums were added."""
     assert theirs.keys() == ours.keys()
     for name, family in theirs.items():
         mine = ours[name]
@@ -118,7 +118,7 @@ tokenizer_calls = st.one_of(
 
 
 def call(collector: Any, name: str, *args: Any) -> None:
-    """One of ``scheduler_calls`` or ``bare_calls``."""
+    """Make one of ``scheduler_calls`` or ``bare_calls``."""
     if name not in SCHEDULERS:
         getattr(collector, name)(*args)
         return
@@ -131,8 +131,8 @@ def call(collector: Any, name: str, *args: Any) -> None:
     getattr(child, method)(amount)
 
 
-def tell(collector: Any, name: str, value: Any, extra: Any) -> None:
-    """One of ``tokenizer_calls``."""
+def send(collector: Any, name: str, value: Any, extra: Any) -> None:
+    """Make one of ``tokenizer_calls``."""
     labels = dict(collector.labels)
     if name == "first":
         collector.observe_time_to_first_token(labels, value, stream=extra)
@@ -150,10 +150,10 @@ def tell(collector: Any, name: str, value: Any, extra: Any) -> None:
     calls=st.lists(scheduler_calls | bare_calls | st.just(("flush",)), max_size=40),
     asked=st.lists(tokenizer_calls, max_size=20),
 )
-def test_whatever_is_counted_the_pages_are_equal(
+def test_pages_are_equal_for_any_calls(
     beside: bool, calls: list[tuple[Any, ...]], asked: list[tuple[Any, ...]]
 ) -> None:
-    """SGLang's own collectors, and ours in their place or beside them, told the same."""
+    """SGLang's own collectors and the tapped ones, in both modes, get the same calls."""
     process = Process("ipc://nowhere", "pod", beside=beside)
     theirs = SchedulerMetricsCollector(), TokenizerMetricsCollector()
     ours = SchedulerMetricsCollector(), TokenizerMetricsCollector()
@@ -161,7 +161,9 @@ def test_whatever_is_counted_the_pages_are_equal(
     for collector, role in zip(ours, ("scheduler", "tokenizer"), strict=True):
         made = wrap(process, collector, role)
         if role == "tokenizer":
-            observe = sglang_taps.latencies(made["histogram_inter_token_latency"], process.notes)
+            observe = sglang_taps.latency_recorder(
+                made["histogram_inter_token_latency"], process.deferred
+            )
             if not beside:
                 vars(collector)["observe_inter_token_latency"] = observe
     shown = Shown(process)
@@ -173,7 +175,7 @@ def test_whatever_is_counted_the_pages_are_equal(
             call(scheduler, name, *args)
     for name, value, extra in asked:
         for tokenizer in (theirs[1], ours[1]):
-            tell(tokenizer, name, value, extra)
+            send(tokenizer, name, value, extra)
         if beside and name == "later" and extra > 0:
             # As the plugin does: SGLang counts by its own way, past the meter.
             observe(ours[1].labels, value, extra)
@@ -182,11 +184,11 @@ def test_whatever_is_counted_the_pages_are_equal(
 
     same(native, shown.page)
     assert kept == ([collector.page for collector in theirs] if beside else untouched)
-    assert process.notes.lost == 0
+    assert process.deferred.dropped == 0
 
 
 def test_the_plugin_taps_in_place_of_the_collectors(made: Make) -> None:
-    """``instead``: what SGLang itself has stays as it was when it was made."""
+    """With ``instead``, SGLang's own metrics stay as they were created."""
     process = made()
     scheduler = tapped(SchedulerMetricsCollector, "scheduler")
     tokenizer = tapped(TokenizerMetricsCollector, "tokenizer")
@@ -211,7 +213,7 @@ def test_the_plugin_taps_in_place_of_the_collectors(made: Make) -> None:
 
 
 def test_beside_both_pages_count(made: Make) -> None:
-    """SGLang's is the very one that it has without us."""
+    """SGLang's page is the same as without the plugin."""
     process = made(beside=True)
     plain = SchedulerMetricsCollector(), TokenizerMetricsCollector()
     both = (
@@ -234,8 +236,8 @@ def test_beside_both_pages_count(made: Make) -> None:
     same(theirs, {name: page[name] for name in theirs})
 
 
-def test_a_report_sets_when_the_last_one_was(made: Make) -> None:
-    """Else an idle scheduler would report on every turn of its loop."""
+def test_a_report_sets_the_time_of_the_last_one(made: Make) -> None:
+    """Otherwise an idle scheduler would report in every iteration of its loop."""
     made()
     scheduler = tapped(SchedulerMetricsCollector, "scheduler")
     scheduler.last_log_time = 0.0
@@ -245,7 +247,7 @@ def test_a_report_sets_when_the_last_one_was(made: Make) -> None:
 
 
 def test_weights_are_exact(made: Make) -> None:
-    """A gap over its tokens, counted once for each: sum and count are SGLang's."""
+    """A gap divided by its tokens counts once for each: sum and count equal SGLang's."""
     process = made()
     plain, tokenizer = TokenizerMetricsCollector(), tapped(TokenizerMetricsCollector, "tokenizer")
     for gap, tokens in ((0.3, 3), (1.0, 7), (0.004, 1), (9.0, 1), (2.0, 0), (2.0, -4)):
@@ -259,7 +261,7 @@ def test_weights_are_exact(made: Make) -> None:
 
 
 def test_labels_by_request_are_the_childrens_own(made: Make) -> None:
-    """A priority and what an administrator allows: the collector's empty ones are not the engine's."""
+    """Labels that a request fills in, such as a priority, are not the engine's."""
     process = made()
     labels = {**TOKENIZER, "priority": "", "tenant": ""}
     plain = TokenizerMetricsCollector(labels)
@@ -280,8 +282,8 @@ def test_labels_by_request_are_the_childrens_own(made: Make) -> None:
     )
 
 
-def test_bounds_that_sglang_was_told_are_told(made: Make) -> None:
-    """Of bucket families; the children's buckets are SGLang's then."""
+def test_configured_bounds_are_sent(made: Make) -> None:
+    """Bounds of bucket families are sent; the buckets equal SGLang's."""
     process = made()
     bounds = {"sglang:inter_token_latency_seconds": [0.5, 1.0, 2.0]}
     tokenizer = tapped(TokenizerMetricsCollector, "tokenizer", TOKENIZER, bounds)
@@ -293,7 +295,7 @@ def test_bounds_that_sglang_was_told_are_told(made: Make) -> None:
     assert [v for (name, _), v in samples.items() if name.endswith("_bucket")] == [0, 2, 2, 2]
 
 
-def test_default_bounds_need_not_be_told(made: Make) -> None:
+def test_default_bounds_are_not_sent(made: Make) -> None:
     """The exporter has them."""
     process = made()
     tapped(SchedulerMetricsCollector, "scheduler")
@@ -302,8 +304,8 @@ def test_default_bounds_need_not_be_told(made: Make) -> None:
     assert [info.bounds for info in process._infos] == [{}, {}]
 
 
-def test_families_that_nobody_knows_describe_themselves(made: Make) -> None:
-    """Another release's, of each kind, with help and bounds; names by samples."""
+def test_unknown_families_describe_themselves(made: Make) -> None:
+    """Families of another release are sent with help and bounds, for each kind."""
     process = made()
     scheduler = SchedulerMetricsCollector()
     registry = scheduler.registry
@@ -321,10 +323,10 @@ def test_families_that_nobody_knows_describe_themselves(made: Make) -> None:
     scheduler.next_seconds.labels(**RANK, what="a").observe(1)
     shown = Shown(process)
     families = [f for item in shown.take() if isinstance(item, Samples) for f in item.families]
-    told = {family.name: family for family in families}
+    sent = {family.name: family for family in families}
 
-    assert told["sglang:next_total"].help == "Next?release's."
-    assert told["sglang:next_seconds"].bounds == [0.5, 2.0]
+    assert sent["sglang:next_total"].help == "Next?release's."
+    assert sent["sglang:next_seconds"].bounds == [0.5, 2.0]
     page = shown.page
     assert {name: page[name].kind for name in page if "next" in name} == {
         "sglang:next": "counter",
@@ -333,20 +335,20 @@ def test_families_that_nobody_knows_describe_themselves(made: Make) -> None:
     }
 
 
-def test_what_reports_tell_is_left_alone(made: Make) -> None:
-    """The gauges of ``log_stats`` travel with it; dead ones do not at all."""
+def test_gauges_of_reports_are_not_replaced(made: Make) -> None:
+    """The gauges of ``log_stats`` are sent with the report; dead ones are not sent."""
     made()
     scheduler = tapped(SchedulerMetricsCollector, "scheduler")
 
-    assert {name for name, value in vars(scheduler).items() if isinstance(value, Meter)} == {
+    assert {name for name, value in vars(scheduler).items() if isinstance(value, MetricStub)} == {
         *SCHEDULERS
     }
     for name in ("num_running_reqs", "gen_throughput", "utilization"):
         assert isinstance(vars(scheduler)[name], Gauge)
 
 
-def test_children_that_exist_are_shown_at_zero(made: Make) -> None:
-    """Counters and histograms without labels of their own, or asked for in the constructor."""
+def test_existing_children_are_exposed_at_zero(made: Make) -> None:
+    """These are counters and histograms without own labels, or looked up in the constructor."""
     process = made()
     plain = SchedulerMetricsCollector()
     tapped(SchedulerMetricsCollector, "scheduler")
@@ -354,8 +356,8 @@ def test_children_that_exist_are_shown_at_zero(made: Make) -> None:
     same(plain.page, Shown(process).page)
 
 
-def test_children_asked_for_beforehand_are_ours(made: Make) -> None:
-    """Those in a dict, too; both keep counting where both are to."""
+def test_children_looked_up_beforehand_are_replaced(made: Make) -> None:
+    """Children in a dict, too; in mode beside both objects keep counting."""
     for beside in (False, True):
         process = made(beside=beside)
         scheduler = tapped(SchedulerMetricsCollector, "scheduler")
@@ -367,7 +369,7 @@ def test_children_asked_for_beforehand_are_ours(made: Make) -> None:
 
 
 def test_collectors_of_equal_labels_are_one_engine(made: Make) -> None:
-    """As they are one series on SGLang's own page; other ranks are others."""
+    """They are one series on SGLang's own page; other ranks are other engines."""
     process = made()
     for rank in (0, 1, 1):
         tapped(SchedulerMetricsCollector, "scheduler", {**RANK, "dp_rank": rank})
@@ -383,7 +385,7 @@ def test_collectors_of_equal_labels_are_one_engine(made: Make) -> None:
 
 
 def test_options_are_features(made: Make) -> None:
-    """By the collector's own attributes."""
+    """They are read from the collector's attributes."""
     process = made()
     tapped(SchedulerMetricsCollector, "scheduler", enable_lora=True, enable_hierarchical_cache=True)
 
@@ -391,7 +393,7 @@ def test_options_are_features(made: Make) -> None:
 
 
 def test_a_class_is_tapped_once() -> None:
-    """However often SGLang asks, and found again by its name where it sends the class."""
+    """SGLang may ask repeatedly, and finds the class by name in its processes."""
     once = sglang_taps.tapped(SchedulerMetricsCollector, "scheduler")
 
     assert sglang_taps.tapped(SchedulerMetricsCollector, "scheduler") is once
@@ -400,19 +402,19 @@ def test_a_class_is_tapped_once() -> None:
     assert issubclass(once, SchedulerMetricsCollector)
 
 
-def test_sglangs_choice_is_tapped_however_it_is_asked() -> None:
-    """0.5.15 passes its arguments first; what we do not tap stays as it was chosen."""
+def test_the_resolved_class_is_tapped_for_any_arguments() -> None:
+    """0.5.15 passes its arguments first; untapped roles keep the chosen class."""
     chosen = SchedulerMetricsCollector
     once = sglang_taps.tapped(chosen, "scheduler")
 
-    assert sglang_plugin._resolved(chosen, "scheduler", object) is once
-    assert sglang_plugin._resolved(chosen, SimpleNamespace(), "scheduler", object) is once
-    assert sglang_plugin._resolved(chosen, role="scheduler", default_cls=object) is once
-    assert sglang_plugin._resolved(dict, "expert_dispatch", dict) is None
+    assert sglang_plugin._after_resolve(chosen, "scheduler", object) is once
+    assert sglang_plugin._after_resolve(chosen, SimpleNamespace(), "scheduler", object) is once
+    assert sglang_plugin._after_resolve(chosen, role="scheduler", default_cls=object) is once
+    assert sglang_plugin._after_resolve(dict, "expert_dispatch", dict) is None
 
 
-def test_classes_are_replaced_where_sglang_asks_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By its registry of hooks, as in 0.5.11; those that a release lacks are passed over."""
+def test_classes_are_replaced_by_hooks_in_older_releases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hook registry of 0.5.11 is used; classes that a release lacks are skipped."""
     replaced: dict[str, type] = {}
 
     class HookRegistry:
@@ -444,7 +446,7 @@ def test_classes_are_replaced_where_sglang_asks_for_none(monkeypatch: pytest.Mon
 
 
 class Older(SchedulerMetricsCollector):
-    """Of a release that reports more, and that had gauges where there are histograms now."""
+    """A release that reports more fields, and has gauges instead of histograms."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -454,7 +456,7 @@ class Older(SchedulerMetricsCollector):
             vars(self)[name] = made
 
     def log_stats(self, stats: Any) -> None:
-        """A report, of more."""
+        """Report more fields."""
         super().log_stats(stats)
         for name in ("engine_startup_time", "kv_transfer_latency_ms", "num_next_reqs"):
             value = getattr(stats, name)
@@ -464,7 +466,7 @@ class Older(SchedulerMetricsCollector):
 
 @pytest.mark.parametrize("beside", [False, True])
 def test_reports_of_other_releases_lose_nothing(made: Make, *, beside: bool) -> None:
-    """A field without a place has a gauge of its name; one of another kind cannot be shown."""
+    """A field without a catalogue entry has a gauge of its name; one of another kind is left out."""
     process = made(beside=beside)
     scheduler = tapped(Older, "scheduler")
     stats = SimpleNamespace(
@@ -496,8 +498,8 @@ def test_reports_of_other_releases_lose_nothing(made: Make, *, beside: bool) -> 
 
 
 @pytest.mark.parametrize("beside", [False, True])
-def test_labels_that_an_older_release_lacks_are_not_there(made: Make, *, beside: bool) -> None:
-    """Up to 0.5.15 nobody says whether a request streams; nor does our page then."""
+def test_labels_that_an_older_release_lacks_are_absent(made: Make, *, beside: bool) -> None:
+    """Up to 0.5.15 no label says whether a request streams."""
     process = made(beside=beside)
     labels = [*TOKENIZER]
     bounds = DEFAULTS["sglang_time_to_first_token"]
@@ -522,8 +524,8 @@ def test_labels_that_an_older_release_lacks_are_not_there(made: Make, *, beside:
     same(seen(generate_latest(registry).decode()), Shown(process).page)
 
 
-def test_what_sglang_asks_of_a_child_its_own_answers(made: Make) -> None:
-    """Older releases look into a histogram's buckets: they are there, and empty."""
+def test_other_attributes_of_a_child_come_from_sglang(made: Make) -> None:
+    """Older releases read a histogram's buckets: they exist and are empty."""
     made()
     tokenizer = tapped(TokenizerMetricsCollector, "tokenizer")
     scheduler = tapped(SchedulerMetricsCollector, "scheduler")
@@ -536,10 +538,10 @@ def test_what_sglang_asks_of_a_child_its_own_answers(made: Make) -> None:
     assert several.labels(**RANK, mode="a", num_prefill_ranks=1)._value.get() == 0
 
 
-def test_a_tap_that_cannot_be_made_leaves_the_collector_as_it_is(
+def test_a_failed_tap_leaves_the_collector_unchanged(
     made: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """SGLang counts alone, and somebody is told why."""
+    """SGLang counts alone, and the error is logged."""
 
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("bug")
@@ -561,7 +563,7 @@ def test_a_tap_that_cannot_be_made_leaves_the_collector_as_it_is(
 
 
 def test_without_an_endpoint_nothing_is_tapped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A class that was derived all the same is SGLang's own in all it does."""
+    """A derived class behaves exactly as SGLang's own."""
     monkeypatch.setattr(sglang_taps, "_process", None)
     monkeypatch.setattr(sglang_taps, "usable_endpoint", lambda: False)
     plain, found = SchedulerMetricsCollector(), tapped(SchedulerMetricsCollector, "scheduler")
@@ -574,15 +576,15 @@ def test_without_an_endpoint_nothing_is_tapped(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_nothing_that_a_tap_raises_reaches_the_engine(made: Make) -> None:
-    """A report without fields, a reporter without a scheduler, amounts that are none: counted."""
+    """Reports without fields, reporters without a scheduler and invalid amounts are counted."""
     process = made()
     failures: list[str] = []
-    process.notes.fail = failures.append
+    process.deferred.fail = failures.append
     scheduler = tapped(SchedulerMetricsCollector, "scheduler")
     tokenizer = tapped(TokenizerMetricsCollector, "tokenizer")
     scheduler.log_stats(object())
-    sglang_plugin._iterated(None, SimpleNamespace(metrics_collector=scheduler))
-    sglang_plugin._iterated(None, SimpleNamespace(metrics_collector=None))
+    sglang_plugin._after_iteration(None, SimpleNamespace(metrics_collector=scheduler))
+    sglang_plugin._after_iteration(None, SimpleNamespace(metrics_collector=None))
     scheduler.increment_realtime_tokens("decode", "many")
     tokenizer.observe_inter_token_latency(object(), 0.3, 3)
     Shown(process).take()
@@ -590,104 +592,106 @@ def test_nothing_that_a_tap_raises_reaches_the_engine(made: Make) -> None:
     assert len(failures) == 3
 
 
-def test_where_there_is_no_place_notes_are_counted(made: Make, monkeypatch: Any) -> None:
-    """The hottest call has its own way to the queue, and the same limit."""
-    monkeypatch.setattr(notes_module, "LIMIT", 5)
+def test_latencies_beyond_the_limit_are_counted_as_dropped(made: Make, monkeypatch: Any) -> None:
+    """The most frequent call appends to the queue directly, with the same limit."""
+    monkeypatch.setattr(deferred_module, "MAX_QUEUED", 5)
     process = made()
     tokenizer = tapped(TokenizerMetricsCollector, "tokenizer")
-    process.notes.clear()
-    lost = process.notes.lost
+    process.deferred.clear()
+    dropped = process.deferred.dropped
     for _ in range(9):
         tokenizer.observe_inter_token_latency(dict(TOKENIZER), 0.3, 1)
     tokenizer.observe_time_to_first_token(dict(TOKENIZER), 0.3, stream=True)
 
-    assert process.notes.lost - lost == 5
-    assert len(process.notes) == 5
+    assert process.deferred.dropped - dropped == 5
+    assert len(process.deferred) == 5
 
 
 # The scheduler's stats.
 
 
 class Reports:
-    """A source of stats, and what its items say."""
+    """A recorder of stats, and its items."""
 
     def __init__(self) -> None:
-        self.notes = Notes()
+        self.deferred = DeferredMetrics()
         self.failures: list[str] = []
-        self.notes.fail = self.failures.append
-        self.source = StatsSource(self.notes, 0)
+        self.deferred.fail = self.failures.append
+        self.source = StatsRecorder(self.deferred, 0)
 
     @property
-    def told(self) -> Told:
-        """By the one item of all that was noted."""
-        (item,) = self.notes.items()
+    def sent(self) -> Told:
+        """Return the stats of the only item."""
+        (item,) = self.deferred.items()
         assert isinstance(item, SglangStats)
         return item.stats
 
 
 @pytest.fixture
 def reports() -> Reports:
-    """None so far."""
+    """Return a recorder without reports."""
     return Reports()
 
 
-def test_one_object_is_changed_and_handed_out_again(reports: Reports) -> None:
-    """Each report is as it was then; of two that wait the newer one stands."""
+def test_a_report_is_copied(reports: Reports) -> None:
+    """Each report keeps its values at that time; of two that wait the newer one counts."""
     stats = SchedulerStats(num_running_reqs=QueueCount(3), gen_throughput=10.0)
-    reports.source.note(stats)
+    reports.source.record_report(stats)
     stats.gen_throughput = 20.0
-    first = reports.told
-    reports.source.note(stats)
+    first = reports.sent
+    reports.source.record_report(stats)
     stats.num_running_reqs = QueueCount(4)
-    reports.source.note(stats)
+    reports.source.record_report(stats)
 
     assert first.gen_throughput == 10.0
-    second = reports.told
+    second = reports.sent
     assert (second.gen_throughput, second.num_running_reqs) == (20.0, Queued(4))
 
 
-def test_what_was_never_measured_is_absent(reports: Reports) -> None:
-    """NaN is SGLang's word for it; no failure of anybody's."""
-    reports.source.note(SchedulerStats(num_running_reqs=QueueCount(1)))
-    told = reports.told
+def test_nan_is_absent(reports: Reports) -> None:
+    """SGLang uses NaN for values that were never measured; it is no failure."""
+    reports.source.record_report(SchedulerStats(num_running_reqs=QueueCount(1)))
+    sent = reports.sent
 
-    assert told.fwd_occupancy is None
-    assert told.lora_pool_slots_used is None
+    assert sent.fwd_occupancy is None
+    assert sent.lora_pool_slots_used is None
     assert reports.failures == []
 
 
 def test_queues_by_priority(reports: Reports) -> None:
     """Priorities are numbers, or none where a request has none."""
     queue = QueueCount(6, {5: 1, -1: 2, None: 3})  # type: ignore[dict-item]
-    reports.source.note(SchedulerStats(num_queue_reqs=queue))
+    reports.source.record_report(SchedulerStats(num_queue_reqs=queue))
 
-    assert reports.told.num_queue_reqs == Queued(6, {"5": 1, "-1": 2, "None": 3})
+    assert reports.sent.num_queue_reqs == Queued(6, {"5": 1, "-1": 2, "None": 3})
     assert reports.failures == []
 
 
 def test_queues_of_older_releases_are_numbers(reports: Reports) -> None:
-    """A number of requests in all; that many run, so the scheduler is not idle."""
-    reports.source.note(SchedulerStats(num_running_reqs=2, num_queue_reqs=0, gen_throughput=7.0))
-    told = reports.told
+    """A queue is its total; with running requests the scheduler is not idle."""
+    reports.source.record_report(
+        SchedulerStats(num_running_reqs=2, num_queue_reqs=0, gen_throughput=7.0)
+    )
+    sent = reports.sent
 
-    assert told.num_running_reqs == Queued(2)
-    assert told.num_queue_reqs == Queued(0)
-    assert told.gen_throughput == 7.0
+    assert sent.num_running_reqs == Queued(2)
+    assert sent.num_queue_reqs == Queued(0)
+    assert sent.gen_throughput == 7.0
     assert reports.failures == []
 
 
 @pytest.mark.parametrize("queue", ["num_running_reqs", "num_queue_reqs"])
-def test_of_an_idle_scheduler_nothing_stays(reports: Reports, queue: str) -> None:
-    """What its last report said of a throughput is over; while any request is there, it is not."""
+def test_an_idle_scheduler_has_idle_values(reports: Reports, queue: str) -> None:
+    """The last report's throughput is replaced once no request is left."""
     stats = SchedulerStats(
         gen_throughput=10.0, decode_sum_seq_lens=5, num_retracted_reqs=1, token_usage=0.5
     )
     busy_stats = dataclasses.replace(stats)
     setattr(busy_stats, queue, QueueCount(1))
-    reports.source.note(busy_stats)
-    busy = reports.told
-    reports.source.note(stats)
-    idle = reports.told
+    reports.source.record_report(busy_stats)
+    busy = reports.sent
+    reports.source.record_report(stats)
+    idle = reports.sent
 
     assert (busy.gen_throughput, busy.decode_sum_seq_lens, busy.num_retracted_reqs) == (10, 5, 1)
     assert (idle.gen_throughput, idle.decode_sum_seq_lens, idle.num_retracted_reqs) == (0, 0, 0)
@@ -695,42 +699,42 @@ def test_of_an_idle_scheduler_nothing_stays(reports: Reports, queue: str) -> Non
 
 
 def test_queue_lengths_between_reports(reports: Reports) -> None:
-    """They replace the report's, and all else stays; before the first report nothing is said."""
-    reports.source.noted((), (9, 9), 1)
-    assert reports.notes.items() == []
-    reports.source.note(SchedulerStats(num_running_reqs=QueueCount(1), token_usage=0.5))
-    reports.source.noted((), (7, 2), 1)
-    told = reports.told
-    reports.source.noted((), (0, 0), 1)
-    idle = reports.told
+    """They replace the report's lengths only; before the first report nothing is sent."""
+    reports.source.record((), (9, 9), 1)
+    assert reports.deferred.items() == []
+    reports.source.record_report(SchedulerStats(num_running_reqs=QueueCount(1), token_usage=0.5))
+    reports.source.record((), (7, 2), 1)
+    sent = reports.sent
+    reports.source.record((), (0, 0), 1)
+    idle = reports.sent
 
-    assert (told.num_running_reqs, told.num_queue_reqs) == (Queued(7), Queued(2))
-    assert told.token_usage == 0.5
+    assert (sent.num_running_reqs, sent.num_queue_reqs) == (Queued(7), Queued(2))
+    assert sent.token_usage == 0.5
     assert (idle.num_running_reqs, idle.gen_throughput) == (Queued(0), 0)
 
 
-def test_stats_can_be_told_again(reports: Reports) -> None:
-    """To an exporter that was restarted, of an engine that reports no more."""
-    assert reports.source.again(1.0) == []
-    reports.source.note(SchedulerStats(token_usage=0.5))
-    first = reports.told
-    (again,) = reports.source.again(1.0)
+def test_stats_are_part_of_the_current_state(reports: Reports) -> None:
+    """A restarted exporter gets them from an idle engine, too."""
+    assert reports.source.current_state(1.0) == []
+    reports.source.record_report(SchedulerStats(token_usage=0.5))
+    first = reports.sent
+    (again,) = reports.source.current_state(1.0)
 
     assert isinstance(again, SglangStats)
     assert again.stats == first
 
 
-def test_a_mamba_pool_that_is_not_there_has_no_series(reports: Reports) -> None:
-    """SGLang shows these two where the total is above 0."""
+def test_a_missing_mamba_pool_has_no_series(reports: Reports) -> None:
+    """SGLang exposes these two if the total is above 0."""
     stats = SchedulerStats(hicache_host_total_tokens=100)
-    reports.source.note(stats)
-    without = reports.told
-    reports.source.note(
+    reports.source.record_report(stats)
+    without = reports.sent
+    reports.source.record_report(
         dataclasses.replace(
             stats, hicache_host_mamba_total_states=8, hicache_host_mamba_used_states=3
         )
     )
-    there = reports.told
+    there = reports.sent
 
     assert without.hicache_host_total_tokens == 100
     assert without.hicache_host_mamba_total_states is None
@@ -738,14 +742,14 @@ def test_a_mamba_pool_that_is_not_there_has_no_series(reports: Reports) -> None:
     assert (there.hicache_host_mamba_total_states, there.hicache_host_mamba_used_states) == (8, 3)
 
 
-def test_a_field_of_nonsense_costs_itself(reports: Reports) -> None:
-    """And is counted each time."""
-    reports.source.note(
+def test_an_invalid_field_drops_only_itself(reports: Reports) -> None:
+    """It is counted each time."""
+    reports.source.record_report(
         SchedulerStats(gen_throughput=object(), token_usage=0.5, num_running_reqs=QueueCount(1))  # type: ignore[arg-type]
     )
-    told = reports.told
+    sent = reports.sent
 
-    assert (told.gen_throughput, told.token_usage) == (None, 0.5)
+    assert (sent.gen_throughput, sent.token_usage) == (None, 0.5)
     assert len(reports.failures) == 1
 
 
@@ -753,7 +757,7 @@ def test_a_field_of_nonsense_costs_itself(reports: Reports) -> None:
 
 
 class Scheduler:
-    """What is looked at of SGLang's."""
+    """The attributes of SGLang's scheduler that are read."""
 
     def __init__(self, **more: Any) -> None:
         self.running_batch = SimpleNamespace(reqs=[1, 2, 3])
@@ -761,20 +765,20 @@ class Scheduler:
         vars(self).update(more)
 
 
-def test_queues_are_read_off_the_schedulers_lists(reports: Reports) -> None:
-    """As they are when it is asked; once the scheduler is gone, no more."""
+def test_queue_lengths_are_read_from_the_schedulers_lists(reports: Reports) -> None:
+    """They have the current lengths; without a scheduler none are read."""
     scheduler = Scheduler()
-    queues = Queues(SimpleNamespace(scheduler=scheduler), reports.source)
-    reports.source.note(SchedulerStats())
+    queues = QueueLengths(SimpleNamespace(scheduler=scheduler), reports.source)
+    reports.source.record_report(SchedulerStats())
     queues()
     scheduler.waiting_queue.append(5)
     queues()
-    told = reports.told
+    sent = reports.sent
     del scheduler
     queues()
 
-    assert (told.num_running_reqs, told.num_queue_reqs) == (Queued(3), Queued(2))
-    assert len(reports.notes) == 0
+    assert (sent.num_running_reqs, sent.num_queue_reqs) == (Queued(3), Queued(2))
+    assert len(reports.deferred) == 0
 
 
 @pytest.mark.parametrize(
@@ -785,18 +789,18 @@ def test_queues_are_read_off_the_schedulers_lists(reports: Reports) -> None:
         {"disaggregation_mode": "PREFILL"},
     ],
 )
-def test_queues_that_lists_do_not_tell_are_the_reports(
+def test_queue_lengths_come_from_reports_where_lists_do_not_have_them(
     reports: Reports, more: dict[str, Any]
 ) -> None:
-    """By priority, and on a node whose running batch is never filled."""
+    """This holds by priority, and on a prefill node, whose running batch is never filled."""
     scheduler = Scheduler(**more)
-    Queues(SimpleNamespace(scheduler=scheduler), reports.source)()
+    QueueLengths(SimpleNamespace(scheduler=scheduler), reports.source)()
 
-    assert len(reports.notes) == 0
+    assert len(reports.deferred) == 0
 
 
-def own_families(registry: CollectorRegistry) -> tuple[Any, ...]:
-    """Families that a process counts for itself."""
+def process_families(registry: CollectorRegistry) -> tuple[Any, ...]:
+    """Return families that a process counts itself."""
     cpu = Counter("sglang:process_cpu_seconds_total", "Theirs.", ["component"], registry=registry)
     active = Gauge(
         "sglang:http_requests_active", "Theirs.", ["endpoint", "method"], registry=registry
@@ -813,13 +817,13 @@ def own_families(registry: CollectorRegistry) -> tuple[Any, ...]:
     return cpu, active, timed
 
 
-def test_families_of_a_process_are_read_as_they_grow(made: Make, monkeypatch: Any) -> None:
-    """Counters and histograms by their growth, gauges as they are; of nobody else's."""
+def test_families_of_a_process_are_read_as_increases(made: Make, monkeypatch: Any) -> None:
+    """Gauges are read as values; families of other owners are ignored."""
     registry = CollectorRegistry()
     monkeypatch.setattr("prometheus_client.REGISTRY", registry)
     process = made()
-    reader = OwnFamilies(process)
-    cpu, active, timed = own_families(registry)
+    reader = ProcessFamilies(process)
+    cpu, active, timed = process_families(registry)
     shown = Shown(process)
     for _ in range(2):
         cpu.labels("scheduler").inc(1.5)
@@ -841,28 +845,28 @@ def test_families_of_a_process_are_read_as_they_grow(made: Make, monkeypatch: An
     assert histogram["sglang:func_latency_seconds_count", labels] == 4
     assert histogram["sglang:func_latency_seconds_sum", labels] == pytest.approx(2_000_000.12)
     assert "sglang:somebody_elses" not in page
-    assert process.notes.lost == 0
+    assert process.deferred.dropped == 0
 
 
-def test_what_a_collector_tells_is_not_read_as_well(made: Make, monkeypatch: Any) -> None:
-    """A family that is wrapped is counted once."""
+def test_families_of_collectors_are_not_read_as_well(made: Make, monkeypatch: Any) -> None:
+    """A family with a stub is counted once."""
     registry = CollectorRegistry()
     monkeypatch.setattr("prometheus_client.REGISTRY", registry)
     process = made()
-    cpu, _, _ = own_families(registry)
+    cpu, _, _ = process_families(registry)
     collector = SimpleNamespace(labels={}, cpu=cpu)
     wrap(process, collector, "process")
     collector.cpu.labels("scheduler").inc(2)
-    OwnFamilies(process)()
+    ProcessFamilies(process)()
     cpu.labels("scheduler").inc(5)
-    OwnFamilies(process)()
+    ProcessFamilies(process)()
     (value,) = Shown(process).page["sglang:process_cpu_seconds"].samples.values()
 
     assert value == 2
 
 
 def python(program: str, **environment: str) -> str:
-    """What ``program`` prints in a process of its own."""
+    """Return the output of ``program`` in a process of its own."""
     paths = os.pathsep.join([*sys.path, str(Path(__file__).parents[1])])
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)],
@@ -878,11 +882,11 @@ def python(program: str, **environment: str) -> str:
 READING = """
     from prometheus_client import Counter, Gauge, Histogram, values
     from sidestep_adapters.sglang.collectors import Process
-    from sidestep_adapters.sglang.readers import OwnFamilies
+    from sidestep_adapters.sglang.readers import ProcessFamilies
     from collectors import ROWS, Shown
 
     process = Process("ipc://nowhere", "pod", beside=False)
-    reader = OwnFamilies(process)
+    reader = ProcessFamilies(process)
     cpu = Counter("sglang:process_cpu_seconds_total", "Theirs.", ["component"])
     active = Gauge("sglang:http_requests_active", "Theirs.", ["endpoint", "method"],
                    multiprocess_mode="livesum")
@@ -901,8 +905,8 @@ READING = """
 """
 
 
-def test_multiprocess_values_are_read_alike(tmp_path: Path) -> None:
-    """SGLang's are files that all processes share; of each this process's own are read."""
+def test_multiprocess_values_are_read_the_same_way(tmp_path: Path) -> None:
+    """The files are shared by all processes; only this process's values are read."""
     expected = (
         "sglang:http_requests_active=2",
         "sglang:process_cpu_seconds_total=3",
@@ -917,7 +921,7 @@ def test_multiprocess_values_are_read_alike(tmp_path: Path) -> None:
     "module", ["plugin", "taps", "collectors", "readers", "metric_stubs", "deferred_metrics"]
 )
 def test_sglang_imports_prometheus_client_first(module: str) -> None:
-    """It chooses its multiprocess directory before; nor is SGLang itself imported."""
+    """SGLang chooses its multiprocess directory before; SGLang itself is not imported either."""
     program = f"""
         import sys, sidestep_adapters.sglang.{module}
         print(*({{"prometheus_client", "sglang", "aiohttp", "asyncio", "click"}} & sys.modules.keys()))
@@ -929,7 +933,7 @@ def test_sglang_imports_prometheus_client_first(module: str) -> None:
 FORK = """
     import os
     from collectors import Shown, TokenizerMetricsCollector
-    from sidestep_adapters.publisher import process_hooks as processes
+    from sidestep_adapters.publisher import process_hooks
     from sidestep_adapters.sglang.collectors import Process, wrap
 
     process = Process("ipc:///nonexistent/x", "pod", beside=False)
@@ -937,34 +941,34 @@ FORK = """
     wrap(process, collector, "tokenizer")
     process.start("sglang/tokenizer")
     process.publisher.close(0.0)
-    process.notes.clear()
+    process.deferred.clear()
     child_of = collector.num_aborted_requests_total.labels(**collector.labels)
     child_of.inc(5)
     child = os.fork()
     if child == 0:
-        ours = len(process.notes)
+        ours = len(process.deferred)
         child_of.inc(7)
         (value,) = Shown(process).page["sglang:num_aborted_requests"].samples.values()
         os._exit(0 if (ours, value) == (0, 7) else 1)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), len(process.notes))
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), len(process.deferred))
 """
 
 
-def test_a_forked_child_has_notes_of_its_own() -> None:
-    """What the parent noted stays the parent's to tell; children made before go on in both."""
+def test_a_forked_child_has_recorded_calls_of_its_own() -> None:
+    """The parent's calls stay in the parent; children made before work in both processes."""
     assert python(FORK).split() == ["0", "1"]
 
 
 def test_every_queue_of_the_stats_may_be_a_number(reports: Reports) -> None:
-    """As far as an older release has it."""
-    reports.source.note(SimpleNamespace(**dict.fromkeys(QUEUES, 3)))
-    told = reports.told
+    """Older releases have numbers for all queues."""
+    reports.source.record_report(SimpleNamespace(**dict.fromkeys(QUEUES, 3)))
+    sent = reports.sent
 
-    assert [getattr(told, name) for name in QUEUES] == [Queued(3)] * len(QUEUES)
+    assert [getattr(sent, name) for name in QUEUES] == [Queued(3)] * len(QUEUES)
 
 
-def test_the_first_items_are_of_engines_that_were_told(made: Make) -> None:
-    """Whoever is added later is described before its items are sent."""
+def test_engines_are_described_before_their_items(made: Make) -> None:
+    """Engines that are added later are described as well."""
     process = made()
     described: list[list[EngineInfo]] = []
     process.publisher = SimpleNamespace(  # type: ignore[assignment]

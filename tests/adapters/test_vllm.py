@@ -1,4 +1,4 @@
-"""vLLM's objects into items: by name, owned, and never an exception into the engine."""
+"""Translation of vLLM's objects into items: by name, owned, and without exceptions."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from sidestep_adapters.vllm.stats import VllmTap, split
 
 
 class Reason(enum.IntEnum):
-    """As the engine's finish reasons are."""
+    """An enum like the engine's finish reasons."""
 
     STOP = 0
     LENGTH = 1
 
 
 class Tier(str, enum.Enum):
-    """As the engine's cache tiers are."""
+    """An enum like the engine's cache tiers."""
 
     HOST = "host"
 
 
 class Sink:
-    """Takes what a tap pushes, as the publisher's thread would."""
+    """Takes what a tap pushes, as the publisher thread does."""
 
     def __init__(self, *, later: bool = False, **options: Any) -> None:
         self.pushed: list[Any] = []
@@ -42,27 +42,27 @@ class Sink:
         self.tap = VllmTap(self.push, self.failures.append, [0, 1], **options)
 
     def push(self, item: Any) -> None:
-        """Make at once what is made later, unless told otherwise."""
+        """Make deferred items at once, unless ``later`` is set."""
         self.pushed += item() if callable(item) and not self.later else [item]
 
     def sent(self) -> list[Any]:
-        """What the exporter would decode."""
+        """Return what the exporter would decode."""
         made = [m for item in self.pushed for m in (item() if callable(item) else [item])]
         return [decode_item(encode_item(item)) for item in made]
 
 
 def scheduler(**fields: Any) -> SimpleNamespace:
-    """The scheduler's stats of some release."""
+    """Return the scheduler's stats of some release."""
     return SimpleNamespace(**{"num_running_reqs": 2, "kv_cache_usage": 0.5, **fields})
 
 
 def iteration(**fields: Any) -> SimpleNamespace:
-    """A front end's stats of some release."""
+    """Return a front end's stats of some release."""
     return SimpleNamespace(**{"num_generation_tokens": 3, **fields})
 
 
 def test_fields_are_read_by_name() -> None:
-    """Absent fields take defaults, unknown ones are passed over, enums become numbers."""
+    """Missing fields take defaults, unknown ones are ignored, enums become numbers."""
     sink = Sink()
     finished = SimpleNamespace(finish_reason=Reason.LENGTH, e2e_latency=1.5, request_id="secret")
     sink.tap.record(
@@ -102,8 +102,8 @@ def test_items_own_their_values() -> None:
     assert connector.families[0].samples[0].value == 1
 
 
-def test_equal_latencies_travel_as_a_run() -> None:
-    """As nearly all of a decode step are; unequal ones as they are."""
+def test_equal_latencies_are_sent_as_a_run() -> None:
+    """Nearly all decode steps have equal ones; others are sent as lists."""
     sink = Sink()
     unknown = [math.nan] * 300
     for latencies in ([0.25] * 300, [0.25] * 299 + [0.5], [0.25] * 3, unknown):
@@ -119,7 +119,7 @@ def test_equal_latencies_travel_as_a_run() -> None:
 
 
 class Slotted:
-    """As the engine's stats may be one day."""
+    """Stats with slots, as a later release may have."""
 
     __slots__ = ("inter_token_latencies_iter", "num_generation_tokens")
 
@@ -129,7 +129,7 @@ class Slotted:
 
 
 def test_objects_with_slots_are_read_and_left_alone() -> None:
-    """They cannot be copied whole; the engine's own list stays as it is."""
+    """They cannot be copied whole; the engine's own list stays unchanged."""
     sink = Sink()
     output = Slotted()
     sink.tap.record(None, output, None, 0)
@@ -140,8 +140,8 @@ def test_objects_with_slots_are_read_and_left_alone() -> None:
     assert len(output.inter_token_latencies_iter) == 20
 
 
-def test_connector_stats_travel_a_family_an_item() -> None:
-    """They are copied on the step's thread and translated on the publisher's."""
+def test_connector_stats_are_sent_one_family_per_item() -> None:
+    """They are copied on the step's thread and translated on the publisher thread."""
     sink = Sink(connector="NixlConnector")
     sink.tap.record(
         scheduler(kv_connector_stats={"transfer_duration": [0.1, 0.2]}), iteration(), None, 0
@@ -154,7 +154,7 @@ def test_connector_stats_travel_a_family_an_item() -> None:
 
 
 def test_a_step_without_output_or_without_the_scheduler_is_a_step() -> None:
-    """Either part may be absent."""
+    """Either part may be missing."""
     sink = Sink()
     sink.tap.record(scheduler(), None, None, 0)
     sink.tap.record(None, iteration(), None, 0)
@@ -164,8 +164,8 @@ def test_a_step_without_output_or_without_the_scheduler_is_a_step() -> None:
 
 
 @pytest.mark.parametrize("odd", [math.nan, math.inf, -1, "x", None, object(), [1], True])
-def test_one_odd_value_costs_no_other(odd: Any) -> None:
-    """The rest of the record arrives; what was left out is counted once."""
+def test_an_invalid_value_drops_only_itself(odd: Any) -> None:
+    """The rest of the record arrives; the loss is counted once."""
     sink = Sink()
     sink.tap.record(scheduler(kv_cache_usage=odd), iteration(), None, 0)
     (step,) = sink.sent()
@@ -187,7 +187,7 @@ def test_string_enums_as_keys() -> None:
 
 
 def test_an_oversized_step_is_split() -> None:
-    """Nothing of it is lost, and its counts are in the first item only."""
+    """Nothing is lost, and the counts are in the first item only."""
     sink = Sink()
     many = [0.001 * n for n in range(MAX_OBSERVATIONS * 2 + 5)]
     events = [
@@ -213,7 +213,7 @@ def test_an_oversized_step_is_split() -> None:
 
 
 def test_a_step_that_fits_is_not_split() -> None:
-    """One item."""
+    """It is one item."""
     assert len(split(VllmStep(0, 0.0, 0.0))) == 1
 
 
@@ -226,8 +226,8 @@ def test_an_old_releases_call_names_the_engine_third() -> None:
     assert (step.engine, step.mm_cache) == (1, None)
 
 
-def test_what_is_over_the_wires_limits_is_cut_and_told() -> None:
-    """Hundreds of adapters, a long name, many gaps: the step arrives all the same."""
+def test_values_over_the_wires_limits_are_cut_and_counted() -> None:
+    """With hundreds of adapters, a long name or many gaps, the step still arrives."""
     sink = Sink()
     adapters = {f"adapter{n}": 1 for n in range(500)} | {"x" * 1000: 1}
     event = SimpleNamespace(reuse_gaps_seconds=[0.1] * 1000)
@@ -242,7 +242,7 @@ def test_what_is_over_the_wires_limits_is_cut_and_told() -> None:
 
 
 def test_long_names_do_not_merge_engines() -> None:
-    """What tells two apart stands at the end, and stays."""
+    """The distinguishing end of an identity is kept."""
     model = SimpleNamespace(served_model_name="m" * 400, max_model_len=10)
     description = describe(SimpleNamespace(model_config=model), [0, 1])
     first, second = description.engine_infos
@@ -267,10 +267,10 @@ fields = st.sampled_from(
 
 
 @given(st.dictionaries(fields, junk), st.integers(-2, 3), st.sampled_from(["", "NixlConnector"]))
-def test_nothing_ever_reaches_the_engine(
+def test_no_exception_reaches_the_engine(
     values: dict[str, Any], engine: int, connector: str
 ) -> None:
-    """Whatever a record holds, no exception leaves the tap and every item can be sent."""
+    """For any record the tap raises nothing and every item can be sent."""
     sink = Sink(connector=connector)
     stats = SimpleNamespace(**values)
     sink.tap.record(stats, stats, stats, engine)
@@ -278,14 +278,14 @@ def test_nothing_ever_reaches_the_engine(
 
 
 class Hostile:
-    """Raises at every attribute."""
+    """An object that raises at every attribute."""
 
     def __getattr__(self, name: str) -> Any:
         raise RuntimeError(name)
 
 
 def test_objects_that_raise_are_counted() -> None:
-    """Once a record; the engine goes on."""
+    """Each record counts once; the engine continues."""
     sink = Sink()
     sink.tap.record(Hostile(), Hostile(), None, 0)
     sink.tap.record(scheduler(), None, None, 99)
@@ -295,7 +295,7 @@ def test_objects_that_raise_are_counted() -> None:
 
 
 def test_sleep_states_are_of_all_engines_and_rejections_of_none() -> None:
-    """As vLLM calls them: without an engine."""
+    """VLLM reports both without an engine."""
     sink = Sink()
     sink.tap.record_sleep_state(1, 2)
     sink.tap.record_admission_rejection("max_num_queued_reqs")
@@ -305,7 +305,7 @@ def test_sleep_states_are_of_all_engines_and_rejections_of_none() -> None:
 
 
 def test_a_diffusion_models_numbers_have_their_own_field() -> None:
-    """They come in the struct of speculative decoding."""
+    """VLLM sends them in the struct of speculative decoding."""
     sink = Sink(diffusion=True)
     sink.tap.record(scheduler(spec_decoding_stats=SimpleNamespace(num_drafts=4)), None, None, 0)
     (step,) = sink.sent()
@@ -315,13 +315,13 @@ def test_a_diffusion_models_numbers_have_their_own_field() -> None:
 
 
 def config(**fields: Any) -> SimpleNamespace:
-    """The least a VllmConfig of any release has."""
+    """Return the minimal VllmConfig of any release."""
     model = SimpleNamespace(served_model_name="tiny", max_model_len=100)
     return SimpleNamespace(**{"model_config": model, **fields})
 
 
 def test_the_oldest_configuration_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Options that a release does not know are off."""
+    """Options that a release lacks are off."""
     monkeypatch.setenv("SIDESTEP_NAMESPACE", "ns")
     monkeypatch.delenv("VLLM_COMPUTE_NANS_IN_LOGITS", raising=False)
     description = describe(config(), [0, 1])
@@ -335,7 +335,7 @@ def test_the_oldest_configuration_is_enough(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_options_become_features(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each as the catalogue names it, with what it needs to start at 0."""
+    """Each has the catalogue's name, and what it needs to start at 0."""
     monkeypatch.setenv("VLLM_COMPUTE_NANS_IN_LOGITS", "1")
     description = describe(
         config(
@@ -367,6 +367,6 @@ def test_options_become_features(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @given(st.text(max_size=400))
 def test_label_values_are_printable_and_short(text: str) -> None:
-    """Whatever a model is called."""
+    """Any model name becomes a valid label value."""
     assert printable(text).isprintable()
     assert len(printable(text)) <= 256

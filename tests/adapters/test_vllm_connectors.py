@@ -165,7 +165,7 @@ EVERY = pytest.mark.parametrize(("connector", "payload"), PAYLOADS.items(), ids=
 
 
 def shown(found: list[Family]) -> dict[str, dict[tuple[str, ...], float | list[float]]]:
-    """Values or observations by family and own label values."""
+    """Return values or observations by family and own label values."""
     return {
         family.name.removeprefix("vllm:"): {
             tuple(sample.labels): sample.observations
@@ -178,14 +178,14 @@ def shown(found: list[Family]) -> dict[str, dict[tuple[str, ...], float | list[f
 
 
 def sent(found: list[Family]) -> list[Family]:
-    """The families after a trip over the wire."""
+    """Return the families after encoding and decoding."""
     item = decode_item(encode_item(Samples(0, 1.0, found)))
     assert isinstance(item, Samples)
     return item.families
 
 
 def test_nixl() -> None:
-    """Failures of transfers, handshakes and notifications are one counter; empty lists nothing."""
+    """Failures of transfers, handshakes and notifications are one counter; empty lists add nothing."""
     assert shown(families(NIXL, "NixlConnector")) == {
         "nixl_xfer_time_seconds": {(): [0.02, 0.5]},
         "nixl_post_time_seconds": {(): [0.001, 0.002]},
@@ -210,7 +210,7 @@ def test_mooncake() -> None:
 
 
 def test_hf3fs() -> None:
-    """Failures of 3FS are plain numbers, and tasks under way are no metric."""
+    """Failures of 3FS are plain numbers; running tasks are not a metric."""
     assert shown(families(HF3FS, "HF3FSKVConnector")) == {
         "hf3fs_save_duration_seconds": {(): [0.1]},
         "hf3fs_load_duration_seconds": {(): [0.2, 0.3]},
@@ -220,7 +220,7 @@ def test_hf3fs() -> None:
 
 
 def test_hisparse() -> None:
-    """Of several readings in one step the last one is a gauge's value."""
+    """The last of several readings in one step is the gauge's value."""
     assert shown(families(HISPARSE, "HiSparseConnector")) == {
         "hisparse_cache_hits_total": {(): 15.0},
         "hisparse_cache_misses_total": {(): 3.0},
@@ -234,7 +234,7 @@ def test_hisparse() -> None:
 
 
 def test_mooncake_store() -> None:
-    """Records are summed by operation and status, and a sum of 0 is shown as well."""
+    """Records are summed by operation and status; a sum of 0 is exposed as well."""
     ok, error = ("save_put", "ok"), ("save_put", "error")
 
     assert shown(families(STORE, "MooncakeStoreConnector")) == {
@@ -319,14 +319,16 @@ def test_multi_connector_of_older_releases() -> None:
 
 
 @EVERY
-def test_known_by_its_shape(connector: str, payload: dict[str, Any]) -> None:
-    """A connector loaded from the user's module is recognised by what it sends."""
+def test_an_unknown_connector_is_recognised_by_its_payload(
+    connector: str, payload: dict[str, Any]
+) -> None:
+    """A connector loaded from the user's module is recognised by its keys."""
     assert families(payload, "MyOwnConnector") == families(payload, connector)
 
 
 @EVERY
 def test_families_are_rows(connector: str, payload: dict[str, Any]) -> None:
-    """What a known connector sends is in the catalogue, with the same kind and labels."""
+    """All families of a known connector are in the catalogue, with the same kind and labels."""
     rows = {row.name: row for row in ROWS}
 
     for family in families(payload, connector):
@@ -338,7 +340,7 @@ def test_families_are_rows(connector: str, payload: dict[str, Any]) -> None:
 
 @EVERY
 def test_nothing_of_the_payload_is_kept(connector: str, payload: dict[str, Any]) -> None:
-    """The engine may go on filling its lists, and finds its payload as it was."""
+    """The payload is unchanged, and the engine may keep filling its lists."""
     mine = copy.deepcopy(payload)
     found = families(mine, connector)
     assert mine == payload
@@ -351,7 +353,7 @@ def test_nothing_of_the_payload_is_kept(connector: str, payload: dict[str, Any])
 
 @EVERY
 def test_families_survive_the_wire(connector: str, payload: dict[str, Any]) -> None:
-    """What is found fits the wire's types."""
+    """All values fit the wire's types."""
     found = families(payload, connector)
 
     assert sent(found) == found
@@ -365,8 +367,8 @@ def test_feature_of_a_connector_is_one_of_its_rows() -> None:
         assert found & {row.name for row in ROWS if row.feature == feature}
 
 
-def test_stranger_is_described() -> None:
-    """A family that the catalogue lacks travels with help, bounds and numbered labels."""
+def test_a_family_outside_the_catalogue_describes_itself() -> None:
+    """It is sent with help, bounds and numbered labels."""
     payload = {
         "types": {"vllm:kvcr_op_seconds": "histogram", "vllm:kvcr_bytes": "counter"},
         "data": {
@@ -416,12 +418,12 @@ def test_stranger_is_described() -> None:
     ],
 )
 def test_unreadable_counts_nothing(payload: object, connector: str) -> None:
-    """What is not understood is left out."""
+    """Unreadable values are left out."""
     assert families(payload, connector) == []
 
 
-def test_counters_never_fall() -> None:
-    """A negative increment, at which the engine would raise, is left out."""
+def test_negative_increments_are_left_out() -> None:
+    """The engine would raise."""
     found = families({"num_failed_recvs": [1, -5, 2]}, "MooncakeConnector")
 
     assert shown(found) == {"mooncake_num_failed_recvs_total": {(): 3.0}}
@@ -522,7 +524,7 @@ anything = st.recursive(
 
 @given(payload=anything, connector=st.sampled_from([*PAYLOADS, "MyOwnConnector"]))
 def test_any_payload_is_harmless(payload: object, connector: str) -> None:
-    """Whatever a connector sends, the result is a valid item and the payload untouched."""
+    """For any payload the result is a valid item and the payload is untouched."""
     before = copy.deepcopy(payload)
 
     found = families(payload, connector)
@@ -532,7 +534,7 @@ def test_any_payload_is_harmless(payload: object, connector: str) -> None:
 
 
 def _spoil(value: object) -> None:
-    """Change everything in ``value`` that can be changed."""
+    """Change every mutable part of ``value``."""
     if isinstance(value, dict):
         for inner in value.values():
             _spoil(inner)

@@ -30,7 +30,7 @@ def sleep_duration(registry: CollectorRegistry) -> Histogram:
 
 
 def python(program: str, **environment: str) -> str:
-    """What ``program`` prints in a process of its own."""
+    """Return the output of ``program`` in a process of its own."""
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)],
         check=True,
@@ -42,7 +42,7 @@ def python(program: str, **environment: str) -> str:
 
 
 def test_histogram_grows_by_bucket_counts() -> None:
-    """A histogram is sent as what fell into each bucket since the last call."""
+    """A histogram is sent as its bucket counts since the last call."""
     registry = CollectorRegistry()
     duration = sleep_duration(registry)
     tap = FrontendTap(registry)
@@ -64,7 +64,7 @@ def test_histogram_grows_by_bucket_counts() -> None:
 
 
 def test_counter_grows_and_gauge_is_as_it_is() -> None:
-    """Counters are sent by their growth, gauges by their value, in every call."""
+    """Counters are sent as increases, gauges as values, in every call."""
     registry = CollectorRegistry()
     active = Gauge("vllm:websocket_connections_active", "Help.", registry=registry)
     accepted = Counter("vllm:websocket_connections_total", "Help.", registry=registry)
@@ -85,7 +85,7 @@ def test_counter_grows_and_gauge_is_as_it_is() -> None:
 
 
 def test_new_child_is_sent_at_zero() -> None:
-    """Series that the engine creates beforehand exist at 0 here as well, once."""
+    """Series that the engine creates in advance are sent at 0, once."""
     registry = CollectorRegistry()
     invocations = Counter(
         "vllm:tool_call_parser_invocations_total",
@@ -105,7 +105,7 @@ def test_new_child_is_sent_at_zero() -> None:
 
 
 def test_labels_beyond_the_row_are_summed_over() -> None:
-    """A label that a later release adds does not split what the row shows."""
+    """A label that a later release adds does not split the row's series."""
     registry = CollectorRegistry()
     name = "vllm:rl_weight_update_operations_in_flight"
     flying = Gauge(name, "Help.", ["operation", "client"], registry=registry)
@@ -117,8 +117,8 @@ def test_labels_beyond_the_row_are_summed_over() -> None:
     assert family.samples == [Sample(["update"], 3.0)]
 
 
-def test_family_registered_again_starts_anew() -> None:
-    """Numbers that fell are taken as they are, not as a negative growth."""
+def test_a_counter_reset_is_no_negative_increase() -> None:
+    """Smaller numbers are taken as they are."""
     registry = CollectorRegistry()
     duration = sleep_duration(registry)
     duration.labels("wake").observe(1.5)
@@ -132,8 +132,8 @@ def test_family_registered_again_starts_anew() -> None:
     assert family.samples == [Sample(["wake"], counts=[0, 0, 1, 0, 0, 0, 0, 0, 0, 0], total=0.5)]
 
 
-def test_unprintable_label_stays_here() -> None:
-    """A child whose label cannot travel does not spoil the others."""
+def test_an_unprintable_label_is_left_out() -> None:
+    """A child with an invalid label does not affect the others."""
     registry = CollectorRegistry()
     duration = sleep_duration(registry)
     duration.labels("a\nb").observe(1.0)
@@ -145,7 +145,7 @@ def test_unprintable_label_stays_here() -> None:
 
 
 def test_other_families_are_not_collected() -> None:
-    """Only the eight families are read: a slow collector of somebody else is left alone."""
+    """Only the eight families are read: slow collectors of others are not called."""
     registry = CollectorRegistry()
     Counter("other_total", "Help.", registry=registry).inc()
 
@@ -162,12 +162,12 @@ def test_other_families_are_not_collected() -> None:
 
 
 def test_registry_of_another_shape() -> None:
-    """A registry that cannot be read by name is not read."""
+    """A registry that cannot be restricted by name is not read."""
     assert FrontendTap(object()).families() == []
 
 
 def test_process_registry_is_found_when_it_is_loaded() -> None:
-    """The tap loads neither prometheus_client nor vLLM, and sees them once they are there."""
+    """The tap imports neither prometheus_client nor vLLM, and finds them once imported."""
     printed = python(
         """
         import sys
@@ -186,7 +186,7 @@ def test_process_registry_is_found_when_it_is_loaded() -> None:
 
 
 def test_multiprocess_mode_gives_own_values(tmp_path: Path) -> None:
-    """With a shared directory each process still reports what it did itself."""
+    """With a shared directory each process still reports its own values."""
     program = """
         import json
         from prometheus_client import CollectorRegistry, Gauge, Histogram, multiprocess
@@ -227,7 +227,7 @@ def test_multiprocess_mode_gives_own_values(tmp_path: Path) -> None:
     )
 )
 def test_deltas_add_up(steps: list[list[float]]) -> None:
-    """The counts of all calls together are those of the histogram itself."""
+    """The counts of all calls add up to those of the histogram."""
     registry = CollectorRegistry()
     duration = sleep_duration(registry)
     tap = FrontendTap(registry)

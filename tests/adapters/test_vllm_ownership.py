@@ -1,4 +1,4 @@
-"""With a tapped core every field of a step has one owner, and only that one sends it."""
+"""With a tapped core every field of a step has one owner, which alone sends it."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ NUMBERS = {
 
 
 def stats(part: str) -> Any:
-    """An object in which every number is 1."""
+    """Return an object in which every number is 1."""
     return SimpleNamespace(**dict.fromkeys(NUMBERS[part], 1))
 
 
 def sent(role: Role, *records: tuple[Any, Any, Any]) -> list[VllmStep]:
-    """The items of these records by a process of that role."""
+    """Return the items that a process with ``role`` makes of these records."""
     pushed: list[Any] = []
     tap = VllmTap(pushed.append, pytest.fail, [0], role=role)
     for record in records:
@@ -46,8 +46,8 @@ def sent(role: Role, *records: tuple[Any, Any, Any]) -> list[VllmStep]:
     return [item for make in pushed for item in make()]
 
 
-def told(steps: list[VllmStep], part: str) -> set[str]:
-    """Fields of a part that are not as by default."""
+def non_defaults(steps: list[VllmStep], part: str) -> set[str]:
+    """Return the fields of a part that differ from their defaults."""
     structs = [getattr(step, part) for step in steps]
     return {
         name
@@ -58,32 +58,32 @@ def told(steps: list[VllmStep], part: str) -> set[str]:
     }
 
 
-def test_each_number_is_told_by_its_owner_alone() -> None:
-    """The core tells its scheduler's, the front end the few that are its own."""
+def test_each_number_is_sent_by_its_owner_only() -> None:
+    """The core sends the scheduler's fields, the front end its own few."""
     iteration = stats("iteration")
     cache = SimpleNamespace(reset=False, requests=1, queries=2, hits=1)
     front_end = sent("front_end", (stats("scheduler"), iteration, cache))
     core = sent("core", (stats("scheduler"), None, None))
 
-    assert set() == told(front_end, "scheduler")
-    assert FRONT_END["iteration"] == told(front_end, "iteration")
-    assert set(NUMBERS["scheduler"]) == told(core, "scheduler")
-    assert set() == told(core, "iteration")
+    assert set() == non_defaults(front_end, "scheduler")
+    assert FRONT_END["iteration"] == non_defaults(front_end, "iteration")
+    assert set(NUMBERS["scheduler"]) == non_defaults(core, "scheduler")
+    assert set() == non_defaults(core, "iteration")
     assert CacheStats(False, 1, 2, 1) == front_end[0].mm_cache
     assert FRONT_END["iteration"] <= set(NUMBERS["iteration"])
     assert FRONT_END["mm_cache"] <= set(CacheStats.__struct_fields__)
 
 
-def test_alone_a_front_end_tells_all() -> None:
-    """Nothing is left out where no core tells of itself."""
+def test_a_front_end_without_a_tapped_core_sends_all() -> None:
+    """Nothing is left out."""
     steps = sent("alone", (stats("scheduler"), stats("iteration"), None))
 
-    assert set(NUMBERS["scheduler"]) == told(steps, "scheduler")
-    assert set(NUMBERS["iteration"]) == told(steps, "iteration")
+    assert set(NUMBERS["scheduler"]) == non_defaults(steps, "scheduler")
+    assert set(NUMBERS["iteration"]) == non_defaults(steps, "iteration")
 
 
-def test_a_front_end_without_anything_of_its_own_sends_nothing() -> None:
-    """A step costs the serving loop next to nothing."""
+def test_a_front_end_without_own_values_sends_nothing() -> None:
+    """A step costs the serving loop almost nothing."""
     iteration = stats("iteration")
     for name in FRONT_END["iteration"]:
         setattr(iteration, name, 0)
@@ -91,8 +91,8 @@ def test_a_front_end_without_anything_of_its_own_sends_nothing() -> None:
     assert [] == sent("front_end", (stats("scheduler"), iteration, None), (None, None, None))
 
 
-def test_what_vllm_attaches_after_a_step_is_nobodys() -> None:
-    """The core times its iterations by itself, and so does its exporter."""
+def test_iteration_details_have_no_owner() -> None:
+    """The core times its iterations itself."""
     details = SimpleNamespace(elapsed_ms=5.0, num_ctx_requests=1)
     scheduler = SimpleNamespace(num_running_reqs=1, iteration_details=details)
 
@@ -106,11 +106,11 @@ def test_what_vllm_attaches_after_a_step_is_nobodys() -> None:
     assert alone.scheduler.iteration_details is not None
 
 
-class OfOurs:
-    """Stands where vLLM's configuration holds a class."""
+class DerivedScheduler:
+    """A class in vLLM's configuration that derives from the tapped scheduler."""
 
 
-OfOurs.__module__ = SCHEDULER_MODULE
+DerivedScheduler.__module__ = SCHEDULER_MODULE
 
 
 @pytest.mark.parametrize(
@@ -119,17 +119,17 @@ OfOurs.__module__ = SCHEDULER_MODULE
         (None, False),
         ("vllm.v1.core.sched.scheduler.Scheduler", False),
         (f"{SCHEDULER_MODULE}.SidestepScheduler", True),
-        (OfOurs, True),
-        (type("Derived", (OfOurs,), {}), True),
+        (DerivedScheduler, True),
+        (type("Derived", (DerivedScheduler,), {}), True),
         (SimpleNamespace, False),
-        (f"{__name__}.OfOurs", True),
+        (f"{__name__}.DerivedScheduler", True),
         ("schedulers.Scheduler", False),
         ("no_such_module.Scheduler", False),
         ("nothing", False),
     ],
 )
 def test_the_configuration_says_whether_the_core_is_tapped(chosen: Any, ours: bool) -> None:
-    """By the scheduler's name or class; both sides then describe the engine alike."""
+    """The scheduler's name or class decides; both sides then describe the engine the same way."""
     config = SimpleNamespace(
         model_config=SimpleNamespace(served_model_name="m", max_model_len=100),
         scheduler_config=SimpleNamespace(scheduler_cls=chosen),

@@ -25,7 +25,7 @@ from sidestep.exposition.text_page import render
 from sidestep.metrics.engine import ORIGIN
 from sidestep.metrics.quotas import MAX_ENGINE_BYTES, MAX_OPEN_FAMILIES
 from sidestep.metrics.record_codec import encode_record, totals_of
-from sidestep.metrics.registry import GONE, MAX_ENGINES, Registry, Sampling
+from sidestep.metrics.registry import GONE, MAX_ENGINES, Registry
 from sidestep.metrics.validate_record import LARGEST
 from sidestep.protocol.block_events import MAX_HASHES, BlockEvents, CacheChange, CacheEvents
 from sidestep.protocol.iteration_stats import IterationStats
@@ -41,6 +41,7 @@ from sidestep.protocol.messages import Aggregate, Bye, EngineInfo, Heartbeat
 from sidestep.protocol.records import TOTAL_LIMIT, Buckets, Child, Hits, OpenTotals, Record, Totals
 from sidestep.protocol.request_events import MAX_REQUESTS, Iteration, Output, Queued, RequestEvents
 from sidestep.protocol.self_described import Family, Sample, Samples
+from sidestep.tracking.kv_blocks.sampling import Sampling
 from sidestep.tracking.requests.capacity import Places
 from sidestep.tracking.requests.inflight import InFlight
 
@@ -55,9 +56,9 @@ def engine(name: str = "e", labels: dict[str, str] | None = None, **more: Any) -
     return EngineInfo(name, "vllm", labels or {"engine": name, "model_name": "m"}, **more)
 
 
-def cache(name: str) -> EngineInfo:
+def cache(name: str, **more: Any) -> EngineInfo:
     """An engine that tells of its cache."""
-    return EngineInfo(name, "stream", {"engine": name, "model_name": "m"})
+    return EngineInfo(name, "stream", {"engine": name, "model_name": "m"}, **more)
 
 
 @pytest.fixture
@@ -241,15 +242,15 @@ def test_an_engine_that_is_given_up_leaves_nothing_behind(fed: Fed) -> None:
         events(*(Queued(n, 1.0, group=n + 1) for n in range(50))),
         samples(Family("own", "gauge", ["k"], [Sample([str(n)], 1.0) for n in range(9)])),
     ])  # fmt: skip
-    assert (len(registry.questions.groups), registry.room.series) == (50, 9)
+    assert (len(registry.questions.groups), registry.quota.series) == (50, 9)
     fed.say("s", Bye(1, fed.seqs["s"]))
     fed.restart("s")
     fed.greet("s", [engine("e", {**LABELS, "pod": "new"})])
 
     places = registry.questions.places
     assert (registry.questions.groups, places.used, places.engines) == ({}, 0, 0)
-    assert (registry.room.series, registry.room.bytes) == (0, 0)
-    assert (registry.room.families, registry.room.names) == ({}, set())
+    assert (registry.quota.series, registry.quota.bytes) == (0, 0)
+    assert (registry.quota.families, registry.quota.names) == ({}, set())
 
 
 def test_the_statistics_line_forgets_engines_that_are_gone() -> None:
@@ -544,7 +545,7 @@ def test_families_are_there_for_others_again_once_nobody_has_them() -> None:
     fed.items("s", [samples(Family("one_more", "gauge", [], [Sample()]))])
 
     assert fed.rejected == {("over_limit",): 1}
-    assert list(fed.intake.registry.room.families) == ["one_more"]
+    assert list(fed.intake.registry.quota.families) == ["one_more"]
 
 
 LONG = {
@@ -609,8 +610,14 @@ def test_every_engine_has_its_share_of_the_requests_followed() -> None:
     assert places.used == 166
 
 
-def test_engines_share_the_room_for_blocks() -> None:
-    """A stream that names hundreds of engines does not get room hundreds of times."""
+def shown(fed: Fed, name: str) -> float:
+    """Sum of all samples of ``name`` on the page."""
+    page = text_string_to_metric_families(render(fed.intake.registry).decode())
+    return sum(sample.value for family in page for sample in family.samples if sample.name == name)
+
+
+def test_engines_share_the_capacity_for_blocks() -> None:
+    """A stream that names hundreds of engines does not get the capacity hundreds of times."""
     fed = Fed()
     fed.intake.registry.sampling = Sampling(1.0, capacity=10)
     count = 100
@@ -621,29 +628,45 @@ def test_engines_share_the_room_for_blocks() -> None:
         fed.items("s", [encode_item(CacheEvents(number, 1.0, 1, changes))])
     held = [e.blocks.tracked for e in fed.intake.registry.engines.values() if e.blocks is not None]
 
-    assert len(held) == count
-    assert sum(held) <= 10 * 10 + count
+    assert held == [1] * count
 
 
-def test_a_share_that_became_smaller_is_reached_a_part_at_a_time() -> None:
-    """Not with the next block, which would hold the loop; and without any, too."""
+def test_a_share_that_became_smaller_is_kept_at_once() -> None:
+    """What an engine tracks beyond it is abandoned, and counted."""
     fed = Fed()
     fed.intake.registry.sampling = Sampling(1.0, capacity=2000)
-    fed.greet("s", [engine(str(n)) for n in range(200)])
+    fed.greet("s", [engine(str(n), features=["engine_core"]) for n in range(200)])
     numbers = list(range(2000))
     first = BlockEvents(0, 1.0, 1, 1.0, bytes(2000), numbers, [1.0] * 2000)
     fed.items("s", [encode_item(first)])
     for number in range(1, 200):
         fed.items("s", [encode_item(BlockEvents(number, 1.0, 1, 1.0))])
-    blocks = fed.intake.registry.blocks_of(fed.intake.registry.engines["0"])
-    assert (blocks.capacity, blocks.tracked) == (100, 2000)
-    fed.items("s", [encode_item(BlockEvents(0, 2.0, 1, 1.0, b"\0", [9999], [2.0]))])
-    assert blocks.tracked > 1000
-    for _ in range(100):
-        fed.intake.applier.drain()
+    greedy = fed.intake.registry.engines["0"]
+    assert greedy.blocks is not None
+    assert greedy.blocks.tracked == 100
 
-    assert blocks.tracked <= 100
-    assert not blocks.waiting
+    fed.items("s", [encode_item(BlockEvents(0, 2.0, 1, 1.0, b"\0", [9999], [2.0]))])
+
+    assert greedy.blocks.tracked == 100
+    assert shown(fed, "sidestep_kv_abandoned_blocks_total") == 1900
+    assert shown(fed, "sidestep_kv_refused_blocks_total") == 1
+
+
+def test_refused_blocks_are_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    """With the setting that helps; counts go on in between."""
+    fed = Fed()
+    fed.intake.registry.sampling = Sampling(1.0, capacity=3)
+    fed.greet("s", [cache("a", features=["kv_events"])])
+    for first in range(0, 50, 10):
+        changes = [CacheChange("stored", 1.0, list(range(first, first + 10)), "GPU")]
+        fed.items("s", [encode_item(CacheEvents(0, 1.0, 1, changes))])
+        fed.pass_time(20.0)
+
+    lines = [text for record in caplog.records if "blocks" in (text := record.getMessage())]
+    assert len(lines) == 2
+    assert "engine 'a': 7 sampled KV blocks are not tracked" in lines[0]
+    assert "lower --kv.sample-rate (2 more like this since the last)" in lines[1]
+    assert shown(fed, "sidestep_kv_cached_refused_blocks_total") == 47
 
 
 def test_requests_that_are_too_old_go_a_part_at_a_time() -> None:

@@ -1,4 +1,4 @@
-"""Questions to real servers, and the one cause of each that gets no answer."""
+"""Requests to real servers, and the one cause of each failure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from polled import Says, head, page, polled, raw, stall
 from sidestep.config import scrape_targets as polls
 from sidestep.errors import ConfigError, PollError
 from sidestep_adapters.scrape import http_client
-from sidestep_adapters.scrape.http_client import Answer, Client
+from sidestep_adapters.scrape.http_client import Client, Response
 
 BODY = b"a 1\n"
 CHUNKED = head(None, more="Transfer-Encoding: chunked\r\n")
@@ -26,7 +26,7 @@ CHUNKED = head(None, more="Transfer-Encoding: chunked\r\n")
 
 @contextlib.asynccontextmanager
 async def client(text: str) -> AsyncIterator[Client]:
-    """Of the target in ``text``."""
+    """Return a client of the target in ``text``."""
     made = Client(polls.parse(text))
     made.open()
     try:
@@ -35,27 +35,27 @@ async def client(text: str) -> AsyncIterator[Client]:
         await made.close()
 
 
-async def ask(made: Client) -> Answer:
-    """One question."""
-    return await made.ask(made.target.url, "text/plain", ("text/plain",))
+async def fetch(made: Client) -> Response:
+    """Send one request."""
+    return await made.fetch(made.target.url, "text/plain", ("text/plain",))
 
 
 async def cause(text: str) -> PollError:
-    """Why there is no answer."""
+    """Return the error of a failed request."""
     async with client(text) as made:
         with pytest.raises(PollError) as error:
-            await ask(made)
+            await fetch(made)
     assert "\n" not in str(error.value)
     assert len(str(error.value)) < 300
     return error.value
 
 
-async def test_an_answer_is_whole() -> None:
-    """Whatever pieces it came in; the question says who asks and keeps no connection."""
+async def test_a_response_is_complete() -> None:
+    """It may arrive in any pieces; the request names the client and closes the connection."""
     says = raw(CHUNKED, b"2\r\na \r\n", b"2\r\n1\n\r\n", b"0\r\n\r\n")
     async with polled(says) as server, client(server.url) as made:
-        answer = await ask(made)
-        await ask(made)
+        answer = await fetch(made)
+        await fetch(made)
 
     assert (answer.kind, answer.body) == ("text/plain", BODY)
     assert server.connections == 2
@@ -66,32 +66,32 @@ async def test_an_answer_is_whole() -> None:
     assert any(line.startswith("user-agent: sidestep/") for line in lines)
 
 
-async def test_a_connection_is_kept_where_that_is_asked_for() -> None:
-    """And a new one is made where the server has closed it."""
+async def test_a_connection_is_kept_with_keepalive() -> None:
+    """A new one is made after the server has closed it."""
     async with polled(page(BODY)) as server, client(f"{server.url},keepalive=true") as made:
-        await ask(made)
-        await ask(made)
+        await fetch(made)
+        await fetch(made)
         assert server.connections == 1
         server.hang_up()
         await asyncio.sleep(0.05)
-        await ask(made)
+        await fetch(made)
 
     assert server.connections == 2
 
 
-async def test_a_secret_is_read_at_every_question(tmp_path: Path) -> None:
-    """So that it can change; what stands before it stays."""
+async def test_a_secret_is_read_for_every_request(tmp_path: Path) -> None:
+    """It may change; the header's text before it stays."""
     file = tmp_path / "token"
     file.write_text("one\n")
     async with polled(page(BODY)) as server:
         text = f"{server.url},header.Authorization=Bearer @{file},header.accept=*/*"
         async with client(text) as made:
-            await ask(made)
+            await fetch(made)
             file.write_text("two\n")
-            await ask(made)
+            await fetch(made)
             file.unlink()
             with pytest.raises(PollError, match="No such file") as error:
-                await ask(made)
+                await fetch(made)
 
     assert "Authorization: Bearer one\r\n" in server.asked[0]
     assert "accept: */*\r\n" in server.asked[0]
@@ -110,8 +110,8 @@ SLOW = [
 
 
 @pytest.mark.parametrize("says", SLOW, ids=["nothing", "half a head", "half a body", "drips"])
-async def test_a_slow_server_is_no_dead_one(says: Says) -> None:
-    """Its time is that of the whole answer, however many bytes keep coming."""
+async def test_a_slow_server_is_not_unreachable(says: Says) -> None:
+    """The timeout covers the whole response, even while bytes arrive."""
     async with polled(says) as server:
         started = time.monotonic()
         error = await cause(f"{server.url},timeout=0.2")
@@ -122,12 +122,12 @@ async def test_a_slow_server_is_no_dead_one(says: Says) -> None:
 
 WRONG = [
     (raw(b"no http at all\r\n\r\n"), "bad_answer", ""),
-    (page(BODY, kind="text/html"), "bad_answer", "it is text/html, not text/plain"),
-    (page(BODY, kind="application/json"), "bad_answer", "it is application/json"),
+    (page(BODY, kind="text/html"), "bad_answer", "the response is text/html, not text/plain"),
+    (page(BODY, kind="application/json"), "bad_answer", "the response is application/json"),
     (
         raw(head(4, more="Content-Encoding: gzip\r\n"), BODY),
         "bad_answer",
-        "it is packed as gzip",
+        "the response is encoded as gzip",
     ),
     (raw(head(40), BODY), "truncated", "after 4 bytes"),
     (raw(CHUNKED, b"2\r\na "), "truncated", "after 2 bytes"),
@@ -146,7 +146,7 @@ WRONG = [
 async def test_each_failure_has_one_cause(
     says: Says, expected: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And one line of words, short and printable, whatever the server says."""
+    """The message is one short printable line, for any response."""
     monkeypatch.setattr(http_client, "REASON_SECONDS", 0.1)
     async with polled(says) as server:
         error = await cause(server.url)
@@ -156,19 +156,19 @@ async def test_each_failure_has_one_cause(
 
 
 @pytest.mark.parametrize("pause", [0.0, 0.05])
-async def test_nothing_after_the_announced_length_is_taken(pause: float) -> None:
-    """What a server says beyond it is none of the answer, or makes it none."""
+async def test_nothing_after_the_content_length_is_read(pause: float) -> None:
+    """Further bytes are ignored, or make the response invalid."""
     says = stall(head(4) + BODY, b"b 2\n", every=pause)
     async with polled(says) as server, client(server.url) as made:
         for _ in range(3):
             try:
-                assert (await ask(made)).body == BODY
+                assert (await fetch(made)).body == BODY
             except PollError as error:
                 assert error.cause == "bad_answer"  # noqa: PT017 - either will do
 
 
-async def test_an_endless_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the limit, not when memory is full."""
+async def test_an_endless_response_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends at the limit, before memory is full."""
     monkeypatch.setattr(http_client, "MAX_BODY_BYTES", 1 << 20)
     async with polled(raw(head(None), *[b"#" * 65536] * 10_000)) as server:
         error = await cause(server.url)
@@ -176,8 +176,8 @@ async def test_an_endless_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) ->
     assert (error.cause, "more than 1 MiB" in str(error)) == ("bad_answer", True)
 
 
-async def test_who_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Refused, unknown, hung up on, no TLS."""
+async def test_failed_connections_are_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections are refused, unknown, closed, or without TLS."""
     monkeypatch.setattr(http_client, "CONNECT_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as bound:
         port = bound.getsockname()[1]
@@ -200,7 +200,7 @@ async def test_who_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_connecting_has_a_limit_of_its_own(
     scheme: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Handshakes included: a host that swallows packets is not slow, it is not there."""
+    """It includes handshakes: a host that drops packets is unreachable, not slow."""
     monkeypatch.setattr(http_client, "CONNECT_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0), backlog=0) as bound:
         # The queue of a plain one is full; one with TLS is connected and never greeted.
@@ -217,8 +217,8 @@ async def test_connecting_has_a_limit_of_its_own(
     assert "within 0.2 s" in str(error)
 
 
-async def test_being_reached_late_is_not_slow(tmp_path: Path) -> None:
-    """The time for an answer begins when there is a connection, its handshake included."""
+async def test_a_slow_connection_is_not_a_slow_server(tmp_path: Path) -> None:
+    """The timeout starts after the handshake."""
     authority = Authority(tmp_path)
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     authority.ca.issue_cert("127.0.0.1").configure_cert(tls)
@@ -243,12 +243,12 @@ async def test_being_reached_late_is_not_slow(tmp_path: Path) -> None:
         async with late:
             url = f"https://127.0.0.1:{late.sockets[0].getsockname()[1]}"
             async with client(f"{url},ca={authority.file},timeout=0.3") as made:
-                assert (await ask(made)).body == BODY
+                assert (await fetch(made)).body == BODY
             await asyncio.wait_for(left.wait(), 5.0)
 
 
-async def test_tls_trusts_the_given_authority_alone(tmp_path: Path) -> None:
-    """One of another, or none, is not reached; a client's certificate is shown where asked for."""
+async def test_tls_trusts_the_given_ca_only(tmp_path: Path) -> None:
+    """Other certificates are rejected; a client certificate is sent if requested."""
     authority, other = Authority(tmp_path), Authority(tmp_path, "other")
     authority.ca.issue_cert("client").private_key_and_cert_chain_pem.write_to_path(
         tmp_path / "client.pem"
@@ -257,19 +257,19 @@ async def test_tls_trusts_the_given_authority_alone(tmp_path: Path) -> None:
     authority.ca.issue_cert("127.0.0.1").configure_cert(tls)
     async with polled(page(BODY), tls) as server:
         async with client(f"{server.url},ca={authority.file}") as made:
-            assert (await ask(made)).body == BODY
+            assert (await fetch(made)).body == BODY
         assert "CERTIFICATE_VERIFY_FAILED" in str(await cause(server.url))
         assert (await cause(f"{server.url},ca={other.file}")).cause == "unreachable"
     tls.verify_mode = ssl.CERT_REQUIRED
     async with polled(page(BODY), tls) as server:
         known = f"{server.url},ca={authority.file}"
         async with client(f"{known},cert={tmp_path}/client.pem") as made:
-            assert (await ask(made)).body == BODY
+            assert (await fetch(made)).body == BODY
         assert (await cause(known)).cause == "unreachable"
 
 
-async def test_renewed_authorities_are_read(tmp_path: Path) -> None:
-    """At the next question; until they can be read there is no answer, which nobody else caused."""
+async def test_renewed_cas_are_read(tmp_path: Path) -> None:
+    """The next request reads them; until they are readable, polls fail."""
     former, present = Authority(tmp_path), Authority(tmp_path, "present")
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     present.ca.issue_cert("127.0.0.1").configure_cert(tls)
@@ -278,7 +278,7 @@ async def test_renewed_authorities_are_read(tmp_path: Path) -> None:
         for text in (former.file.read_text(), "half of it", present.file.read_text()):
             former.file.write_text(text)
             try:
-                found.append((await ask(made)).body.decode())
+                found.append((await fetch(made)).body.decode())
             except PollError as error:
                 found.append(error.cause)
 
@@ -291,15 +291,15 @@ async def test_renewed_authorities_are_read(tmp_path: Path) -> None:
         ("header.a=@{0}/none", "cannot read .*/none: No such file"),
         ("header.a=@{0}/two-lines", "two-lines: not one line of ASCII"),
         ("ca={0}/none", "cannot read .*/none: No such file"),
-        ("ca={0}/two-lines", "no PEM certificate of an authority"),
+        ("ca={0}/two-lines", "no PEM certificate of a CA"),
         ("cert={0}/two-lines", "two-lines: not a PEM certificate"),
         ("cert={0}/ca.pem,key={0}/two-lines", "not a PEM certificate and its PEM key"),
     ],
 )
-def test_files_are_checked_before_the_first_question(
+def test_files_are_checked_before_the_first_request(
     tmp_path: Path, options: str, complaint: str
 ) -> None:
-    """The operator's mistake is one line."""
+    """The operator gets one error line."""
     Authority(tmp_path)
     (tmp_path / "two-lines").write_text("a\nb\n")
 
@@ -307,10 +307,10 @@ def test_files_are_checked_before_the_first_question(
         Client(polls.parse(f"https://h,{options.format(tmp_path)}")).check()
 
 
-async def test_who_stops_asking_leaves_nothing_behind() -> None:
-    """A question that is cancelled takes its connection along."""
+async def test_a_cancelled_request_closes_its_connection() -> None:
+    """No task or socket remains."""
     async with polled(stall()) as server, client(server.url) as made:
-        asking = asyncio.ensure_future(ask(made))
+        asking = asyncio.ensure_future(fetch(made))
         while not server.asked:
             await asyncio.sleep(0.005)
         asking.cancel()

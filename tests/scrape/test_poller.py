@@ -1,4 +1,4 @@
-"""When a target is asked, and what becomes of its answers, in slices."""
+"""When a target is polled, and how its responses are applied in slices."""
 
 from __future__ import annotations
 
@@ -12,20 +12,14 @@ from conftest import until
 from sidestep.config.scrape_targets import parse
 from sidestep.errors import PollError
 from sidestep.telemetry.self_metrics import SelfMetrics
-from sidestep_adapters.scrape.poller import Poller, Question
+from sidestep_adapters.scrape.poller import Poller, PollQuery
 
 NAME = "http://h/metrics"
 PREFIX = "sidestep_scrape_"
 
 
-class Asked:
-    """A target that answers with numbers, and what is done with them.
-
-    Attributes:
-        failing: Raised instead of an answer.
-        entered: Whether questions can be asked.
-        taken: Slices of answers that were worked off.
-    """
+class FakeTarget:
+    """A target that responds with numbers."""
 
     def __init__(self) -> None:
         self.questions = 0
@@ -37,7 +31,7 @@ class Asked:
 
     @contextlib.asynccontextmanager
     async def connect(self) -> AsyncIterator[Callable[[], Awaitable[int]]]:
-        """Ask from now on."""
+        """Open a connection."""
         self.entered = True
         try:
             yield self.ask
@@ -45,7 +39,7 @@ class Asked:
             self.entered = False
 
     async def ask(self) -> int:
-        """One question."""
+        """Send one request."""
         self.questions += 1
         await asyncio.sleep(0)
         if self.failing is not None:
@@ -53,7 +47,7 @@ class Asked:
         return self.questions
 
     def take(self, answer: int) -> Iterator[None]:
-        """Three slices; a negative one is none."""
+        """Apply a response in three slices; a negative number is invalid."""
         for _ in range(3):
             self.taken.append(answer)
             yield
@@ -61,19 +55,19 @@ class Asked:
             raise PollError("bad_answer", "two")
 
     def hide(self) -> None:
-        """Nothing is shown."""
+        """Count that the response is hidden."""
         self.hidden += 1
 
     def wake(self) -> None:
-        """There is something."""
+        """Count that the poller has a response."""
         self.woken += 1
 
 
 @pytest.fixture
-async def asked() -> AsyncIterator[tuple[Asked, Poller[int], SelfMetrics]]:
-    """A target and who polls it, as often as it goes."""
-    made, metrics = Asked(), SelfMetrics()
-    question = Question(made.connect, made.take, made.hide)
+async def polling() -> AsyncIterator[tuple[FakeTarget, Poller[int], SelfMetrics]]:
+    """Yield a target and its poller, which polls as often as possible."""
+    made, metrics = FakeTarget(), SelfMetrics()
+    question = PollQuery(made.connect, made.take, made.hide)
     poller = Poller(parse(f"{NAME},interval=0.05"), question, metrics, PREFIX)
     poller.open(made.wake)
     yield made, poller, metrics
@@ -81,11 +75,11 @@ async def asked() -> AsyncIterator[tuple[Asked, Poller[int], SelfMetrics]]:
     await until(lambda: not made.entered)
 
 
-async def test_the_next_question_waits_for_the_loops_turns(
-    asked: tuple[Asked, Poller[int], SelfMetrics],
+async def test_the_next_request_waits_until_the_response_is_applied(
+    polling: tuple[FakeTarget, Poller[int], SelfMetrics],
 ) -> None:
-    """An answer is worked off a slice at each turn; until then nobody asks."""
-    made, poller, metrics = asked
+    """A response is applied one slice at a time."""
+    made, poller, metrics = polling
     await until(lambda: made.woken == 1)
     await asyncio.sleep(0.2)
     assert (made.questions, made.taken) == (1, [])
@@ -98,11 +92,11 @@ async def test_the_next_question_waits_for_the_loops_turns(
     assert metrics.value(f"{PREFIX}polls_total", NAME, "ok") == 1
 
 
-async def test_an_answer_that_turns_out_to_be_none(
-    asked: tuple[Asked, Poller[int], SelfMetrics],
+async def test_an_invalid_response_fails_the_poll(
+    polling: tuple[FakeTarget, Poller[int], SelfMetrics],
 ) -> None:
-    """Fails where it is worked off; the next one may be one."""
-    made, poller, metrics = asked
+    """It fails while it is applied; the next one may be valid."""
+    made, poller, metrics = polling
     for number in (1, 2, 3):
         await until(lambda number=number: made.woken == number)  # type: ignore[misc]
         while poller.receive(0.0):
@@ -113,11 +107,11 @@ async def test_an_answer_that_turns_out_to_be_none(
     assert metrics.value(f"{PREFIX}polls_total", NAME, "bad_answer") == 1
 
 
-async def test_what_is_not_answered_for_long_is_hidden(
-    asked: tuple[Asked, Poller[int], SelfMetrics],
+async def test_the_response_of_a_silent_target_is_hidden(
+    polling: tuple[FakeTarget, Poller[int], SelfMetrics],
 ) -> None:
-    """Once, by the clock that passes; slow answers alone do not."""
-    made, poller, _ = asked
+    """It is hidden once, by the clock; slow responses alone do not hide it."""
+    made, poller, _ = polling
     await until(lambda: made.woken == 1)
     while poller.receive(0.0):
         pass
@@ -131,9 +125,9 @@ async def test_what_is_not_answered_for_long_is_hidden(
     assert (poller.state.state, made.hidden) == ("down", 1)
 
 
-async def test_cut_begins_anew(asked: tuple[Asked, Poller[int], SelfMetrics]) -> None:
-    """What was half worked off is gone; there is one who asks."""
-    made, poller, _ = asked
+async def test_cut_restarts_polling(polling: tuple[FakeTarget, Poller[int], SelfMetrics]) -> None:
+    """A partly applied response is dropped; one connection remains."""
+    made, poller, _ = polling
     await until(lambda: made.woken == 1)
     poller.receive(0.0)
     poller.cut()

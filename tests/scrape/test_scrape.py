@@ -1,4 +1,4 @@
-"""An exporter that scrapes real servers, and what its own page says of them."""
+"""An exporter that scrapes real servers, and its own metrics about them."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ FAST = "interval=0.05"
 
 
 def number(exporter: Exporter, outcome: str, server: Polled) -> float:
-    """Polls of ``server`` that ended so."""
+    """Return the polls of ``server`` with this outcome."""
     return exporter.metrics.value("sidestep_scrape_polls_total", server.url, outcome)
 
 
 def state(text: str) -> str:
-    """Of the only target, on our page."""
+    """Return the state of the only target, on the exporter's page."""
     (found,) = [
         dict(labels)["state"]
         for (name, labels, _), value in samples(text).items()
@@ -47,13 +47,13 @@ def state(text: str) -> str:
 
 
 async def scraped(exporter: Exporter, server: Polled) -> str:
-    """Our page, once the server's is on it."""
+    """Return the exporter's page, once the server's is on it."""
     await until(lambda: number(exporter, "ok", server) > 0)
     return await get(exporter.url)
 
 
 async def shows(exporter: Exporter, condition: Callable[[str], bool]) -> str:
-    """Our page, once it is so."""
+    """Return the exporter's page, once the condition holds."""
     async with asyncio.timeout(20):
         while not condition(text := await get(exporter.url)):
             await asyncio.sleep(0.02)
@@ -61,15 +61,15 @@ async def shows(exporter: Exporter, condition: Callable[[str], bool]) -> str:
 
 
 def triton(text: str) -> str:
-    """What Triton says."""
+    """Return Triton's page."""
     found = [
         line for line in text.splitlines() if line.startswith(("nv_", "# HELP nv", "# TYPE nv"))
     ]
     return "\n".join(found) + "\n"
 
 
-async def test_a_page_is_on_ours(start: Start) -> None:
-    """All its samples, in both formats, as JSON, and by name; behind ours."""
+async def test_a_scraped_page_is_on_the_exporters(start: Start) -> None:
+    """All its samples follow the exporter's, in both formats, as JSON, and by name."""
     async with polled(page(TRITON)) as server, start(scrape=(server.url,)) as exporter:
         text = await scraped(exporter, server)
         openmetrics = await get(exporter.url, Accept="application/openmetrics-text")
@@ -96,7 +96,7 @@ async def test_a_page_is_on_ours(start: Start) -> None:
 
 @pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed (apt: prometheus)")
 async def test_promtool_reads_the_whole_page(start: Start) -> None:
-    """With two targets that show the same, one that lies, and an engine of our own."""
+    """Two targets have the same series, one has invalid ones, and an engine pushes."""
     lies = '# TYPE nv_cpu_utilization counter\nnv_cpu_utilization 1\nno line\nvllm:x{a="\\q"} 1\n'
     lies += "# TYPE vllm:e2e_request_latency_seconds_count gauge\nvllm:e2e_request_latency_seconds_count 1\n"
     async with polled(page(TRITON)) as server, polled(page(lies)) as liar:
@@ -121,7 +121,7 @@ async def test_promtool_reads_the_whole_page(start: Start) -> None:
 
 
 async def test_an_engines_families_come_from_the_engine(start: Start) -> None:
-    """Where it pushes; else, and again when it is gone, from the page."""
+    """While it pushes; before and after, from the page."""
     native = page_of_engine("page_spec")
 
     def families(text: str) -> list[bool]:
@@ -161,14 +161,14 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("says", "outcome"), WRONG)
-async def test_what_is_no_page_shows_nothing(
+async def test_an_invalid_page_hides_the_last_one(
     says: Says,
     outcome: str,
     start: Start,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """At once, of what was shown before; and says why in one line a minute."""
+    """It is hidden at once, and the log has one line a minute."""
     monkeypatch.setattr(http_client, "MAX_BODY_BYTES", 1 << 20)
     caplog.set_level("INFO")
     async with polled(page(TRITON)) as server, start(scrape=(f"{server.url},{FAST}",)) as exporter:
@@ -185,8 +185,8 @@ async def test_what_is_no_page_shows_nothing(
     assert [line.startswith(f"{server.url}: {outcome}: ") for line in lines] == [False, True]
 
 
-async def test_who_is_gone_is_gone_at_once(start: Start) -> None:
-    """And back with the first answer."""
+async def test_an_unreachable_target_is_hidden_at_once(start: Start) -> None:
+    """It returns with the first response."""
     with socket.create_server(("127.0.0.1", 0)) as bound:
         port = bound.getsockname()[1]
     url = f"http://127.0.0.1:{port}/metrics"
@@ -202,10 +202,10 @@ async def test_who_is_gone_is_gone_at_once(start: Start) -> None:
 
 
 @pytest.mark.parametrize("timeout", [60.0, 0.1])
-async def test_who_is_slow_is_shown_for_a_while(
+async def test_a_slow_target_is_stale_before_it_is_hidden(
     start: Start, monkeypatch: pytest.MonkeyPatch, timeout: float
 ) -> None:
-    """Stale, then no more; whether the answer never comes or every question has its timeout."""
+    """This holds for missing responses and for repeated timeouts."""
     monkeypatch.setattr(poll_state, "GRACE", 1.0)
     options = f"{FAST},timeout={timeout}"
     async with (
@@ -225,8 +225,8 @@ async def test_who_is_slow_is_shown_for_a_while(
         assert (number(exporter, "slow", server) > 0) == (timeout < 1)
 
 
-async def test_one_question_at_a_time(start: Start) -> None:
-    """However slow the answers are; then the next one without a pause, else at the interval."""
+async def test_one_request_at_a_time(start: Start) -> None:
+    """After a slow response the next request follows at once, else at the interval."""
     most = 0
 
     async def slowly(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -246,8 +246,8 @@ async def test_one_question_at_a_time(start: Start) -> None:
     assert took > 0.3
 
 
-async def test_other_targets_do_not_wait_for_one(start: Start) -> None:
-    """Nor does our page."""
+async def test_targets_are_independent(start: Start) -> None:
+    """The exporter's page does not wait either."""
     async with (
         polled(stall()) as dead,
         polled(page(TRITON)) as server,
@@ -258,8 +258,8 @@ async def test_other_targets_do_not_wait_for_one(start: Start) -> None:
         assert len(dead.asked) == 1
 
 
-async def test_the_loop_is_not_held(start: Start) -> None:
-    """By pages of 4,000 samples, every one changed every time, twenty times a second."""
+async def test_the_event_loop_is_not_blocked(start: Start) -> None:
+    """Pages of 4,000 samples, all changed, arrive twenty times a second."""
     count = 0
 
     async def moving(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -282,7 +282,7 @@ async def test_the_loop_is_not_held(start: Start) -> None:
 
 
 async def test_over_tls_with_a_secret(start: Start, tmp_path: Path) -> None:
-    """An authority of one's own, a certificate that is asked for, and a token."""
+    """It uses a private CA, a client certificate and a token."""
     authority = Authority(tmp_path)
     authority.ca.issue_cert("client").private_key_and_cert_chain_pem.write_to_path(
         tmp_path / "client.pem"
@@ -302,8 +302,8 @@ async def test_over_tls_with_a_secret(start: Start, tmp_path: Path) -> None:
     assert "s3cret" not in text
 
 
-async def test_memory_is_let_go(start: Start) -> None:
-    """When there is too little of it; the page is there again with the next answer."""
+async def test_memory_is_released_when_short(start: Start) -> None:
+    """The page returns with the next response."""
     async with polled(page(TRITON)) as server, start(scrape=(server.url,)) as exporter:
         await scraped(exporter, server)
         server.says = stall()
@@ -315,7 +315,7 @@ async def test_memory_is_let_go(start: Start) -> None:
 
 
 async def test_a_page_is_reused_while_nothing_changes(start: Start) -> None:
-    """Polls that find what was there before make nothing anew."""
+    """Unchanged responses allocate nothing."""
     async with polled(page(TRITON)) as server, start(scrape=(f"{server.url},{FAST}",)) as exporter:
         await scraped(exporter, server)
         version = exporter.registry.passed.version
@@ -326,8 +326,8 @@ async def test_a_page_is_reused_while_nothing_changes(start: Start) -> None:
 
 
 @pytest.mark.parametrize("option", ["header.a=@/none", "ca=/none", "cert=/none"])
-async def test_a_file_that_is_not_there_is_one_line(start: Start, option: str) -> None:
-    """Before anything is served."""
+async def test_a_missing_file_is_one_error_line(start: Start, option: str) -> None:
+    """It precedes serving."""
     with pytest.raises(
         ConfigError, match=r"^--scrape https://h/metrics: cannot read /none: No such"
     ):
@@ -335,8 +335,8 @@ async def test_a_file_that_is_not_there_is_one_line(start: Start, option: str) -
             pass
 
 
-async def test_a_login_is_not_followed(start: Start) -> None:
-    """A redirection is no page, and the secret is not taken there."""
+async def test_a_redirect_is_not_followed(start: Start) -> None:
+    """A redirect is not a page, and the secret is not sent there."""
     async with polled(page(TRITON)) as elsewhere:
         moved = raw(head(0, "302 Found", more=f"Location: {elsewhere.url}\r\n"))
         async with polled(moved) as server, start(scrape=(f"{server.url},header.a=b",)) as exporter:
@@ -345,8 +345,8 @@ async def test_a_login_is_not_followed(start: Start) -> None:
     assert elsewhere.asked == []
 
 
-async def test_a_real_server_is_asked_as_it_likes(start: Start) -> None:
-    """One by aiohttp, in pieces."""
+async def test_an_aiohttp_server_is_scraped(start: Start) -> None:
+    """It sends its page in pieces."""
 
     async def answer(request: aiohttp.web.Request) -> aiohttp.web.StreamResponse:
         response = aiohttp.web.StreamResponse(headers={"Content-Type": "text/plain"})

@@ -1,4 +1,4 @@
-"""KV events in every form that engines have given them, and in none."""
+"""KV events in every form that engines have used, and invalid ones."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ SHA = bytes(range(32))
 
 
 def found(*events: Any) -> tuple[list[CacheChange], dict[str, int]]:
-    """What is found in a message of ``events``."""
+    """Return the changes in a message of ``events``."""
     batch = decode(msgspec.msgpack.encode([1.5, list(events), 3]))
     assert (batch.stamp, batch.rank) == (1.5, 3)
     changes = Changes(batch.events, batch.stamp)
-    return changes.found, dict(changes.refused)
+    return changes.found, dict(changes.rejected)
 
 
 def stored(*hashes: int, medium: str = "GPU") -> CacheChange:
-    """A change that stored these."""
+    """Return a change that stored these hashes."""
     return CacheChange("stored", 1.5, list(hashes), medium)
 
 
@@ -56,12 +56,12 @@ EVENTS: list[Any] = [
 
 @pytest.mark.parametrize("event", EVENTS)
 def test_an_event_has_many_forms(event: object) -> None:
-    """A map or an array, with more or less behind, and hashes of each kind."""
+    """An event is a map or an array, with more or fewer fields, and hashes of each kind."""
     assert found(event) == ([stored(7, 8)], {})
 
 
 def test_other_kinds_of_event() -> None:
-    """In either form; what is not told of the medium is the first one's."""
+    """Both forms work; a missing medium is the first one."""
     removed = CacheChange("removed", 1.5, [7], "DISK")
     cleared = CacheChange("cleared", 1.5, [], "")
 
@@ -72,7 +72,7 @@ def test_other_kinds_of_event() -> None:
 
 
 def test_a_batch_may_be_a_map() -> None:
-    """With its rank under either name."""
+    """Its rank has either name."""
     for name in ("data_parallel_rank", "attn_dp_rank"):
         batch = decode(msgspec.msgpack.encode({"ts": 1, "events": [["AllBlocksCleared"]], name: 2}))
         assert (batch.stamp, len(batch.events), batch.rank) == (1.0, 1, 2)
@@ -80,7 +80,7 @@ def test_a_batch_may_be_a_map() -> None:
 
 
 def test_hashes_are_64_bits_without_sign() -> None:
-    """A signed number is what its bits are; of bytes it is the last eight."""
+    """A signed number keeps its bits; of bytes the last eight count."""
     last = int.from_bytes(SHA[-8:], "big")
 
     hashes = [-1, -(1 << 63), 1 << 63]
@@ -92,7 +92,7 @@ def test_hashes_are_64_bits_without_sign() -> None:
 
 
 def test_groups_have_hashes_of_their_own() -> None:
-    """The first one those that there are without groups."""
+    """The first group has the hashes of an event without groups."""
     events = [
         {"type": kind, "block_hashes": [5], "group_idx": group}
         for kind in ("BlockStored", "BlockRemoved")
@@ -109,7 +109,7 @@ def test_groups_have_hashes_of_their_own() -> None:
 
 
 def test_events_of_one_kind_become_one_change() -> None:
-    """Up to what one change may have; order is kept."""
+    """A change has a maximum size; order is kept."""
     one = {"type": "BlockRemoved", "block_hashes": [1], "medium": "GPU"}
     changes, _ = found(*[one] * 3, EVENTS[0], one, {**one, "medium": "CPU_PINNED"})
 
@@ -145,8 +145,8 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("event", "reason"), REFUSED)
-def test_an_event_that_cannot_be_costs_itself(event: object, reason: str) -> None:
-    """Those beside it count, in either form."""
+def test_an_invalid_event_is_counted_and_left_out(event: object, reason: str) -> None:
+    """The events beside it count, in either form."""
     assert found(EVENTS[0], event, EVENTS[3]) == ([stored(7, 8, 7, 8)], {reason: 1})
 
 
@@ -166,22 +166,22 @@ def test_an_event_that_cannot_be_costs_itself(event: object, reason: str) -> Non
         3,
     ],
 )
-def test_a_message_that_cannot_be(payload: object) -> None:
-    """Without a time, or with too much of anything."""
+def test_invalid_messages_are_rejected(payload: object) -> None:
+    """A message has no time, or exceeds a limit."""
     with pytest.raises(WireError, match="bad_message"):
         decode(msgspec.msgpack.encode(payload))
 
 
 def test_token_ids_are_not_kept() -> None:
-    """Nothing of a change has them."""
+    """No change contains them."""
     changes, _ = found({**EVENTS[0], "token_ids": [424242]})
 
     assert "424242" not in repr(changes)
 
 
 @given(st.binary(max_size=200) | st.binary(max_size=60).map(lambda end: b"\x93\x01\x91" + end))
-def test_any_bytes_are_changes_or_refused(payload: bytes) -> None:
-    """And nothing else."""
+def test_any_bytes_are_changes_or_rejected(payload: bytes) -> None:
+    """No other exception is raised."""
     try:
         batch = decode(payload)
     except WireError:
@@ -206,10 +206,10 @@ OBJECTS = st.recursive(
 
 @given(st.lists(OBJECTS, max_size=6))
 def test_any_events_are_changes_or_counted(events: list[object]) -> None:
-    """Each is one or the other."""
-    changes, refused = found(*events)
+    """Each event is one or the other."""
+    changes, rejected = found(*events)
 
-    assert len(changes) + sum(refused.values()) <= len(events)
+    assert len(changes) + sum(rejected.values()) <= len(events)
     for change in changes:
         assert all(0 <= value <= MASK for value in change.hashes)
 
@@ -228,7 +228,7 @@ KINDS_OF_HASHES: list[list[Any]] = [
 @pytest.mark.parametrize("hashes", KINDS_OF_HASHES, ids=range(len(KINDS_OF_HASHES)))
 @pytest.mark.parametrize("is_map", [True, False])
 def test_a_long_event_is_decoded_in_parts(hashes: list[Any], is_map: bool) -> None:
-    """Where its hashes are of one length; nothing is told of it that a whole would not tell."""
+    """If its hashes have one length, the parts equal the whole."""
     made: Any = ["BlockRemoved", hashes, "DISK", 2]
     if is_map:
         made = {"type": made[0], "block_hashes": hashes, "medium": "DISK", "group_idx": 2}
@@ -248,8 +248,8 @@ def test_a_long_event_is_decoded_in_parts(hashes: list[Any], is_map: bool) -> No
 
 
 @given(st.lists(st.integers(0, 70_000), max_size=12), st.integers(0, 3 * PIECE_EVENTS))
-def test_pieces_are_all_there_is(sizes: list[int], more: int) -> None:
-    """In order, and none of them long."""
+def test_pieces_contain_all_events(sizes: list[int], more: int) -> None:
+    """They are in order, and none is long."""
     events = [msgspec.Raw(b"\xc4" * size) for size in [*sizes, *[3] * more]]
     parts = list(pieces(events))
 
@@ -260,15 +260,15 @@ def test_pieces_are_all_there_is(sizes: list[int], more: int) -> None:
     )
 
 
-def test_sglangs_recording_tells_what_its_page_said() -> None:
-    """4084 evictable tokens in blocks of one, before the cache was cleared."""
+def test_sglangs_recording_agrees_with_its_page() -> None:
+    """4084 evictable tokens are in blocks of one before the cache is cleared."""
     resident: set[int] = set()
     before = 0
     counts: dict[str, int] = {}
     for message in read("sglang_kv_events"):
         batch = decode(message.encoded)
         changes = Changes(batch.events, batch.stamp)
-        assert not changes.refused
+        assert not changes.rejected
         assert batch.rank == 0
         for change in changes.found:
             counts[change.kind] = counts.get(change.kind, 0) + len(change.hashes)
@@ -285,14 +285,14 @@ def test_sglangs_recording_tells_what_its_page_said() -> None:
 
 
 def test_vllms_recording_decodes_whole() -> None:
-    """432 hashes stored in 250 events, 355 removed in as many."""
+    """432 hashes are stored in 250 events, 355 removed in as many."""
     changes = [
         change
         for message in read("vllm_kv_events")
         for batch in [decode(message.encoded)]
         for events in pieces(batch.events)
         for found in [Changes(events, batch.stamp)]
-        if not found.refused
+        if not found.rejected
         for change in found.found
     ]
 

@@ -1,4 +1,4 @@
-"""What streams come to on the page, from messages on, without sockets."""
+"""Streams from messages to series on the page, without sockets."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from sidestep.protocol.block_events import MAX_CHANGES
 from sidestep.protocol.messages import EngineInfo
 from sidestep.snapshot.capture import Capture, restore
 from sidestep_adapters.streams.readers import READERS
-from sidestep_adapters.streams.sequence import Break
+from sidestep_adapters.streams.sequence import Discontinuity
 
-WHOLE = Break(0, restarted=False, whole=True)
-LATE = Break(0, restarted=False, whole=False)
-LOST = Break(3, restarted=False, whole=False)
+WHOLE = Discontinuity(0, restarted=False, from_start=True)
+LATE = Discontinuity(0, restarted=False, from_start=False)
+LOST = Discontinuity(3, restarted=False, from_start=False)
 LIFETIMES = "sidestep_kv_cached_block_lifetime_seconds"
 RESIDENT = "sidestep_kv_cache_resident_blocks"
 ABANDONED = "sidestep_kv_cached_abandoned_blocks_total"
 
 
 class Stream:
-    """One subscription's reader and feed, into an intake of its own or another's."""
+    """One subscription's reader and feed, into an intake of its own or a shared one."""
 
     def __init__(self, text: str = "kv-events=tcp://h:1", fed: Fed | None = None) -> None:
         self.fed = fed or Fed(rate=1.0)
@@ -42,21 +42,21 @@ class Stream:
         for payload in payloads:
             raw = payload if isinstance(payload, bytes) else msgspec.msgpack.encode(payload)
             self.feed.heard(self.fed.now)
-            self.fed.intake.enqueue(partial(self.reader.take, raw, self.fed.now))
+            self.fed.intake.enqueue(partial(self.reader.accept, raw, self.fed.now))
             self.work()
 
-    def broke(self, found: Break) -> None:
-        """Break the stream."""
-        self.fed.intake.enqueue(lambda: self.reader.broke(found))
+    def broke(self, found: Discontinuity) -> None:
+        """Apply a discontinuity."""
+        self.fed.intake.enqueue(lambda: self.reader.on_discontinuity(found))
         self.work()
 
     def work(self) -> None:
-        """Do all there is to do."""
+        """Run all queued work."""
         while self.fed.intake.busy:
             self.fed.intake.work()
 
     def samples(self, name: str) -> dict[str, float]:
-        """Samples of ``name`` on the page, by their labels."""
+        """Return the samples of ``name`` on the page, by their labels."""
         found = (line.rpartition(" ") for line in self.fed.page.splitlines())
         return {
             key.removeprefix(name): float(value)
@@ -65,34 +65,34 @@ class Stream:
         }
 
     def sample(self, name: str) -> float:
-        """The only one."""
+        """Return the only sample."""
         (value,) = self.samples(name).values()
         return value
 
 
 def batch(stamp: float, *events: object, rank: int = 0) -> list[object]:
-    """A message of KV events."""
+    """Return a message of KV events."""
     return [stamp, list(events), rank]
 
 
 def stored(*hashes: int, **more: object) -> dict[str, object]:
-    """An event."""
+    """Return an event that stored these hashes."""
     return {"type": "BlockStored", "block_hashes": list(hashes), **more}
 
 
 def removed(*hashes: int, **more: object) -> dict[str, object]:
-    """An event."""
+    """Return an event that removed these hashes."""
     return {"type": "BlockRemoved", "block_hashes": list(hashes), **more}
 
 
-def lives(stream: Stream, medium: str = "GPU") -> float:
-    """How many ended."""
+def lifetimes(stream: Stream, medium: str = "GPU") -> float:
+    """Return the number of ended block lifetimes."""
     samples = stream.samples(f"{LIFETIMES}_count")
     return sum(count for labels, count in samples.items() if f'medium="{medium}"' in labels)
 
 
-def test_lives_and_blocks_have_families_by_medium() -> None:
-    """Blocks are all counted, lives are of those sampled."""
+def test_lifetimes_and_blocks_have_families_by_medium() -> None:
+    """All blocks are counted; lifetimes are those of sampled blocks."""
     stream = Stream("kv-events=tcp://h:1,model=m,label.pod=p")
     stream.broke(WHOLE)
     stream.take(
@@ -113,7 +113,7 @@ def test_lives_and_blocks_have_families_by_medium() -> None:
 
 
 def test_a_cleared_cache_holds_nothing() -> None:
-    """Whatever was in it; its lives are not told of, since they did not end by themselves."""
+    """Its block lifetimes are not observed, since the blocks were not evicted."""
     stream = Stream()
     stream.broke(LATE)
     stream.take(batch(1.0, stored(1, 2)))
@@ -124,11 +124,11 @@ def test_a_cleared_cache_holds_nothing() -> None:
     assert stream.sample("sidestep_kv_cache_clears_total") == 1
     stream.take(batch(3.0, {"type": "AllBlocksCleared", "medium": "DISK"}))
     assert list(stream.samples(RESIDENT).values()) == [1, 0]
-    assert lives(stream) == 0
+    assert lifetimes(stream) == 0
 
 
-def test_what_is_lost_ends_lives_unseen() -> None:
-    """Nobody knows what is in the cache until it is cleared, or its publisher begins anew."""
+def test_a_loss_discards_block_lifetimes() -> None:
+    """The cache's content is unknown until it is cleared or its publisher restarts."""
     stream = Stream()
     stream.broke(WHOLE)
     stream.take(batch(1.0, stored(1, 2, 3)))
@@ -137,15 +137,15 @@ def test_what_is_lost_ends_lives_unseen() -> None:
     assert stream.samples(RESIDENT) == {}
     assert stream.sample(ABANDONED) == 3
     stream.take(batch(2.0, removed(1), stored(7)))
-    assert lives(stream) == 0
+    assert lifetimes(stream) == 0
     assert stream.samples(RESIDENT) == {}
     stream.broke(WHOLE)
     assert stream.sample(RESIDENT) == 0
     assert stream.sample(ABANDONED) == 4
 
 
-def test_what_contradicts_itself_is_not_shown() -> None:
-    """More blocks removed than there were."""
+def test_inconsistent_events_are_not_exposed() -> None:
+    """More blocks were removed than there were."""
     stream = Stream()
     stream.broke(WHOLE)
     stream.take(batch(1.0, stored(1)), batch(2.0, removed(1, 2)))
@@ -154,8 +154,8 @@ def test_what_contradicts_itself_is_not_shown() -> None:
     assert stream.sample("sidestep_kv_cache_removed_blocks_total") == 2
 
 
-def test_a_message_that_cannot_be_is_a_loss() -> None:
-    """What it would have told is missing; a kind of event that is not known is none."""
+def test_an_invalid_message_is_a_loss() -> None:
+    """Its changes are missing; an unknown kind of event is no loss."""
     stream = Stream()
     stream.broke(WHOLE)
     stream.take(batch(1.0, stored(1)), batch(1.0, {"type": "BlockPinned"}))
@@ -171,14 +171,14 @@ def test_a_message_that_cannot_be_is_a_loss() -> None:
 
 
 def test_a_long_message_is_applied_in_parts() -> None:
-    """Each of them short, and all of them there."""
+    """Each part is short, and all are applied."""
     stream = Stream()
     stream.broke(WHOLE)
     events = [stored(*range(begin, begin + 10_000)) for begin in range(0, 50_000, 10_000)]
     events += [removed(one) for one in range(2 * MAX_CHANGES)]
     raw = msgspec.msgpack.encode(batch(1.0, *events))
     stream.feed.heard(0.0)
-    stream.fed.intake.enqueue(lambda: stream.reader.take(raw, 0.0))
+    stream.fed.intake.enqueue(lambda: stream.reader.accept(raw, 0.0))
     works = 0
     while stream.fed.intake.busy:
         stream.fed.intake.work()
@@ -186,11 +186,11 @@ def test_a_long_message_is_applied_in_parts() -> None:
 
     assert works > 10
     assert stream.sample(RESIDENT) == 50_000 - 2 * MAX_CHANGES
-    assert lives(stream) == 2 * MAX_CHANGES
+    assert lifetimes(stream) == 2 * MAX_CHANGES
 
 
 def test_an_engine_is_named_by_the_option_the_message_or_its_place() -> None:
-    """In this order."""
+    """The first of these that is given counts."""
     given = Stream("kv-events=tcp://h:1,engine=seven")
     given.take(batch(1.0, stored(1), rank=3))
     told = Stream()
@@ -204,7 +204,7 @@ def test_an_engine_is_named_by_the_option_the_message_or_its_place() -> None:
 
 
 def test_streams_of_one_rank_feed_one_engine() -> None:
-    """Each its own families; what one says of its features does not take another's away."""
+    """Each has its own families; the features of all are kept."""
     kv = Stream("kv-events=tcp://h:1,model=m")
     load = Stream("load=tcp://h:2,model=m", kv.fed)
     kv.broke(WHOLE)
@@ -220,7 +220,7 @@ def test_streams_of_one_rank_feed_one_engine() -> None:
 
 
 def test_two_publishers_are_not_mixed() -> None:
-    """Two of one kind that name one engine: the second is refused, and says why."""
+    """The second publisher of one kind for one engine is rejected, with a reason."""
     one = Stream("kv-events=tcp://h:1")
     other = Stream("kv-events=tcp://other:1", one.fed)
     one.broke(WHOLE)
@@ -232,7 +232,7 @@ def test_two_publishers_are_not_mixed() -> None:
 
 
 def test_a_publisher_has_few_ranks() -> None:
-    """One that names more lies."""
+    """A publisher with more ranks is rejected."""
     stream = Stream()
     stream.take(*[batch(1.0, stored(1), rank=rank) for rank in range(MAX_FED + 9)])
 
@@ -241,7 +241,7 @@ def test_a_publisher_has_few_ranks() -> None:
 
 
 def test_an_engine_that_pushes_keeps_its_labels() -> None:
-    """What its streams tell stands beside it, under the same ones."""
+    """The families of its streams have the same labels."""
     stream = Stream("load=tcp://h:1,model=m")
     stream.take(["LoadStat", 3, 1, 10, 100, 0])
     labels = {"engine": "0", "model_name": "m"}
@@ -259,7 +259,7 @@ def test_an_engine_that_pushes_keeps_its_labels() -> None:
 
 
 def test_forward_passes_are_observed_and_idle_ones_are_not() -> None:
-    """The recording of a whole load."""
+    """The recording covers a whole load."""
     stream = Stream("forward-pass=tcp://h:1")
     stream.take(*(message.encoded for message in read("sglang_forward_pass")))
 
@@ -274,19 +274,19 @@ def test_forward_passes_are_observed_and_idle_ones_are_not() -> None:
 
 
 def test_load_adds_up() -> None:
-    """The recording of a whole load; another process begins from nothing."""
+    """The recording covers a whole load; a restarted publisher counts from 0."""
     stream = Stream("load=tcp://h:1")
     stream.take(*(message.encoded for message in read("sglang_load_stat")))
 
     assert stream.sample("sidestep_load_prefill_uncached_tokens_total") == 3098
     assert stream.sample("sidestep_load_max_kv_tokens") == 4096
-    stream.broke(Break(0, restarted=True, whole=False))
+    stream.broke(Discontinuity(0, restarted=True, from_start=False))
     stream.take(["LoadStat", 0, 0, 0, 0, 0, 0, 0, 0, 5000, 0])
     assert stream.sample("sidestep_load_prefill_uncached_tokens_total") == 8098
 
 
 def test_sglangs_page_and_its_events_agree() -> None:
-    """4084 tokens in blocks of one; what the recording missed is told before."""
+    """4084 tokens are in blocks of one; events before the recording are added."""
     messages = [message.payload for message in read("sglang_kv_events")]
     stream = Stream()
     stream.broke(WHOLE)
@@ -309,7 +309,7 @@ def test_sglangs_page_and_its_events_agree() -> None:
 
 
 def families(recordings: Iterable[str]) -> list[set[str]]:
-    """Names of the families, by recording."""
+    """Return the names of the families, by recording."""
     found = []
     for name in recordings:
         stream = Stream()
@@ -321,7 +321,7 @@ def families(recordings: Iterable[str]) -> list[set[str]]:
 
 
 def test_both_engines_have_the_same_families() -> None:
-    """By their recordings, in either of which blocks are removed."""
+    """Blocks are removed in both recordings."""
     vllm, sglang = families(["vllm_kv_events", "sglang_kv_events"])
 
     assert vllm == sglang
@@ -329,12 +329,12 @@ def test_both_engines_have_the_same_families() -> None:
     stream = Stream()
     stream.broke(WHOLE)
     stream.take(*(message.encoded for message in read("vllm_kv_events")))
-    assert lives(stream) == 355
+    assert lifetimes(stream) == 355
     assert stream.sample(RESIDENT) == 432 - 355
 
 
 def test_gauges_go_with_the_publisher() -> None:
-    """Counters stay, then all goes; a word of it brings them back."""
+    """Counters stay longer; a message of the publisher restores all."""
     stream = Stream("load=tcp://h:1")
     stream.take(["LoadStat", 3, 1, 10, 100, 0, 0, 0, 0, 10, 0])
     stream.fed.pass_time(SILENT + 1)
@@ -351,7 +351,7 @@ def test_gauges_go_with_the_publisher() -> None:
 
 
 def test_a_snapshot_has_where_a_stream_stopped() -> None:
-    """Its number, its mark and its totals; and its gauges wait until it is heard."""
+    """It has the number, the cursor and the totals; gauges return with the stream."""
     before = Stream("kv-events=tcp://h:1,model=m")
     before.broke(WHOLE)
     before.take(batch(1.0, stored(1, 2, 3)))
@@ -370,8 +370,8 @@ def test_a_snapshot_has_where_a_stream_stopped() -> None:
     assert after.samples("sidestep_kv_cache_stored_blocks_total").popitem()[1] == 3
 
 
-def test_nobody_takes_the_place_of_a_stream_of_this_process() -> None:
-    """A sender may choose its id, but not this one."""
+def test_a_sender_cannot_take_the_id_of_a_local_stream() -> None:
+    """Other ids are free."""
     stream = Stream()
     stream.take(batch(1.0, stored(1)))
     name = stream.feed.subscription.name
@@ -382,8 +382,8 @@ def test_nobody_takes_the_place_of_a_stream_of_this_process() -> None:
 
 
 @pytest.mark.parametrize("label", ["medium", "le", "origin", "phase"])
-def test_labels_that_rows_have_are_refused(label: str) -> None:
-    """Before anything is read."""
+def test_labels_of_rows_are_rejected(label: str) -> None:
+    """The check precedes the first message."""
     stream = Stream(f"kv-events=tcp://h:1,label.{label}=x")
 
     with pytest.raises(Exception, match="bad_label"):

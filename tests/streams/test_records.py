@@ -1,4 +1,4 @@
-"""Forward-pass metrics and load: one schema in its forms, and what is none of it."""
+"""Decoding of forward-pass metrics and load records, and invalid ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from recorded import read
 from sidestep.errors import WireError
 from sidestep.protocol.limits import COUNT_LIMIT
 from sidestep_adapters.streams import forward_pass, load
-from sidestep_adapters.streams.load import MOST, Totals
+from sidestep_adapters.streams.load import MAX_INCREASE, Totals
 
 SCHEDULED = {
     "num_prefill_requests": 1,
@@ -40,7 +40,7 @@ STAT = ["LoadStat", 1, 2, 30, 400, 5, 6, 70, 8, 1000, 2_000_000]
 
 
 def encoded(value: object) -> bytes:
-    """As a message has it."""
+    """Return a record as it is in a message."""
     return msgspec.msgpack.encode(value)
 
 
@@ -48,7 +48,7 @@ def encoded(value: object) -> bytes:
     "record", [RECORD, ARRAY, TIMED, {**RECORD, "timing_scope": "execute_model_cuda", "new": [1]}]
 )
 def test_a_forward_pass_has_several_forms(record: object) -> None:
-    """SGLang's and Dynamo's map, vLLM's with one field more, and either as an array."""
+    """SGLang and Dynamo send a map, vLLM one with another field; both may be arrays."""
     found = forward_pass.decode(encoded(record), 5.0)
 
     item = found.item
@@ -60,8 +60,8 @@ def test_a_forward_pass_has_several_forms(record: object) -> None:
     assert (item.ran.scheduled, item.ran.wall_times) == (item.scheduled, [0.25])
 
 
-def test_a_sign_of_life_is_no_forward_pass() -> None:
-    """Nothing computed, and no time: only its gauges count."""
+def test_a_heartbeat_is_no_forward_pass() -> None:
+    """Without work and time only its gauges count."""
     idle = forward_pass.decode(encoded({"wall_time": 0.0, "scheduled_requests": {}}), 0.0)
     unknown = forward_pass.decode(encoded({**RECORD, "wall_time": 0.0}), 0.0)
 
@@ -87,15 +87,15 @@ def test_a_sign_of_life_is_no_forward_pass() -> None:
         ("x", "bad_message"),
     ],
 )  # fmt: skip
-def test_what_is_no_forward_pass(record: object, reason: str) -> None:
-    """Another version, or numbers that cannot be."""
+def test_invalid_forward_passes_are_rejected(record: object, reason: str) -> None:
+    """They have another version or invalid numbers."""
     with pytest.raises(WireError) as raised:
         forward_pass.decode(encoded(record), 0.0)
     assert raised.value.reason == reason
 
 
-def test_sglangs_forward_passes_come_to_what_its_page_said() -> None:
-    """Tokens and requests of one load."""
+def test_sglangs_forward_passes_agree_with_its_page() -> None:
+    """The sums are the tokens and requests of one load."""
     items = [forward_pass.decode(m.encoded, 0.0).item for m in read("sglang_forward_pass")]
     ran = [item.ran.scheduled for item in items if item.ran is not None]
 
@@ -106,8 +106,8 @@ def test_sglangs_forward_passes_come_to_what_its_page_said() -> None:
     assert len(items) > len(ran)
 
 
-def test_a_load_is_read_by_its_order() -> None:
-    """Old ones end early."""
+def test_load_fields_are_read_by_position() -> None:
+    """Older releases have fewer fields."""
     found = load.decode(encoded(STAT), 5.0)
     old = load.decode(encoded(STAT[:6]), 5.0)
 
@@ -127,19 +127,19 @@ def test_a_load_is_read_by_its_order() -> None:
         (Totals(1001, 2_000_000), 1000, 0.0),
     ],
 )
-def test_totals_become_what_was_added(before: Totals | None, tokens: int, seconds: float) -> None:
-    """The first that are heard of are the beginning; lower ones are another process's."""
+def test_totals_become_increases(before: Totals | None, tokens: int, seconds: float) -> None:
+    """The first totals are the baseline; smaller ones are those of a restarted publisher."""
     found = load.decode(encoded(STAT), 0.0)
-    load.add(found.item, found.totals, before)
+    load.add_increase(found.item, found.totals, before)
 
     assert found.item.prefill_uncached_tokens == tokens
     assert found.item.prefill_busy_seconds == pytest.approx(seconds)
 
 
-def test_totals_that_leap_are_not_believed() -> None:
+def test_implausible_increases_are_ignored() -> None:
     """No engine computes so much between two records."""
     found = load.decode(encoded(STAT), 0.0)
-    load.add(found.item, Totals(MOST + 1, 0), Totals())
+    load.add_increase(found.item, Totals(MAX_INCREASE + 1, 0), Totals())
 
     assert found.item.prefill_uncached_tokens == 0
 
@@ -156,18 +156,18 @@ def test_totals_that_leap_are_not_believed() -> None:
         None,
     ],
 )
-def test_what_is_no_load(record: object) -> None:
-    """Too short, of another kind, or with numbers that cannot be."""
+def test_invalid_load_records_are_rejected(record: object) -> None:
+    """They are too short, of another kind, or have invalid numbers."""
     with pytest.raises(WireError, match="bad_message"):
         load.decode(encoded(record), 0.0)
 
 
-def test_sglangs_load_comes_to_what_its_page_said() -> None:
-    """3098 prompt tokens, though the first record came before them all."""
+def test_sglangs_load_agrees_with_its_page() -> None:
+    """3098 prompt tokens follow the first record."""
     tokens, before = 0, None
     for message in read("sglang_load_stat"):
         found = load.decode(message.encoded, 0.0)
-        load.add(found.item, found.totals, before)
+        load.add_increase(found.item, found.totals, before)
         before = found.totals
         tokens += found.item.prefill_uncached_tokens
 
@@ -175,15 +175,15 @@ def test_sglangs_load_comes_to_what_its_page_said() -> None:
 
 
 def test_a_ranks_load_ends_with_its_forward_passes() -> None:
-    """Of two ranks the first: its total is what it has computed."""
+    """The total of the first of two ranks is what it has computed."""
     *_, last = read("sglang_load_stat_dp2_rank0")
 
     assert load.decode(last.encoded, 0.0).totals.prefill_uncached_tokens == 2358
 
 
 @given(st.binary(max_size=120))
-def test_any_bytes_are_a_record_or_refused(payload: bytes) -> None:
-    """And nothing else."""
+def test_any_bytes_are_a_record_or_rejected(payload: bytes) -> None:
+    """No other exception is raised."""
     for decode in (forward_pass.decode, load.decode):
         try:
             decode(payload, 0.0)

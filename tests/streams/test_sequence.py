@@ -1,4 +1,4 @@
-"""Messages of a publisher through everything that can happen to them on the way."""
+"""The sequencer with lost, repeated, reordered and replayed messages."""
 
 from __future__ import annotations
 
@@ -12,273 +12,291 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sidestep_adapters.streams.sequence import (
-    BACKOFF,
     LOST_LIMIT,
-    TIMEOUT,
+    REPLAY_BACKOFF,
+    REPLAY_TIMEOUT,
     WINDOW,
-    Break,
-    Message,
+    Accepted,
+    Discontinuity,
     Position,
-    Sequence,
+    Sequencer,
     Step,
 )
 
-BEGUN = Break(0, restarted=False, whole=True)
-RESTARTED = Break(0, restarted=True, whole=False)
+BEGUN = Discontinuity(0, restarted=False, from_start=True)
+RESTARTED = Discontinuity(0, restarted=True, from_start=False)
 
 
 def payload(seq: int, incarnation: int = 0) -> bytes:
-    """Of that message: no two are alike."""
+    """Return the payload of that message; no two are equal."""
     return f"{incarnation}:{seq}".encode()
 
 
-def live(sequence: Sequence, *seqs: int, incarnation: int = 0, now: float = 0.0) -> list[object]:
-    """What became of live messages: numbers of those taken, and breaks."""
+def live(sequence: Sequencer, *seqs: int, incarnation: int = 0, now: float = 0.0) -> list[object]:
+    """Pass live messages; return the accepted numbers and discontinuities."""
     steps: list[object] = []
     for seq in seqs:
-        steps += told(sequence.live(seq, payload(seq, incarnation), now))
+        steps += outcomes(sequence.live(seq, payload(seq, incarnation), now))
     return steps
 
 
-def answer(
-    sequence: Sequence, *seqs: int, incarnation: int = 0, now: float = 0.0, end: bool = True
+def replay(
+    sequence: Sequencer, *seqs: int, incarnation: int = 0, now: float = 0.0, end: bool = True
 ) -> list[object]:
-    """Likewise, of an answer."""
+    """Pass messages of a replay; return the accepted numbers and discontinuities."""
     steps: list[object] = []
     for seq in seqs:
-        steps += told(sequence.replayed(seq, payload(seq, incarnation), now))
-    return [*steps, *told(sequence.ended(now))] if end else steps
+        steps += outcomes(sequence.replayed(seq, payload(seq, incarnation), now))
+    return [*steps, *outcomes(sequence.replay_ended(now))] if end else steps
 
 
-def told(steps: Iterable[Step]) -> list[object]:
-    """Numbers of messages, and breaks as they are."""
+def outcomes(steps: Iterable[Step]) -> list[object]:
+    """Return the numbers of accepted messages, and discontinuities unchanged."""
     return [
-        int(step.payload.rpartition(b":")[2]) if isinstance(step, Message) else step
+        int(step.payload.rpartition(b":")[2]) if isinstance(step, Accepted) else step
         for step in steps
     ]
 
 
-def begun(*, replays: bool = True, upto: int = 3) -> Sequence:
-    """One that has taken the numbers below ``upto``."""
-    sequence = Sequence(replays=replays)
+def started(*, replays: bool = True, upto: int = 3) -> Sequencer:
+    """Return a sequencer that has accepted the numbers below ``upto``."""
+    sequence = Sequencer(replays=replays)
     assert live(sequence, *range(upto)) == [BEGUN, *range(upto)]
     return sequence
 
 
-def test_numbers_in_order_are_taken() -> None:
-    """The first one breaks with nothing, and nothing is missing before it."""
-    sequence = begun()
+def test_numbers_in_order_are_accepted() -> None:
+    """The first one is a discontinuity without a loss."""
+    sequence = started()
 
     assert live(sequence, 3, 4) == [3, 4]
-    assert (sequence.gaps, sequence.duplicates, sequence.requests) == (0, 0, 0)
+    assert (sequence.gaps, sequence.duplicates, sequence.replay_requests) == (0, 0, 0)
 
 
-@pytest.mark.parametrize(("first", "whole"), [(0, True), (1, True), (2, False), (700, False)])
-def test_what_was_said_before_is_nobodys_loss(first: int, whole: bool) -> None:
-    """A publisher counts from 0 or from 1; from any other number on it was heard too late."""
-    sequence = Sequence(replays=False)
+@pytest.mark.parametrize(("first", "from_start"), [(0, True), (1, True), (2, False), (700, False)])
+def test_messages_before_the_subscription_are_no_loss(first: int, from_start: bool) -> None:
+    """Publishers count from 0 or from 1; any other first number was subscribed late."""
+    sequence = Sequencer(replays=False)
 
-    assert live(sequence, first) == [Break(0, restarted=False, whole=whole), first]
+    assert live(sequence, first) == [
+        Discontinuity(0, restarted=False, from_start=from_start),
+        first,
+    ]
 
 
-def test_a_late_start_asks_for_what_there_is() -> None:
-    """Before any message: what the publisher still has is taken, and then what it says."""
-    sequence = Sequence(replays=True)
+def test_a_late_start_requests_a_replay() -> None:
+    """The publisher's retained messages precede the live ones."""
+    sequence = Sequencer(replays=True)
     sequence.connected(0.0)
 
-    assert sequence.asked == 0
-    assert answer(sequence, 5, 6, 7) == [Break(0, restarted=False, whole=False), 5, 6, 7]
+    assert sequence.replay_from == 0
+    assert replay(sequence, 5, 6, 7) == [
+        Discontinuity(0, restarted=False, from_start=False),
+        5,
+        6,
+        7,
+    ]
     assert live(sequence, 6, 7, 8) == [8]
     assert (sequence.duplicates, sequence.gaps) == (2, 0)
 
 
 def test_a_gap_is_filled() -> None:
-    """From the last one taken on, which proves that the publisher is the same."""
-    sequence = begun()
+    """The replay starts at the last accepted message, which identifies the publisher process."""
+    sequence = started()
 
     assert live(sequence, 6) == []
-    assert sequence.asked == 2
-    assert answer(sequence, 2, 3, 4, 5, 6, 7) == [3, 4, 5, 6, 7]
+    assert sequence.replay_from == 2
+    assert replay(sequence, 2, 3, 4, 5, 6, 7) == [3, 4, 5, 6, 7]
     assert live(sequence, 7, 8) == [8]
     assert sequence.gaps == 1
 
 
-def test_a_gap_that_nobody_fills_is_lost() -> None:
-    """Without anybody to ask, or who has it."""
-    assert live(begun(replays=False), 6) == [Break(3, restarted=False, whole=False), 6]
+def test_a_gap_without_a_replay_is_lost() -> None:
+    """No replay is available, or it lacks the messages."""
+    assert live(started(replays=False), 6) == [
+        Discontinuity(3, restarted=False, from_start=False),
+        6,
+    ]
 
-    sequence = begun()
+    sequence = started()
     live(sequence, 6)
-    assert answer(sequence, 5, 6) == [Break(2, restarted=False, whole=False), 5, 6]
+    assert replay(sequence, 5, 6) == [Discontinuity(2, restarted=False, from_start=False), 5, 6]
 
 
-def test_an_answer_with_a_hole_is_asked_for_again() -> None:
-    """What is sent too fast is dropped on the way; as long as there is progress it will come."""
-    sequence = begun()
+def test_a_replay_with_a_gap_is_requested_again() -> None:
+    """A publisher that sends too fast drops messages; progress continues."""
+    sequence = started()
     live(sequence, 9)
 
-    assert answer(sequence, 2, 3, 4, 7, end=False) == [3, 4]
-    assert (sequence.asked, sequence.requests) == (4, 2)
-    assert answer(sequence, 4) == [Break(4, restarted=False, whole=False), 9]
+    assert replay(sequence, 2, 3, 4, 7, end=False) == [3, 4]
+    assert (sequence.replay_from, sequence.replay_requests) == (4, 2)
+    assert replay(sequence, 4) == [Discontinuity(4, restarted=False, from_start=False), 9]
 
 
-def test_an_answer_without_its_end_part_is_asked_for_again() -> None:
-    """Until it brings nothing more."""
-    sequence = begun()
+def test_a_replay_without_its_last_part_is_requested_again() -> None:
+    """Requests end once a replay brings nothing new."""
+    sequence = started()
     live(sequence, 7)
 
-    assert answer(sequence, 2, 3, 4) == [3, 4]
-    assert sequence.asked == 4
-    assert answer(sequence, 4, 5, 6, 7) == [5, 6, 7]
+    assert replay(sequence, 2, 3, 4) == [3, 4]
+    assert sequence.replay_from == 4
+    assert replay(sequence, 4, 5, 6, 7) == [5, 6, 7]
 
 
-def test_nobody_answers() -> None:
-    """It takes a while, once; then what is missing is lost at once, until the connection is new."""
-    sequence = begun()
+def test_a_replay_times_out() -> None:
+    """Later gaps are lost at once, until the connection is new."""
+    sequence = started()
     live(sequence, 5)
 
-    assert told(sequence.pass_time(TIMEOUT / 2)) == []
-    assert told(sequence.pass_time(TIMEOUT)) == [Break(2, restarted=False, whole=False), 5]
-    assert live(sequence, 8, now=TIMEOUT + 1) == [Break(2, restarted=False, whole=False), 8]
-    sequence.connected(TIMEOUT + 2)
-    assert sequence.asked == 8
-    list(sequence.pass_time(2 * TIMEOUT + 2))
-    live(sequence, 11, now=2 * TIMEOUT + 2 + BACKOFF)
-    assert sequence.asked == 8
+    assert outcomes(sequence.expire(REPLAY_TIMEOUT / 2)) == []
+    assert outcomes(sequence.expire(REPLAY_TIMEOUT)) == [
+        Discontinuity(2, restarted=False, from_start=False),
+        5,
+    ]
+    assert live(sequence, 8, now=REPLAY_TIMEOUT + 1) == [
+        Discontinuity(2, restarted=False, from_start=False),
+        8,
+    ]
+    sequence.connected(REPLAY_TIMEOUT + 2)
+    assert sequence.replay_from == 8
+    list(sequence.expire(2 * REPLAY_TIMEOUT + 2))
+    live(sequence, 11, now=2 * REPLAY_TIMEOUT + 2 + REPLAY_BACKOFF)
+    assert sequence.replay_from == 8
 
 
-def test_an_answer_that_brings_nothing_new_is_not_waited_for() -> None:
-    """Only what helps keeps an answer going."""
-    sequence = begun()
+def test_a_replay_without_new_messages_times_out() -> None:
+    """Only new messages extend the timeout."""
+    sequence = started()
     live(sequence, 5)
 
-    assert answer(sequence, 2, 1, 2, 1, now=TIMEOUT * 0.9, end=False) == []
-    assert told(sequence.pass_time(TIMEOUT)) == [Break(2, restarted=False, whole=False), 5]
+    assert replay(sequence, 2, 1, 2, 1, now=REPLAY_TIMEOUT * 0.9, end=False) == []
+    assert outcomes(sequence.expire(REPLAY_TIMEOUT)) == [
+        Discontinuity(2, restarted=False, from_start=False),
+        5,
+    ]
 
 
-def test_a_message_that_comes_again_is_left_out() -> None:
-    """The same number with the same content."""
-    sequence = begun(replays=False)
+def test_a_repeated_message_is_a_duplicate() -> None:
+    """It has the same number and content."""
+    sequence = started(replays=False)
     live(sequence, 5)
 
     assert live(sequence, 5, 2, 0, 6) == [6]
     assert (sequence.duplicates, sequence.restarts) == (3, 0)
 
 
-def test_what_an_answer_overtook_is_left_out() -> None:
-    """Also where the publisher did not have it any more."""
-    sequence = Sequence(replays=True)
+def test_messages_overtaken_by_a_replay_are_duplicates() -> None:
+    """The publisher need not retain them any more."""
+    sequence = Sequencer(replays=True)
 
     assert live(sequence, 4) == []
-    assert answer(sequence, 7, 8) == [Break(0, restarted=False, whole=False), 7, 8]
+    assert replay(sequence, 7, 8) == [Discontinuity(0, restarted=False, from_start=False), 7, 8]
     assert live(sequence, 5, 6, 7, 8, 9) == [9]
     assert (sequence.duplicates, sequence.restarts) == (5, 0)
 
 
-def test_a_publisher_begins_anew() -> None:
-    """One number with another content, or one that is long gone."""
-    sequence = begun(replays=False)
+def test_a_publisher_restart_is_detected() -> None:
+    """A number has another content, or is much too low."""
+    sequence = started(replays=False)
     assert live(sequence, 0, 1, incarnation=1) == [RESTARTED, BEGUN, 0, 1]
 
-    sequence = begun(replays=False, upto=WINDOW + 9)
+    sequence = started(replays=False, upto=WINDOW + 9)
     assert live(sequence, 3, incarnation=1) == [
         RESTARTED,
-        Break(2, restarted=False, whole=False),
+        Discontinuity(2, restarted=False, from_start=False),
         3,
     ]
     assert (sequence.restarts, sequence.duplicates) == (1, 0)
 
 
-def test_a_restart_loses_nothing_that_is_kept() -> None:
-    """The new publisher is asked from its beginning."""
-    sequence = begun()
+def test_a_restart_loses_no_retained_message() -> None:
+    """The new publisher is replayed from its start."""
+    sequence = started()
 
     assert live(sequence, 2, incarnation=1) == [RESTARTED]
-    assert sequence.asked == 0
-    assert answer(sequence, 0, 1, 2, 3, incarnation=1) == [BEGUN, 0, 1, 2, 3]
+    assert sequence.replay_from == 0
+    assert replay(sequence, 0, 1, 2, 3, incarnation=1) == [BEGUN, 0, 1, 2, 3]
     assert live(sequence, 3, 4, incarnation=1) == [4]
 
 
-def test_a_restart_behind_a_gap_shows() -> None:
-    """The last message taken has another content by now, or is not there."""
-    sequence = begun()
+def test_a_restart_behind_a_gap_is_detected() -> None:
+    """The last accepted message has another content, or is missing."""
+    sequence = started()
     live(sequence, 5, incarnation=1)
-    assert answer(sequence, 2, incarnation=1, end=False) == [RESTARTED]
-    assert answer(sequence, 0, 1, 2, 3, 4, 5, incarnation=1) == [BEGUN, 0, 1, 2, 3, 4, 5]
+    assert replay(sequence, 2, incarnation=1, end=False) == [RESTARTED]
+    assert replay(sequence, 0, 1, 2, 3, 4, 5, incarnation=1) == [BEGUN, 0, 1, 2, 3, 4, 5]
 
-    sequence = begun()
+    sequence = started()
     sequence.connected(0.0)
-    assert answer(sequence) == [RESTARTED]
-    assert answer(sequence, 0, 1, incarnation=1) == [BEGUN, 0, 1]
+    assert replay(sequence) == [RESTARTED]
+    assert replay(sequence, 0, 1, incarnation=1) == [BEGUN, 0, 1]
     assert live(sequence, 1, 2, incarnation=1) == [2]
 
 
-def test_a_new_connection_brings_what_was_missed() -> None:
-    """No message need show the gap."""
-    sequence = begun()
+def test_a_new_connection_requests_a_replay() -> None:
+    """Missed messages need not show as a gap."""
+    sequence = started()
     sequence.connected(0.0)
 
-    assert answer(sequence, 2, 3, 4) == [3, 4]
+    assert replay(sequence, 2, 3, 4) == [3, 4]
     assert (sequence.restarts, sequence.gaps) == (0, 0)
 
 
-def test_nobody_is_asked_for_what_another_said() -> None:
-    """Messages of before the connection was lost may still come, and who would answer is new."""
-    sequence = begun()
-    sequence.doubtful = True
+def test_no_replay_is_requested_while_the_connection_is_lost() -> None:
+    """Older messages may still arrive, and a replay could come from another process."""
+    sequence = started()
+    sequence.connection_lost = True
 
-    assert live(sequence, 5) == [Break(2, restarted=False, whole=False), 5]
+    assert live(sequence, 5) == [Discontinuity(2, restarted=False, from_start=False), 5]
     assert live(sequence, 3, 2, incarnation=1) == [RESTARTED]
-    assert answer(sequence, 0, 1, 2, 3, incarnation=1) == [BEGUN, 0, 1, 2, 3]
+    assert replay(sequence, 0, 1, 2, 3, incarnation=1) == [BEGUN, 0, 1, 2, 3]
 
 
-def test_an_answer_after_its_time_is_left_out() -> None:
-    """Nothing is asked for any more."""
-    sequence = begun()
+def test_a_late_replay_is_ignored() -> None:
+    """No replay is in progress any more."""
+    sequence = started()
 
-    assert answer(sequence, 3, 4) == []
+    assert replay(sequence, 3, 4) == []
     assert sequence.duplicates == 2
 
 
-def test_another_process_goes_on_where_one_stopped() -> None:
-    """By number and checksum: it asks, and knows whether the publisher is the same."""
-    position = begun().position
+def test_another_process_resumes_at_a_position() -> None:
+    """The replay's number and checksum identify the publisher."""
+    position = started().position
     assert position is not None
-    same, other = (Sequence(replays=True, position=position) for _ in range(2))
+    same, other = (Sequencer(replays=True, position=position) for _ in range(2))
 
     same.connected(0.0)
-    assert answer(same, 2, 3) == [3]
+    assert replay(same, 2, 3) == [3]
     other.connected(0.0)
-    assert answer(other, 2, incarnation=1, end=False) == [RESTARTED]
+    assert replay(other, 2, incarnation=1, end=False) == [RESTARTED]
 
 
 def test_a_gap_has_a_limit() -> None:
-    """A publisher may say any number."""
-    sequence = begun(replays=False)
+    """A publisher may send any number."""
+    sequence = started(replays=False)
 
-    assert live(sequence, 1 << 62)[0] == Break(LOST_LIMIT, restarted=False, whole=False)
+    assert live(sequence, 1 << 62)[0] == Discontinuity(
+        LOST_LIMIT, restarted=False, from_start=False
+    )
     assert sequence.position == Position((1 << 62), cast("Position", sequence.position).checksum)
 
 
-def test_an_answer_that_lost_its_first_new_message_is_asked_for_once_more() -> None:
-    """It joins what was taken, so what is missing was dropped on the way; or is never told."""
-    sequence = begun()
+def test_a_replay_without_its_first_new_message_is_requested_once_more() -> None:
+    """It overlaps the accepted messages, so the missing one was dropped, or is never sent."""
+    sequence = started()
     sequence.connected(0.0)
 
-    assert answer(sequence, 2, 4, end=False) == []
-    assert sequence.requests == 2
-    assert answer(sequence, 2, 4) == [Break(1, restarted=False, whole=False), 4]
+    assert replay(sequence, 2, 4, end=False) == []
+    assert sequence.replay_requests == 2
+    assert replay(sequence, 2, 4) == [Discontinuity(1, restarted=False, from_start=False), 4]
 
 
 @dataclasses.dataclass
 class World:
-    """A publisher, what is on the way from it, and a subscriber that does what it has to.
+    """A publisher, its messages in transit, and a subscriber."""
 
-    Attributes:
-        kept: Messages that the publisher keeps; 0 is all.
-    """
-
-    sequence: Sequence
+    sequence: Sequencer
     kept: int = 0
     incarnation: int = 0
     said: list[bytes] = dataclasses.field(default_factory=list)
@@ -286,16 +304,16 @@ class World:
     taken: list[object] = dataclasses.field(default_factory=list)
     is_new: bool = True
     now: float = 0.0
-    requests: int = 0
+    replay_requests: int = 0
 
     def publish(self, copies: int) -> None:
-        """Say one thing more, which sets out so often."""
+        """Publish one message, of which ``copies`` are sent."""
         seq = len(self.said)
         self.said.append(payload(seq, self.incarnation))
         self.way += [(seq, self.said[-1])] * copies
 
     def swap(self) -> None:
-        """Let one overtake another of the same process, which can still be asked for it."""
+        """Swap two messages of one process that can still be replayed."""
         ours = f"{self.incarnation}:".encode()
         if (
             len(self.way) > 1
@@ -306,26 +324,26 @@ class World:
             self.way[-2:] = self.way[:-3:-1]
 
     def restart(self) -> None:
-        """Be another process."""
+        """Restart the publisher."""
         self.incarnation += 1
         self.said = []
-        self.is_new = self.sequence.doubtful = True
+        self.is_new = self.sequence.connection_lost = True
 
     def follow(self, steps: Iterable[Step]) -> None:
-        """Do what was decided."""
+        """Record the outcomes."""
         for step in steps:
-            if isinstance(step, Message):
+            if isinstance(step, Accepted):
                 incarnation, _, seq = step.payload.partition(b":")
                 self.taken.append((int(incarnation), int(seq)))
             else:
                 self.taken.append(step)
 
     def settle(self, drop: frozenset[int] = frozenset()) -> None:
-        """Do all there is to do; ``drop`` are places in answers that do not arrive."""
-        self.now += BACKOFF
+        """Process everything; ``drop`` lists the positions of replayed messages to lose."""
+        self.now += REPLAY_BACKOFF
         for _ in range(1000):
-            if (asked := self.sequence.asked) is not None:
-                self.serve(asked, drop)
+            if (replay_from := self.sequence.replay_from) is not None:
+                self.serve(replay_from, drop)
             elif self.way:
                 self.follow(self.sequence.live(*self.way.pop(0), self.now))
             elif self.is_new:
@@ -335,24 +353,24 @@ class World:
                 return
         raise AssertionError("it never comes to an end")
 
-    def serve(self, asked: int, drop: frozenset[int]) -> None:
-        """Answer with what is kept."""
-        requests = self.sequence.requests
-        self.requests += 1
-        # Drops do not last, and the first message of an answer finds an empty queue.
-        missing = {place - self.requests for place in drop} - {0}
+    def serve(self, replay_from: int, drop: frozenset[int]) -> None:
+        """Replay the retained messages."""
+        replay_requests = self.sequence.replay_requests
+        self.replay_requests += 1
+        # Drops do not last, and the first message of a replay finds an empty queue.
+        missing = {place - self.replay_requests for place in drop} - {0}
         there = list(enumerate(self.said))[-self.kept :]
-        wanted = [each for each in there if each[0] >= asked]
+        wanted = [each for each in there if each[0] >= replay_from]
         for place, (seq, one) in enumerate(wanted):
             if place not in missing:
                 self.follow(self.sequence.replayed(seq, one, self.now))
-            if self.sequence.requests != requests:
+            if self.sequence.replay_requests != replay_requests:
                 return
         if len(wanted) in missing:
-            self.now += TIMEOUT
-            self.follow(self.sequence.pass_time(self.now))
+            self.now += REPLAY_TIMEOUT
+            self.follow(self.sequence.expire(self.now))
         else:
-            self.follow(self.sequence.ended(self.now))
+            self.follow(self.sequence.replay_ended(self.now))
 
 
 OPERATIONS = st.one_of(
@@ -365,11 +383,11 @@ OPERATIONS = st.one_of(
 
 @settings(max_examples=1000)
 @given(st.lists(OPERATIONS, max_size=60), st.booleans(), st.sampled_from([0, 3]))
-def test_each_message_is_taken_once_and_in_order(
+def test_each_message_is_accepted_once_and_in_order(
     operations: list[tuple[str, object]], replays: bool, kept: int
 ) -> None:
-    """Dropped, repeated, swapped, restarted: what is missing is said, and what can be had comes."""
-    world = World(Sequence(replays=replays), kept)
+    """Losses are reported, and messages that can be recovered arrive."""
+    world = World(Sequencer(replays=replays), kept)
     for what, argument in operations:
         match what:
             case "publish":
@@ -386,15 +404,17 @@ def test_each_message_is_taken_once_and_in_order(
     world.settle()
 
     taken = [
-        step for step in world.taken if isinstance(step, tuple) and not isinstance(step, Break)
+        step
+        for step in world.taken
+        if isinstance(step, tuple) and not isinstance(step, Discontinuity)
     ]
     assert taken[-1] == (world.incarnation, len(world.said) - 1)
     assert taken == sorted(set(taken))
     for one, other in pairwise(world.taken):
-        if isinstance(one, Break) or isinstance(other, Break):
+        if isinstance(one, Discontinuity) or isinstance(other, Discontinuity):
             continue
         # Nothing shows a restart that is lost as far as the very next number.
         assert cast("tuple[int, int]", other)[1] == cast("tuple[int, int]", one)[1] + 1
     if replays and not kept and world.incarnation == 0:
         assert taken == [(0, seq) for seq in range(len(world.said))]
-        assert not sum(step.lost for step in world.taken if isinstance(step, Break))
+        assert not sum(step.lost for step in world.taken if isinstance(step, Discontinuity))

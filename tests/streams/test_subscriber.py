@@ -1,4 +1,4 @@
-"""Real sockets: a publisher that restarts, skips, repeats and lies, and an exporter that listens."""
+"""Subscriptions over real sockets: a publisher that restarts, skips, repeats and sends garbage."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from recorded import read
 from sidestep.app import Exporter
 from sidestep.exposition.text_page import render
 from sidestep_adapters.streams import sequence, subscriber
-from sidestep_adapters.streams.frames import MAX_BYTES, MAX_FRAMES, SKIPPED, Frames
+from sidestep_adapters.streams.frames import MAX_BYTES, MAX_FRAMES, SKIP_FRAMES, Frames
 
 RESIDENT = "sidestep_kv_cache_resident_blocks"
 STORED = "sidestep_kv_cache_stored_blocks_total"
@@ -27,53 +27,53 @@ LIVES = "sidestep_kv_cached_block_lifetime_seconds_count"
 
 @pytest.fixture
 def publisher(tmp_path: Path) -> Iterator[Publisher]:
-    """One that can be asked."""
+    """Return a publisher with a replay socket."""
     with Publisher(f"ipc://{tmp_path}/kv", f"ipc://{tmp_path}/replay") as made:
         yield made
 
 
 def spec(publisher: Publisher, **more: str) -> str:
-    """The subscription to it."""
+    """Return the subscription to ``publisher``."""
     options = {"replay": publisher.replay, **more}
     given = "".join(f",{name}={text}" for name, text in options.items() if text)
     return f"kv-events={publisher.endpoint}{given}"
 
 
 def message(stamp: float, *events: tuple[str, list[int]]) -> bytes:
-    """KV events of one medium."""
+    """Return a message of KV events of one medium."""
     made = [{"type": f"Block{kind}", "block_hashes": hashes} for kind, hashes in events]
     return msgspec.msgpack.encode([stamp, made, 0])
 
 
 def stored(*hashes: int, stamp: float = 1.0) -> bytes:
-    """A message of one event."""
+    """Return a message of one event."""
     return message(stamp, ("Stored", list(hashes)))
 
 
 def samples(exporter: Exporter, name: str) -> dict[str, float]:
-    """Of the page."""
+    """Return samples of the page."""
     found = (line.rpartition(" ") for line in render(exporter.registry).decode().splitlines())
     return {key: float(value) for key, _, value in found if key.startswith(f"{name}{{")}
 
 
 def sample(exporter: Exporter, name: str) -> float:
-    """The only one, or 0."""
+    """Return the only sample, or 0."""
     return sum(samples(exporter, name).values())
 
 
 def counted(exporter: Exporter, name: str, publisher: Publisher) -> float:
-    """What was counted of a subscription."""
+    """Return a counter of a subscription."""
     label = f"kv-events {publisher.endpoint}"
     return exporter.metrics.value(f"sidestep_subscription_{name}_total", label)
 
 
 def rejected(exporter: Exporter, reason: str) -> float:
-    """What was refused."""
+    """Return the number of rejected messages."""
     return exporter.metrics.value("sidestep_rejected_total", reason)
 
 
-def life(seed: int, count: int = 600) -> list[bytes]:
-    """Messages of a cache in which blocks come, are hit and go."""
+def cache_history(seed: int, count: int = 600) -> list[bytes]:
+    """Return messages of a cache in which blocks are stored, hit and removed."""
     random = Random(seed)
     there: list[int] = []
     made = []
@@ -88,13 +88,13 @@ def life(seed: int, count: int = 600) -> list[bytes]:
     return made
 
 
-async def test_a_stream_with_losses_is_what_it_is_without(start: Start, tmp_path: Path) -> None:
-    """One message in a hundred is dropped, which the replay socket has: the same residency."""
+async def test_replays_make_up_for_losses(start: Start, tmp_path: Path) -> None:
+    """One in a hundred messages is dropped and replayed: the page is the same."""
     random = Random(1)
     streams = [f"ipc://{tmp_path}/{name}" for name in ("whole", "holes")]
     publishers = [Publisher(stream, f"{stream}-replay") for stream in streams]
     given = [spec(each, **{"label.way": each.endpoint[-5:]}) for each in publishers]
-    messages = life(2, 1500)
+    messages = cache_history(2, 1500)
     with publishers[0] as whole, publishers[1] as holes:
         async with start(subscribe=tuple(given), kv_sample_rate="1") as exporter:
             await until(lambda: whole.subscribed)
@@ -121,8 +121,8 @@ async def test_a_stream_with_losses_is_what_it_is_without(start: Start, tmp_path
     assert any(line.startswith(LIVES) for line in pages[0])
 
 
-async def test_a_gap_that_nobody_can_fill_is_counted(start: Start, publisher: Publisher) -> None:
-    """Without a replay socket: lives end unseen, and what is resident is not known."""
+async def test_a_gap_without_a_replay_socket_is_counted(start: Start, publisher: Publisher) -> None:
+    """Block lifetimes are discarded, and resident blocks are unknown."""
     async with start(subscribe=(spec(publisher, replay=""),), kv_sample_rate="1") as exporter:
         await until(lambda: publisher.subscribed)
         publisher.say(stored(1, 2))
@@ -138,8 +138,8 @@ async def test_a_gap_that_nobody_can_fill_is_counted(start: Start, publisher: Pu
         assert publisher.asked == []
 
 
-async def test_a_late_start_asks_for_what_is_kept(start: Start, publisher: Publisher) -> None:
-    """Before any message comes by itself."""
+async def test_a_late_start_gets_retained_messages(start: Start, publisher: Publisher) -> None:
+    """They arrive before any live message."""
     for number in range(30):
         publisher.say(stored(number))
     async with start(subscribe=(spec(publisher),)) as exporter:
@@ -151,8 +151,8 @@ async def test_a_late_start_asks_for_what_is_kept(start: Start, publisher: Publi
         assert publisher.asked[0] == 0
 
 
-async def test_a_late_start_behind_what_is_kept(start: Start, publisher: Publisher) -> None:
-    """Blocks of before may be there: what is resident is not known, and nothing is lost."""
+async def test_a_late_start_after_dropped_messages(start: Start, publisher: Publisher) -> None:
+    """Earlier blocks may exist: resident blocks are unknown, and nothing is lost."""
     publisher.kept = 10
     for number in range(30):
         publisher.say(stored(number))
@@ -164,7 +164,7 @@ async def test_a_late_start_behind_what_is_kept(start: Start, publisher: Publish
 
 
 async def test_a_publisher_restarts(start: Start, publisher: Publisher) -> None:
-    """Its numbers begin anew, and so does its cache; what it said meanwhile is asked for."""
+    """Its numbers and its cache start again; missed messages are replayed."""
     async with start(subscribe=(spec(publisher),), kv_sample_rate="1") as exporter:
         await until(lambda: publisher.subscribed)
         for number in range(5):
@@ -186,7 +186,7 @@ async def test_a_publisher_restarts(start: Start, publisher: Publisher) -> None:
 async def test_a_silent_restart_shows_with_the_connection(
     start: Start, publisher: Publisher
 ) -> None:
-    """It has nothing in its cache and says nothing."""
+    """The new process has an empty cache and sends nothing."""
     async with start(subscribe=(spec(publisher),)) as exporter:
         await until(lambda: publisher.subscribed)
         publisher.say(stored(1, 2))
@@ -228,10 +228,10 @@ LIES: list[tuple[str, list[bytes], str]] = [
 @pytest.mark.parametrize(
     ("frames", "reason"), [lie[1:] for lie in LIES], ids=[lie[0] for lie in LIES]
 )
-async def test_a_lie_costs_itself(
+async def test_an_invalid_message_is_counted_and_dropped(
     start: Start, publisher: Publisher, frames: list[bytes], reason: str
 ) -> None:
-    """It is counted by reason, and the stream goes on."""
+    """The stream continues."""
     async with start(subscribe=(spec(publisher, replay=""),)) as exporter:
         await until(lambda: publisher.subscribed)
         publisher.say(stored(1))
@@ -243,11 +243,11 @@ async def test_a_lie_costs_itself(
         assert rejected(exporter, "bug") == 0
 
 
-async def test_what_is_endless_is_cut_off(
+async def test_an_oversized_frame_ends_the_connection(
     start: Start, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A frame beyond all measure costs the publisher its connection, for a while."""
-    monkeypatch.setattr(subscriber, "ABSENT", 0.2)
+    """The publisher is reconnected after a while."""
+    monkeypatch.setattr(subscriber, "RECONNECT_AFTER", 0.2)
     async with start(subscribe=(spec(publisher, replay=""),)) as exporter:
         await until(lambda: publisher.subscribed)
         publisher.say(stored(1))
@@ -258,11 +258,11 @@ async def test_what_is_endless_is_cut_off(
         await until(lambda: sample(exporter, STORED) == 2)
 
 
-async def test_nobody_answers(
+async def test_a_replay_that_never_starts_times_out(
     start: Start, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The stream waits for a while, and goes on without what is missing."""
-    monkeypatch.setattr(sequence, "TIMEOUT", 0.2)
+    """The stream continues without the missing messages."""
+    monkeypatch.setattr(sequence, "REPLAY_TIMEOUT", 0.2)
     away = spec(publisher, replay=f"{publisher.replay}-away")
     async with start(subscribe=(away,)) as exporter:
         await until(lambda: publisher.subscribed)
@@ -274,8 +274,10 @@ async def test_nobody_answers(
         assert counted(exporter, "lost_messages", publisher) == 1
 
 
-async def test_memory_that_is_short_is_given_back(start: Start, publisher: Publisher) -> None:
-    """All that waits is let go; what is missing then is asked for."""
+async def test_waiting_messages_are_discarded_when_memory_is_short(
+    start: Start, publisher: Publisher
+) -> None:
+    """Missing messages are replayed afterwards."""
     async with start(subscribe=(spec(publisher),)) as exporter:
         await until(lambda: publisher.subscribed)
         publisher.say(stored(1))
@@ -288,10 +290,10 @@ async def test_memory_that_is_short_is_given_back(start: Start, publisher: Publi
 
 
 @pytest.mark.parametrize("kept", [10_000, 3])
-async def test_an_exporter_goes_on_where_it_stopped(
+async def test_an_exporter_resumes_where_it_stopped(
     start: Start, publisher: Publisher, tmp_path: Path, kept: int
 ) -> None:
-    """What was said meanwhile is asked for, and counts once; what nobody has is counted lost."""
+    """Missed messages are replayed and count once; the others are counted as lost."""
     flags = {"subscribe": (spec(publisher),), "state_dir": str(tmp_path / "state")}
     async with start(**flags) as exporter:
         await until(lambda: publisher.subscribed)
@@ -313,7 +315,7 @@ async def test_an_exporter_goes_on_where_it_stopped(
 async def test_nothing_is_applied_while_a_snapshot_is_made(
     start: Start, publisher: Publisher
 ) -> None:
-    """What has arrived waits, and counts afterwards."""
+    """Messages wait, and count afterwards."""
     async with start(subscribe=(spec(publisher),)) as exporter:
         await until(lambda: publisher.subscribed)
         publisher.say(stored(1))
@@ -329,13 +331,13 @@ async def test_nothing_is_applied_while_a_snapshot_is_made(
 
 
 def test_a_message_of_many_frames_is_read_a_part_at_a_time(tmp_path: Path) -> None:
-    """The first few, then a thousand at a time; the next one is whole."""
+    """First a few frames are read, then a thousand at a time; the next message is whole."""
     context = zmq.Context()
     sender, receiver = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
     try:
         sender.bind(f"ipc://{tmp_path}/frames")
         receiver.connect(f"ipc://{tmp_path}/frames")
-        sender.send_multipart([b"x"] * (2 * SKIPPED + MAX_FRAMES))
+        sender.send_multipart([b"x"] * (2 * SKIP_FRAMES + MAX_FRAMES))
         sender.send_multipart([b"a", b"b"])
         assert receiver.poll(10_000)
         frames = Frames(receiver)
@@ -354,7 +356,7 @@ def test_a_message_of_many_frames_is_read_a_part_at_a_time(tmp_path: Path) -> No
 
 
 async def test_ranks_by_ports(start: Start, tmp_path: Path) -> None:
-    """One subscription each; what a message says of its rank wins."""
+    """Each port is a subscription; a rank in the message takes precedence."""
     base = f"ipc://{tmp_path}/kv."
     with Publisher(f"{base}0") as first, Publisher(f"{base}1") as second:
         async with start(subscribe=(f"kv-events={base}0-1,model=m",)) as exporter:
@@ -370,8 +372,8 @@ async def test_ranks_by_ports(start: Start, tmp_path: Path) -> None:
             }
 
 
-async def test_topics_are_told_apart(start: Start, publisher: Publisher) -> None:
-    """Only those that begin as it was asked."""
+async def test_topics_are_filtered_by_prefix(start: Start, publisher: Publisher) -> None:
+    """Only messages with the configured prefix arrive."""
     async with start(subscribe=(spec(publisher, topic="kv", replay=""),)) as exporter:
         await until(lambda: bool(publisher.socket.poll(0)))
         publisher.send(b"load", bytes(8), stored(1, 2, 3))
@@ -380,7 +382,7 @@ async def test_topics_are_told_apart(start: Start, publisher: Publisher) -> None
 
 
 async def test_the_recorded_streams_side_by_side(start: Start, tmp_path: Path) -> None:
-    """All three of one engine, as they were captured."""
+    """All three streams of one engine are replayed as captured."""
     names = {"kv-events": "kv_events", "forward-pass": "forward_pass", "load": "load_stat"}
     made = {kind: Publisher(f"ipc://{tmp_path}/{kind}") for kind in names}
     given = tuple(f"{kind}={each.endpoint},model=tiny" for kind, each in made.items())

@@ -1,4 +1,4 @@
-"""What ``--subscribe`` may say, and one line about what it may not."""
+"""Options of ``--subscribe``, and error lines for invalid ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KV = "kv-events=tcp://host:5557"
 
 
 def test_a_subscription_has_options() -> None:
-    """Each of them once, in any order."""
+    """Each may be given once, in any order."""
     text = f"{KV}, replay=tcp://host:5558,topic=kv,model=m/7b,engine=3,label.pod=p-0,label.az=b=c"
 
     assert parse(text) == (
@@ -36,8 +36,8 @@ def test_a_subscription_has_options() -> None:
     assert parse("forward-pass=ipc:///run/fpm") == (Subscription("forward-pass", "ipc:///run/fpm"),)
 
 
-def test_a_range_is_one_a_rank() -> None:
-    """Of ports, or of the numbers that end a path; the replay's keeps step."""
+def test_a_range_is_one_subscription_per_rank() -> None:
+    """Ports, or numbers at the end of a path, count up; the replay endpoint follows."""
     found = parse("kv-events=tcp://h:5557-5559,replay=tcp://h:6557-6559,model=m")
 
     assert [(one.endpoint, one.replay, one.rank) for one in found] == [
@@ -81,14 +81,14 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("text", "complaint"), WRONG)
-def test_a_wrong_one_says_what_to_do(text: object, complaint: str) -> None:
-    """In the words that complete an error line."""
+def test_an_invalid_subscription_has_an_error(text: object, complaint: str) -> None:
+    """The text completes an error line."""
     with pytest.raises(ValueError, match=re.escape(complaint)):
         parse(text)
 
 
 def test_flags_the_environment_and_the_file_agree(tmp_path: Path) -> None:
-    """In the variable blanks separate, since commas do so within one."""
+    """In the variable blanks separate subscriptions, since options have commas."""
     file = tmp_path / "sidestep.toml"
     file.write_text(f'subscribe = ["{KV},model=m", "load=tcp://host:5600"]\n')
     flags = read({"subscribe": (f"{KV},model=m", "load=tcp://host:5600")}, {})
@@ -104,7 +104,7 @@ def test_flags_the_environment_and_the_file_agree(tmp_path: Path) -> None:
 
 
 def test_the_error_is_one_line_and_says_where_it_is_from() -> None:
-    """The operator's fault; also where one alone is right."""
+    """It names the flag, the variable or the key."""
     with pytest.raises(ConfigError, match=r"^SIDESTEP_SUBSCRIBE 'kv=1': must be KIND=ENDPOINT"):
         read({}, {"SIDESTEP_SUBSCRIBE": "kv=1"})
     with pytest.raises(ConfigError, match=r"kv-events tcp://host:5557 is given twice"):
@@ -116,7 +116,7 @@ def test_the_error_is_one_line_and_says_where_it_is_from() -> None:
 
 @given(st.text(max_size=60) | st.text(",=-.:/0129ab", max_size=40).map(lambda end: f"{KV}{end}"))
 def test_any_text_is_subscriptions_or_an_error_line(text: str) -> None:
-    """And nothing else."""
+    """No other exception is raised."""
     try:
         found = parse(text)
     except ValueError:

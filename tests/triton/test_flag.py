@@ -1,4 +1,4 @@
-"""What ``--triton`` may say, and one line about what it may not."""
+"""Options of ``--triton``, and error lines for invalid ones."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ URL = "http://host:8000"
 
 
 def test_nothing_but_the_url_is_needed() -> None:
-    """Once a second, all models, no page."""
+    """The defaults are one second, all models and no page."""
     assert parse(URL) == parse(f"{URL}/") == Server(Target(URL, 1.0, 60.0))
 
 
 def test_a_server_has_options() -> None:
-    """Models may be named and patterned, several of them."""
+    """Several models and patterns may be given."""
     text = (
         f"{URL}/proxied/,interval=5,model=a,model=b-*,metrics=http://host:8002,label.pod=x,"
         "header.x-triton-key=@/run/key"
@@ -55,7 +55,7 @@ def test_a_server_has_options() -> None:
     ],
 )
 def test_a_mistake_is_one_line(text: str, complaint: str) -> None:
-    """It names the flag and what is wrong, and has no secret in it."""
+    """It names the flag and the error, and contains no secret."""
     with pytest.raises(ConfigError) as refused:
         read({"triton": (f"{text},header.x-key=s3cret" if text else text,)}, {})
 
@@ -67,13 +67,13 @@ def test_a_mistake_is_one_line(text: str, complaint: str) -> None:
 
 
 def test_one_server_is_polled_once() -> None:
-    """However it is written."""
+    """Different spellings of a URL are one server."""
     with pytest.raises(ConfigError, match="is given twice"):
         read({"triton": (URL, f"{URL}/,interval=2")}, {})
 
 
 def test_blanks_separate_servers_in_the_variable() -> None:
-    """Commas stand before options."""
+    """Commas precede options."""
     found = read({}, {"SIDESTEP_TRITON": f"{URL},model=a http://b:8000"})
 
     assert [server.target.name for server in found.triton] == [URL, "http://b:8000"]

@@ -1,4 +1,4 @@
-"""An exporter beside a server polls it and forwards its counts: each arrives upstream once."""
+"""An exporter beside a server forwards its counts: each arrives upstream once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Process = asyncio.subprocess.Process
 
 
 class Counting(FakeTriton):
-    """A Triton with three models that have served so many requests each."""
+    """A Triton with three models that have served some requests each."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Counting(FakeTriton):
         self.serve(0)
 
     def serve(self, requests: int) -> None:
-        """So many more of each model."""
+        """Serve more requests of each model."""
         self.served = {model: count + requests for model, count in self.served.items()}
         self.answer("ModelStatistics", model_stats=[
             MESSAGES["ModelStatistics"](
@@ -48,7 +48,7 @@ class Counting(FakeTriton):
 
 @contextlib.asynccontextmanager
 async def downstream(where: str, upstream: Exporter, home: Path) -> AsyncIterator[Process]:
-    """An exporter without a page that polls ``where``; killed in the end."""
+    """Run an exporter without a page that polls ``where``; kill it in the end."""
     arguments = {
         "triton": f"grpc://{where},interval=0.05",
         "forward": upstream.endpoints[0],
@@ -73,7 +73,7 @@ async def downstream(where: str, upstream: Exporter, home: Path) -> AsyncIterato
 
 
 def counts(upstream: Exporter) -> dict[str, int]:
-    """Requests of each model."""
+    """Return the requests of each model."""
     return {
         engine.labels["model"]: int(scalar(engine, "nv_inference_request_success"))
         for engine in upstream.registry.engines.values()
@@ -82,7 +82,7 @@ def counts(upstream: Exporter) -> dict[str, int]:
 
 
 async def test_counts_and_state_arrive_upstream(start: Start, tmp_path: Path) -> None:
-    """Under the labels added on the way; a server that goes is down, and comes back with more."""
+    """They have the labels added on the way; a stopped server is down, and returns with more."""
     triton = Counting()
     async with start() as upstream, contextlib.AsyncExitStack() as stack:
         async with serving(triton) as where:
@@ -105,8 +105,8 @@ async def test_counts_and_state_arrive_upstream(start: Start, tmp_path: Path) ->
             assert made.returncode == 0, output
 
 
-async def test_a_killed_exporter_beside_the_server_goes_on(start: Start, tmp_path: Path) -> None:
-    """Requests served while it was away are counted once it polls again, and none twice."""
+async def test_a_killed_exporter_beside_the_server_resumes(start: Start, tmp_path: Path) -> None:
+    """Requests served meanwhile are counted once, after it polls again."""
     triton = Counting()
     async with serving(triton) as where, start() as upstream:
         for _ in range(3):

@@ -1,4 +1,4 @@
-"""Triton over gRPC: what recorded answers say, and a real server that fails in every way."""
+"""Triton over gRPC: recorded answers, and a real server that fails in every way."""
 
 from __future__ import annotations
 
@@ -24,36 +24,38 @@ from sidestep.errors import ConfigError, PollError, WireError
 from sidestep_adapters.triton import grpc as triton_grpc
 from sidestep_adapters.triton import proto as triton_proto
 from sidestep_adapters.triton import statistics as triton_statistics
-from sidestep_adapters.triton.grpc import MAX_BYTES, GrpcServer, place
+from sidestep_adapters.triton.grpc import MAX_BYTES, GrpcServer, address
 from sidestep_adapters.triton.model_config import ModelConfig
 from sidestep_adapters.triton.proto import MESSAGES
-from sidestep_adapters.triton.statistics import Head, translate
+from sidestep_adapters.triton.statistics import ModelVersion, translate
 from triton_grpc_server import FakeTriton, serving
 from tritons import recording
 
 Code = grpc.StatusCode
 
 
-def over_http(name: str) -> dict[Head, ModelStats]:
-    """What a recorded answer over HTTP says."""
+def over_http(name: str) -> dict[ModelVersion, ModelStats]:
+    """Return the statistics of a recorded answer over HTTP."""
     pieces = triton_statistics.split(recording(name).rpartition(b"\r\n")[2])
     return {
-        triton_statistics.head(piece): translate(triton_statistics.read(piece), has_cache=True)
+        triton_statistics.version_of(piece): translate(
+            triton_statistics.read(piece), has_cache=True
+        )
         for piece in pieces
     }
 
 
-def over_grpc(answer: bytes) -> dict[Head, ModelStats]:
-    """What one over gRPC says."""
+def over_grpc(answer: bytes) -> dict[ModelVersion, ModelStats]:
+    """Return the statistics of an answer over gRPC."""
     pieces = MESSAGES["ModelStatisticsResponse"].FromString(answer).model_stats
     return {
-        triton_proto.head(piece): translate(triton_proto.read(piece), has_cache=True)
+        triton_proto.version_of(piece): translate(triton_proto.read(piece), has_cache=True)
         for piece in pieces
     }
 
 
 def message(found: dict[str, Any]) -> bytes:
-    """The message of a version whose JSON form the real server's client wrote."""
+    """Return the message of a version whose JSON form the real server's client wrote."""
     stats = MESSAGES["ModelStatistics"](name=found["name"], version=found["version"])
     for field in ("last_inference", "inference_count", "execution_count"):
         setattr(stats, field, int(found[field]))
@@ -76,27 +78,27 @@ def message(found: dict[str, Any]) -> bytes:
 
 
 def fill(target: Any, timed: dict[str, str]) -> None:
-    """Set both numbers, and with them that the message is there."""
+    """Set both numbers, which also marks the message as present."""
     target.MergeFrom(timed_message(timed))
 
 
 def timed_message(timed: dict[str, str]) -> Any:
-    """Of a count and nanoseconds, of which zeros are left out."""
+    """Return a message of count and nanoseconds, without zeros."""
     numbers = {name: int(value) for name, value in timed.items()}
     return MESSAGES["StatisticDuration"](**numbers)
 
 
-def test_the_same_moment_is_the_same_either_way() -> None:
-    """A real server's answers to both questions: every number of every version."""
+def test_statistics_are_equal_over_http_and_grpc() -> None:
+    """Both answers of a real server have the same numbers for every version."""
     found = over_grpc(recording("grpc_stats_all.pb"))
 
     assert over_http("stats_all.http") == found
-    assert Head("cached", "3") in found
+    assert ModelVersion("cached", "3") in found
     assert len(found) == 7
 
 
-def test_responses_are_the_same_either_way() -> None:
-    """A decoupled model's, of which most submessages are empty."""
+def test_responses_are_equal_over_http_and_grpc() -> None:
+    """Most submessages of a decoupled model are empty."""
     recorded = msgspec.json.decode(recording("grpc_stats_respstat.json"))
     answer = MESSAGES["ModelStatisticsResponse"](
         model_stats=[message(found) for found in recorded["model_stats"]]
@@ -111,8 +113,8 @@ def test_responses_are_the_same_either_way() -> None:
 
 @given(st.binary(max_size=300))
 def test_any_bytes_are_statistics_or_an_error(piece: bytes) -> None:
-    """Whatever a server sends."""
-    for read in (triton_proto.head, triton_proto.read):
+    """No other exception is raised."""
+    for read in (triton_proto.version_of, triton_proto.read):
         with contextlib.suppress(WireError):
             read(piece)
 
@@ -132,8 +134,8 @@ def test_any_bytes_are_statistics_or_an_error(piece: bytes) -> None:
         {"name": "m", "response_stats": [{"key": "1", "value": {"fail": b"\xff"}}]},
     ],
 )
-def test_what_cannot_be_shown_is_refused(fields: dict[str, Any]) -> None:
-    """As over HTTP, where field types say it."""
+def test_invalid_statistics_are_rejected(fields: dict[str, Any]) -> None:
+    """Over HTTP the field types reject them."""
     piece = MESSAGES["ModelStatistics"](**fields).SerializeToString()
 
     with pytest.raises(WireError):
@@ -141,7 +143,7 @@ def test_what_cannot_be_shown_is_refused(fields: dict[str, Any]) -> None:
 
 
 def test_numbers_have_64_bits() -> None:
-    """Nanoseconds of a busy model pass what a float can count."""
+    """Nanoseconds of a busy model exceed the exact range of a float."""
     most = 2**64 - 1
     piece = MESSAGES["ModelStatistics"](
         name="m", inference_stats={"success": {"count": most, "ns": most}}
@@ -152,8 +154,8 @@ def test_numbers_have_64_bits() -> None:
 
 
 @asynccontextmanager
-async def asking(url: str, **options: Any) -> AsyncIterator[GrpcServer]:
-    """A client of that server."""
+async def connected(url: str, **options: Any) -> AsyncIterator[GrpcServer]:
+    """Return a client of the server at ``url``."""
     server = GrpcServer(Target(url, **{"timeout": 5.0, **options}))
     try:
         yield server
@@ -162,7 +164,7 @@ async def asking(url: str, **options: Any) -> AsyncIterator[GrpcServer]:
 
 
 async def outcome(server: GrpcServer) -> str:
-    """Of asking for statistics."""
+    """Return the outcome of a query for statistics."""
     try:
         await server.statistics()
     except PollError as error:
@@ -170,8 +172,8 @@ async def outcome(server: GrpcServer) -> str:
     return "ok"
 
 
-async def test_it_asks_and_understands() -> None:
-    """All that a poller wants to know, with the headers that it was given."""
+async def test_all_queries_are_answered() -> None:
+    """The requests have the configured headers."""
     triton = FakeTriton()
     triton.answers["ModelStatistics"] = recording("grpc_stats_all.pb")
     triton.answer("ServerMetadata", name="t", extensions=["trace", "statistics"])
@@ -191,7 +193,7 @@ async def test_it_asks_and_understands() -> None:
         },
     )
     header = Header("triton-grpc-protocol-Key", "s3cret")
-    async with serving(triton) as where, asking(f"grpc://{where}", headers=(header,)) as server:
+    async with serving(triton) as where, connected(f"grpc://{where}", headers=(header,)) as server:
         extensions = await server.extensions()
         pieces = await server.statistics("m")
         ready = await server.ready()
@@ -202,7 +204,7 @@ async def test_it_asks_and_understands() -> None:
     assert extensions == ["trace", "statistics"]
     assert len(pieces) == 7
     assert server.stats(pieces[0], True).execution_count == 1
-    assert server.head(pieces[0]) == Head("cached", "1")
+    assert server.version_of(pieces[0]) == ModelVersion("cached", "1")
     assert ready == ["a", "b"]
     assert config == ModelConfig({"_team": "blue"}, 7, has_cache=True, executes=True)
     assert ensemble == ModelConfig(executes=False)
@@ -231,11 +233,11 @@ async def test_it_asks_and_understands() -> None:
         (Code.UNAUTHENTICATED, "", "grpc_unauthenticated"),
     ],
 )
-async def test_each_refusal_has_its_name(code: grpc.StatusCode, text: str, expected: str) -> None:
-    """And the next question is answered, whatever came of this one."""
+async def test_each_status_has_a_cause(code: grpc.StatusCode, text: str, expected: str) -> None:
+    """The next query succeeds after any of them."""
     triton = FakeTriton()
     triton.answers["ModelStatistics"] = (code, text)
-    async with serving(triton) as where, asking(f"grpc://{where}") as server:
+    async with serving(triton) as where, connected(f"grpc://{where}") as server:
         first = await outcome(server)
         triton.answer("ModelStatistics")
         second = await outcome(server)
@@ -244,17 +246,17 @@ async def test_each_refusal_has_its_name(code: grpc.StatusCode, text: str, expec
 
 
 async def test_slow_is_not_unreachable() -> None:
-    """A server that is there and does not answer; one that was, and is again."""
+    """A server does not answer, stops, and answers again."""
     triton = FakeTriton()
     triton.answer("ModelStatistics")
     found = []
-    async with serving(triton) as where, asking(f"grpc://{where}", timeout=0.3) as server:
+    async with serving(triton) as where, connected(f"grpc://{where}", timeout=0.3) as server:
         found.append(await outcome(server))
         triton.stalls = True
         found.append(await outcome(server))
         triton.stalls = False
         found.append(await outcome(server))
-    async with asking(f"grpc://{where}", timeout=0.3) as server:
+    async with connected(f"grpc://{where}", timeout=0.3) as server:
         found.append(await outcome(server))
         async with serving(triton, port=triton.port):
             found.append(await outcome(server))
@@ -262,11 +264,11 @@ async def test_slow_is_not_unreachable() -> None:
     assert found == ["ok", "slow", "ok", "unreachable", "ok"]
 
 
-async def test_questions_at_once_fail_one_by_one() -> None:
-    """One that is not answered takes none of the others along, nor the task that asks."""
+async def test_concurrent_queries_fail_independently() -> None:
+    """A timeout affects neither other queries nor the calling task."""
     triton = FakeTriton()
     triton.stalls = True
-    async with serving(triton) as where, asking(f"grpc://{where}", timeout=0.3) as server:
+    async with serving(triton) as where, connected(f"grpc://{where}", timeout=0.3) as server:
         asked = [asyncio.create_task(outcome(server)) for _ in range(3)]
         async with asyncio.timeout(5):
             while len(triton.asked) < 3:
@@ -278,7 +280,7 @@ async def test_questions_at_once_fail_one_by_one() -> None:
 
 
 async def test_a_peer_that_only_listens_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes the connection and says nothing of gRPC."""
+    """It accepts the connection and does not speak gRPC."""
     monkeypatch.setattr(triton_grpc, "CONNECT_SECONDS", 0.3)
     stop, left = asyncio.Event(), asyncio.Semaphore(0)
 
@@ -291,7 +293,7 @@ async def test_a_peer_that_only_listens_is_unreachable(monkeypatch: pytest.Monke
 
     mute = await asyncio.start_server(listen, "127.0.0.1", 0)
     port = mute.sockets[0].getsockname()[1]
-    async with mute, asking(f"grpc://127.0.0.1:{port}") as server:
+    async with mute, connected(f"grpc://127.0.0.1:{port}") as server:
         found = await outcome(server)
         stop.set()
         await asyncio.wait_for(left.acquire(), 5.0)
@@ -299,11 +301,11 @@ async def test_a_peer_that_only_listens_is_unreachable(monkeypatch: pytest.Monke
     assert found == "unreachable"
 
 
-async def test_what_is_no_answer_is_bad() -> None:
-    """And one that is too large is not taken in."""
+async def test_an_invalid_answer_is_bad() -> None:
+    """An answer that is too large is not received."""
     triton = FakeTriton()
     triton.answers["ModelStatistics"] = b"\xff\xff"
-    async with serving(triton) as where, asking(f"grpc://{where}") as server:
+    async with serving(triton) as where, connected(f"grpc://{where}") as server:
         bad = await outcome(server)
         triton.answers["ModelStatistics"] = bytes(MAX_BYTES + 1)
         large = await outcome(server)
@@ -312,7 +314,7 @@ async def test_what_is_no_answer_is_bad() -> None:
 
 
 async def test_tls_both_ways(tmp_path: Path) -> None:
-    """The server is who it must be; so is the client, where the server asks."""
+    """The server's certificate is verified, and the client's, if the server requires one."""
     authority = Authority(tmp_path)
     authority.server()
     issued = authority.ca.issue_cert("client.example")
@@ -333,7 +335,7 @@ async def test_tls_both_ways(tmp_path: Path) -> None:
                 ("grpcs", {"ca": ca}),
                 ("grpcs", {"ca": ca, "cert": cert}),
             ):
-                async with asking(f"{scheme}://{where}", timeout=3.0, **options) as server:
+                async with connected(f"{scheme}://{where}", timeout=3.0, **options) as server:
                     found.append(await outcome(server))
 
     assert found == [
@@ -343,8 +345,8 @@ async def test_tls_both_ways(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("option", ["ca", "cert"])
-def test_a_file_that_is_no_certificate_is_a_mistake(tmp_path: Path, option: str) -> None:
-    """In one line, at the start."""
+def test_an_invalid_certificate_file_is_an_error(tmp_path: Path, option: str) -> None:
+    """It is one line, at the start."""
     (tmp_path / "x.pem").write_text("nonsense")
     for name in ("x.pem", "absent.pem"):
         options: dict[str, Any] = {option: str(tmp_path / name)}
@@ -353,21 +355,21 @@ def test_a_file_that_is_no_certificate_is_a_mistake(tmp_path: Path, option: str)
 
 
 @pytest.mark.parametrize("name", ["x-bin", "grpc-timeout", "a!b", "a*"])
-def test_a_header_that_cannot_be_sent_is_a_mistake(name: str) -> None:
-    """Metadata has other names than HTTP."""
+def test_an_invalid_header_name_is_an_error(name: str) -> None:
+    """Metadata keys are more restricted than HTTP headers."""
     with pytest.raises(ConfigError, match="cannot be sent over gRPC"):
         GrpcServer(Target("grpc://h:1", headers=(Header(name, "x"),)))
 
 
-async def test_a_secret_is_read_anew_with_every_question(tmp_path: Path) -> None:
-    """It may have another value by then, or be gone."""
+async def test_a_secret_is_read_for_every_query(tmp_path: Path) -> None:
+    """It may change, or be missing."""
     file = tmp_path / "secret"
     file.write_text("one\n")
     triton = FakeTriton()
     triton.answer("ModelStatistics")
     found = []
     header = Header("Authorization", "Bearer ", str(file))
-    async with serving(triton) as where, asking(f"grpc://{where}", headers=(header,)) as server:
+    async with serving(triton) as where, connected(f"grpc://{where}", headers=(header,)) as server:
         found.append(await outcome(server))
         file.write_text("two\n")
         found.append(await outcome(server))
@@ -379,14 +381,14 @@ async def test_a_secret_is_read_anew_with_every_question(tmp_path: Path) -> None
 
 
 def test_triton_has_its_own_port() -> None:
-    """Where a URL has none."""
-    assert place("grpc://h") == "h:8001"
-    assert place("grpcs://[::1]") == "[::1]:8001"
-    assert place("grpc://h:7/x") == "h:7"
+    """It applies to URLs without a port."""
+    assert address("grpc://h") == "h:8001"
+    assert address("grpcs://[::1]") == "[::1]:8001"
+    assert address("grpc://h:7/x") == "h:7"
 
 
-def test_without_grpc_it_says_what_to_install() -> None:
-    """The extra is not for everybody."""
+def test_without_grpc_the_error_names_the_extra() -> None:
+    """The extra is not installed by default."""
     code = (
         "import sys; sys.modules['grpc'] = None\n"
         "try: import sidestep_adapters.triton.grpc\n"

@@ -1,4 +1,4 @@
-"""Random histories of a server and of exporters, held against what the server has counted."""
+"""Random histories of a server and of exporters, compared with the server's counts."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from sidestep.exposition.text_page import render
 from sidestep.ingest.local_stream import ServerFeed
 from sidestep_adapters.triton import statistics as triton_statistics
 from sidestep_adapters.triton.model_config import ModelConfig
-from sidestep_adapters.triton.poller import Triton
-from sidestep_adapters.triton.server import NAMESPACED
-from sidestep_adapters.triton.statistics import Head
+from sidestep_adapters.triton.poller import TritonSource
+from sidestep_adapters.triton.server import UNKNOWN_MODEL_PREFIX
+from sidestep_adapters.triton.statistics import ModelVersion
 from tritons import Model
 
 FAMILY = "nv_inference_request_success"
@@ -53,14 +53,14 @@ class Server:
         self.tags: dict[str, str] = {}
 
     def load(self, name: str, *versions: str) -> None:
-        """So many versions of a model, all anew."""
+        """Load ``versions`` of a model, which start at 0."""
         for version in versions:
             self.life += 1
             self.models[name, version] = Model()
             self.lives[name, version] = self.life
 
     def work(self, key: Key, requests: int, failures: int, hits: int) -> None:
-        """Serve; each life has a batch size of its own, by which it can be told from the one before."""
+        """Serve requests; the batch size identifies each load of a version."""
         model = self.models[key]
         if requests or failures or hits:
             model.infer(1, size=self.lives[key])
@@ -69,15 +69,15 @@ class Server:
             model.hit(hits)
 
     async def extensions(self) -> Sequence[str]:
-        """All that is needed."""
+        """Return the required extension."""
         self._refuse()
         return ["statistics"]
 
     async def statistics(self, model: str = "") -> Sequence[bytes]:
-        """Of all, or of one."""
+        """Return the statistics of all models or of one."""
         self._refuse()
         if self.namespaced and not model:
-            raise PollError("unknown_model", f"{NAMESPACED}'/r::a'")
+            raise PollError("unknown_model", f"{UNKNOWN_MODEL_PREFIX}'/r::a'")
         if model in self.mute:
             raise PollError("http_500", model)
         if model and not any(name == model for name, _ in self.models):
@@ -89,21 +89,21 @@ class Server:
         ]
 
     async def ready(self) -> Sequence[str]:
-        """Names."""
+        """Return the names of all models."""
         self._refuse()
         return sorted({name for name, _ in self.models})
 
     async def config(self, model: str) -> ModelConfig:
-        """What was last written down."""
+        """Return a constant configuration."""
         self._refuse()
         return ModelConfig(instances=1, has_cache=model == "c")
 
-    def head(self, piece: bytes) -> Head:
-        """As over HTTP."""
-        return triton_statistics.head(piece)
+    def version_of(self, piece: bytes) -> ModelVersion:
+        """Decode as over HTTP."""
+        return triton_statistics.version_of(piece)
 
     def stats(self, piece: bytes, has_cache: bool) -> ModelStats:
-        """As over HTTP."""
+        """Decode as over HTTP."""
         return triton_statistics.translate(triton_statistics.read(piece), has_cache=has_cache)
 
     def _refuse(self) -> None:
@@ -112,36 +112,36 @@ class Server:
 
 
 class NoConnection:
-    """There is none to open."""
+    """A connection without sockets."""
 
     def open(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     async def close(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class Seen:
-    """What looks have found of one version: all of each life up to the last one."""
+    """Counts that polls have found for one version, by load."""
 
     def __init__(self) -> None:
         self.total = 0
         self.life = self.count = 0
 
-    def look(self, life: int, count: int) -> None:
-        """At a life that has so many."""
+    def observe(self, life: int, count: int) -> None:
+        """Record the count of one load."""
         self.total += count - (self.count if life == self.life else 0)
         self.life, self.count = life, count
 
     def copy(self) -> Seen:
-        """As it is now."""
+        """Return a copy."""
         found = Seen()
         found.total, found.life, found.count = self.total, self.life, self.count
         return found
 
 
 class Histories(RuleBasedStateMachine):
-    """Requests, reloads, unloads, restarts, polls that fail, exporters that come back."""
+    """Requests, reloads, unloads, restarts, failed polls, restarted exporters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -156,11 +156,11 @@ class Histories(RuleBasedStateMachine):
         self.server.load("a", "1")
 
     def teardown(self) -> None:
-        """End."""
+        """Close all."""
         self.loop.close()
 
     def _attach(self) -> None:
-        self.triton = Triton(
+        self.triton = TritonSource(
             flag("http://t:8000"),
             self.server,
             NoConnection(),
@@ -171,44 +171,44 @@ class Histories(RuleBasedStateMachine):
 
     @rule(name=NAMES, versions=st.sets(VERSIONS, min_size=1))
     def load(self, name: str, versions: set[str]) -> None:
-        """Anew, with other versions perhaps: Triton begins all of them at 0."""
+        """Load a model again, perhaps with other versions: Triton starts all at 0."""
         self.unload(name)
         self.server.load(name, *sorted(versions))
 
     @rule(name=NAMES)
     def unload(self, name: str) -> None:
-        """All its versions."""
+        """Unload all versions of a model."""
         for key in [key for key in self.server.models if key[0] == name]:
             del self.server.models[key]
 
     @rule(data=st.data(), requests=SOME, failures=SOME, hits=SOME)
     def serve(self, data: st.DataObject, requests: int, failures: int, hits: int) -> None:
-        """Some requests to one that is there."""
+        """Serve some requests of a loaded model."""
         if self.server.models:
             key = data.draw(st.sampled_from(sorted(self.server.models)))
             self.server.work(key, requests, failures, hits)
 
     @rule()
     def restart_server(self) -> None:
-        """All models anew."""
+        """Reload all models."""
         for name, version in list(self.server.models):
             self.server.load(name, version)
 
     @rule()
     def toggle_namespaces(self) -> None:
-        """The next process of it has them, or not."""
+        """Switch ``--model-namespacing`` on or off."""
         self.server.namespaced = not self.server.namespaced
         self.restart_server()
 
     @rule()
     def poll(self) -> None:
-        """All is seen."""
+        """Poll; all counts are seen."""
         self._poll()
         self._see(self.server.models.keys(), self.shown)
 
     @rule(name=NAMES)
     def poll_without(self, name: str) -> None:
-        """One model does not tell where each is asked: whatever it had stays, and all else is seen."""
+        """Poll while the query for one model fails: it keeps its counts, all others are seen."""
         self.server.mute = {name}
         self._poll()
         self.server.mute = set()
@@ -221,21 +221,21 @@ class Histories(RuleBasedStateMachine):
 
     @rule(cause=CAUSES)
     def fail(self, cause: str) -> None:
-        """Nothing is seen, and nothing is taken for absent."""
+        """Fail a poll: no counts are seen, and no model counts as absent."""
         self.server.cause = cause
         self._poll()
         self.server.cause = ""
 
     @rule()
     def save(self) -> None:
-        """What an exporter that dies is reborn with."""
+        """Save a snapshot."""
         seen = {key: one.copy() for key, one in self.seen.items()}
         self.saved = self.fed.snapshot(), seen, set(self.shown)
 
     @precondition(lambda self: self.saved is not None)
     @rule()
     def restart_exporter(self) -> None:
-        """It goes on with what it has saved, however much has happened since."""
+        """Restart the exporter from its last snapshot."""
         assert self.saved is not None
         snapshot, seen, shown = self.saved
         self.fed = self.fed.reborn(snapshot)
@@ -244,7 +244,7 @@ class Histories(RuleBasedStateMachine):
 
     @invariant()
     def the_page_has_what_was_seen(self) -> None:
-        """Of each version that was ready at the last answer; of no other."""
+        """The page has each version that was ready in the last answer, and no other."""
         families = parse(render(self.fed.intake.registry, names=[FAMILY]).decode())
         family = families.get(FAMILY)
         found: dict[Key, float] = {}
@@ -256,8 +256,8 @@ class Histories(RuleBasedStateMachine):
 
     def _poll(self) -> None:
         self._is_one_by_one = self.server.namespaced
-        questions = self.triton._poller.questions
-        self._is_one_by_one |= questions._one_by_one and time.monotonic() < questions._all_again
+        queries = self.triton._statistics_poll.queries
+        self._is_one_by_one |= queries._one_by_one and time.monotonic() < queries._query_all_at
         self.loop.run_until_complete(self.triton._poll())
         more = True
         while more:
@@ -266,10 +266,10 @@ class Histories(RuleBasedStateMachine):
                 self.fed.intake.work()
 
     def _see(self, found: Collection[Key], before: Collection[Key]) -> None:
-        """An answer has ``found`` where there was ``before``."""
+        """Record an answer with ``found`` after ``before``."""
         for key in found:
             count = self.server.models[key].stages["success"][0]
-            self.seen.setdefault(key, Seen()).look(self.server.lives[key], count)
+            self.seen.setdefault(key, Seen()).observe(self.server.lives[key], count)
         for key in set(before) - set(found):
             self.seen[key].life = 0
             self.shown.discard(key)

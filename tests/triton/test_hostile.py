@@ -1,4 +1,4 @@
-"""Servers that lie, over sockets: what they say costs themselves, and nobody else."""
+"""Servers that send invalid statistics: only their own series are affected."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from sidestep.metrics import description_limits as descriptions
 from sidestep.metrics.description_limits import check
 from sidestep.protocol.messages import EngineInfo
 from sidestep.telemetry.logs import Limited
-from sidestep_adapters.triton import queries as triton_questions
+from sidestep_adapters.triton import queries as triton_queries
 from sidestep_adapters.triton.model_config import ModelConfig
 from sidestep_adapters.triton.poller import log
-from sidestep_adapters.triton.queries import ATTEMPTS, Questions
+from sidestep_adapters.triton.queries import ATTEMPTS, Queries
 from tritons import Model, Triton, answer, tritons
 
 BULK = "/v2/models/stats"
@@ -27,12 +27,12 @@ BIG = 2**64 - 1
 
 
 def flag(server: Triton, *options: str) -> tuple[str, ...]:
-    """The server, twenty times a second."""
+    """Return the flag for a server polled twenty times a second."""
     return (",".join((server.url, "interval=0.05", *options)),)
 
 
 def shown(exporter: Exporter) -> dict[str, float]:
-    """Successful requests by model."""
+    """Return successful requests by model."""
     families = parse(render(exporter.registry).decode())
     if "nv_inference_request_success" not in families:
         return {}
@@ -40,14 +40,14 @@ def shown(exporter: Exporter) -> dict[str, float]:
     return {dict(labels)["model"]: value for (_, labels), value in samples.items()}
 
 
-async def asked(server: Triton, more: int = 2) -> None:
-    """Wait for so many polls more."""
+async def polled(server: Triton, more: int = 2) -> None:
+    """Wait for ``more`` polls."""
     before = server.asked[BULK]
     await until(lambda: server.asked[BULK] >= before + more, timeout=30)
 
 
 async def test_sums_beyond_64_bits_break_no_snapshot(start: Start, tmp_path: Path) -> None:
-    """Responses are added up: no single number need be too large."""
+    """Responses are added up, so a sum may overflow although no number does."""
     async with tritons("good") as server:
         server.models["good", "1"].infer(3)
         bad = Model().told("bad", "1")
@@ -76,12 +76,12 @@ NAMES = (
 
 
 async def test_any_name_of_a_model(start: Start, caplog: pytest.LogCaptureFixture) -> None:
-    """What cannot be a label is left out and not asked about; no name makes a line of the log."""
+    """Invalid label values are left out and not queried; no name adds a line to the log."""
     caplog.set_level("INFO", "sidestep")
     async with tritons(*NAMES) as server:
         async with start(triton=flag(server)) as exporter:
             await until(lambda: set(shown(exporter)) == set(NAMES[:5]))
-            await asked(server)
+            await polled(server)
 
         configs = [path for path in server.asked if path.endswith("/config")]
         assert sorted(configs) == sorted(
@@ -93,10 +93,10 @@ async def test_any_name_of_a_model(start: Start, caplog: pytest.LogCaptureFixtur
         assert all("\n" not in line and len(line) < 1000 for line in lines)
 
 
-async def test_a_name_that_is_there_twice_is_not_repeated_whole(
+async def test_a_long_duplicate_name_is_cut_in_the_log(
     start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A line of the log is one."""
+    """The log line stays short."""
     async with tritons() as server:
         told = [Model().told("q" * 100_000, "1"), Model().told("q" * 100_000, "1")]
         server.say(BULK, answer(json.dumps({"model_stats": told}).encode()))
@@ -106,10 +106,10 @@ async def test_a_name_that_is_there_twice_is_not_repeated_whole(
         assert len(caplog.text) < 10_000
 
 
-async def test_others_find_a_place_beside_many_models(
+async def test_many_models_leave_capacity_for_others(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many a server has, and under however many names it has them one after the other."""
+    """This holds for many models at once, and for many names one after the other."""
     monkeypatch.setattr(descriptions, "MAX_ENGINES", 40)
     monkeypatch.setattr(descriptions, "MAX_PARTS", 30)
     async with tritons() as server, start(triton=flag(server)) as exporter:
@@ -129,24 +129,24 @@ async def test_others_find_a_place_beside_many_models(
 
 
 async def test_a_server_gets_the_labels_of_the_next_exporter(start: Start, tmp_path: Path) -> None:
-    """Its own series as well as its models'."""
+    """This applies to the server's and its models' series."""
     async with tritons("a") as server:
         state = str(tmp_path / "state")
         async with start(state_dir=state, triton=flag(server, "label.pod=x")) as exporter:
             await until(lambda: "a" in shown(exporter))
         async with start(state_dir=state, triton=flag(server, "label.pod=y")) as exporter:
-            await asked(server, 3)
+            await polled(server, 3)
             page = render(exporter.registry).decode()
 
             assert 'sidestep_triton_state{pod="y",state="up"} 1.0' in page
             assert 'pod="x"' not in page
 
 
-async def test_what_models_say_one_by_one_is_bounded(
+async def test_statistics_queried_one_by_one_are_bounded(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each answer for itself may be large; those that there was room for are shown."""
-    monkeypatch.setattr(triton_questions, "MAX_BYTES", 1500)
+    """Models beyond the limit are missing; the others are exposed."""
+    monkeypatch.setattr(triton_queries, "MAX_BYTES", 1500)
     models = [f"model={name}" for name in "abcd"]
     async with tritons("a", "b", "c", "d") as server, start(triton=flag(server, *models)) as it:
         await until(lambda: len(shown(it)) > 0)
@@ -155,11 +155,11 @@ async def test_what_models_say_one_by_one_is_bounded(
         assert 0 < len(shown(it)) < 4
 
 
-async def test_names_one_by_one_are_bounded(
+async def test_models_queried_one_by_one_are_bounded(
     start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """No poll asks for ever."""
-    monkeypatch.setattr(triton_questions, "MAX_ASKED", 2)
+    """A poll always ends."""
+    monkeypatch.setattr(triton_queries, "MAX_MODEL_QUERIES", 2)
     async with tritons("a", "b", "c") as server:
         server.namespaced = True
         async with start(triton=flag(server)) as exporter:
@@ -168,8 +168,8 @@ async def test_names_one_by_one_are_bounded(
             await until(lambda: len(shown(exporter)) == 2)
 
 
-async def test_a_configuration_that_is_too_large_is_done_without(start: Start) -> None:
-    """To read it would hold the loop for seconds."""
+async def test_an_oversized_configuration_is_ignored(start: Start) -> None:
+    """Decoding it would block the event loop for seconds."""
     async with tritons("a", "b") as server:
         server.configs["a"] = {"instance_group": [{}] * 20_000}
         server.configs["b"] = {"metric_tags": {f"tag{i}": "x" for i in range(10_000)}}
@@ -182,20 +182,20 @@ async def test_a_configuration_that_is_too_large_is_done_without(start: Start) -
 
 
 class Slow:
-    """A server that never has a configuration."""
+    """A server that never returns a configuration."""
 
     async def config(self, model: str) -> ModelConfig:
-        """Not there."""
+        """Fail as slow."""
         raise PollError("slow", model)
 
 
-async def test_models_that_are_gone_are_not_remembered() -> None:
-    """Whatever their names were."""
-    questions = Questions(Slow(), (), "s", Limited(log))  # type: ignore[arg-type]
+async def test_unloaded_models_are_forgotten() -> None:
+    """This holds for any names."""
+    queries = Queries(Slow(), (), "s", Limited(log))  # type: ignore[arg-type]
     for number in range(9):
-        assert await questions.configs([f"m{number}"]) == {}
+        assert await queries.configs([f"m{number}"]) == {}
     for _ in range(ATTEMPTS - 1):
-        assert await questions.configs(["m"]) == {}
+        assert await queries.configs(["m"]) == {}
 
-    assert await questions.configs(["m"]) == {"m": ModelConfig()}
-    assert len(vars(questions)["_attempts"]) == 0
+    assert await queries.configs(["m"]) == {"m": ModelConfig()}
+    assert len(vars(queries)["_attempts"]) == 0

@@ -1,4 +1,4 @@
-"""Triton's own page beside its statistics, as recorded at the same moment."""
+"""Triton's own page beside its statistics, recorded at the same time."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ FAILURE = "nv_inference_request_failure"
 
 
 def flag(server: Triton, *options: str) -> str:
-    """With ``metrics=`` at the same server's port."""
+    """Return the flag with ``metrics=`` at the same server's port."""
     return ",".join((server.url, "interval=0.05", f"metrics={server.url}{PAGE}", *options))
 
 
 def recorded(server: Triton) -> None:
-    """Let ``server`` say what the recorded one said."""
+    """Make ``server`` send the recorded answers."""
     server.say(STATS, recording("stats_all.http"))
     server.say(PAGE, answer(page_of_engine("page_triton").encode(), kind="text/plain"))
 
 
 async def families(exporter: Exporter) -> dict[str, Family]:
-    """Of the whole page."""
+    """Return the families of the whole page."""
     async with aiohttp.ClientSession() as session, session.get(exporter.url) as response:
         text = await response.text()
     names = [line.split(" ")[2] for line in text.splitlines() if line.startswith("# TYPE ")]
@@ -35,12 +35,12 @@ async def families(exporter: Exporter) -> dict[str, Family]:
 
 
 def count(exporter: Exporter, target: str) -> float:
-    """Pages that were read."""
+    """Return the number of pages that were read."""
     return exporter.metrics.value("sidestep_scrape_polls_total", target, "ok")
 
 
-async def test_what_statistics_feed_equals_the_page(start: Start) -> None:
-    """Counts exactly; each observation of Triton's lacks less than a microsecond."""
+async def test_statistics_equal_the_page(start: Start) -> None:
+    """Counts are equal; each observation differs by less than a microsecond."""
     theirs = parse(page_of_engine("page_triton"))
     async with tritons("cached") as server:
         server.configs["cached"] = {"response_cache": {"enable": True}}
@@ -68,8 +68,8 @@ async def test_what_statistics_feed_equals_the_page(start: Start) -> None:
         assert sum(by_reason) == value
 
 
-async def test_what_statistics_do_not_know_is_passed_on(start: Start) -> None:
-    """Failures by reason, pending requests, memory; no family and no sample twice."""
+async def test_other_families_are_passed_through(start: Start) -> None:
+    """Failures by reason, pending requests and memory appear; no family or sample appears twice."""
     theirs = parse(page_of_engine("page_triton"))
     async with tritons() as server:
         recorded(server)
@@ -94,7 +94,7 @@ async def test_what_statistics_do_not_know_is_passed_on(start: Start) -> None:
 
 
 async def test_failures_come_from_pages_or_from_statistics(start: Start) -> None:
-    """Never from both: one server with a page decides for all."""
+    """One server with a page decides for all."""
     async with tritons("a") as one, tritons("b") as other:
         recorded(one)
         one.say(STATS, answer(b'{"model_stats": [{"name": "a", "version": "1"}]}'))
@@ -111,8 +111,8 @@ async def test_failures_come_from_pages_or_from_statistics(start: Start) -> None
 
 
 @pytest.mark.parametrize("said", [b"", b"<html>"])
-async def test_a_page_that_is_none_costs_no_statistics(start: Start, said: bytes) -> None:
-    """It is polled by itself."""
+async def test_an_invalid_page_does_not_affect_statistics(start: Start, said: bytes) -> None:
+    """Pages are polled separately."""
     async with tritons("a") as server:
         server.say(PAGE, answer(said, kind="text/html"))
         async with start(triton=(flag(server),)) as exporter:

@@ -1,4 +1,4 @@
-"""The exporter and a Triton server, over sockets: what is shown of each, whatever the server does."""
+"""The exporter and a Triton server over sockets: what is exposed in each situation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from conftest import Start, until
 from pages import parse
 from sidestep.app import Exporter
 from sidestep.exposition.text_page import render
-from sidestep_adapters.triton import queries as triton_questions
+from sidestep_adapters.triton import queries as triton_queries
 from tritons import STATS, Triton, answer, error, recording, tritons
 
 
@@ -22,13 +22,13 @@ def _all_lines(caplog: pytest.LogCaptureFixture) -> None:
 
 
 class Page:
-    """What an exporter shows of Triton."""
+    """The exporter's series of Triton."""
 
     def __init__(self, exporter: Exporter) -> None:
         self.exporter = exporter
 
     def samples(self, name: str, **labels: str) -> dict[str, float]:
-        """Of one family, by model and version or the label that is left."""
+        """Return one family, by model and version or its remaining label."""
         text = render(self.exporter.registry).decode()
         base = name.removesuffix("_total")
         found: dict[str, float] = {}
@@ -42,23 +42,23 @@ class Page:
 
     @property
     def served(self) -> dict[str, float]:
-        """Successful requests by model and version."""
+        """Return successful requests by model and version."""
         return self.samples("nv_inference_request_success")
 
     @property
     def state(self) -> str:
-        """Of the only server."""
+        """Return the state of the only server."""
         states = self.samples("sidestep_triton_state")
         return next((name for name, value in states.items() if value), "")
 
     @property
     def polls(self) -> dict[str, float]:
-        """By outcome, such as there were."""
+        """Return polls by outcome."""
         found = self.samples("sidestep_triton_polls_total")
         return {name: value for name, value in found.items() if value}
 
     def own(self, name: str) -> dict[tuple[str, ...], float]:
-        """A self-metric."""
+        """Return a metric of the exporter itself."""
         metrics = self.exporter.metrics.collect()
         return {
             tuple(sample.labels.values()): sample.value
@@ -69,18 +69,18 @@ class Page:
 
 
 def triton(server: Triton, *options: str, interval: float = 0.05) -> tuple[str, ...]:
-    """The flag."""
+    """Return the flag."""
     return (",".join((server.url, f"interval={interval}", *options)),)
 
 
-async def asked(server: Triton, more: int = 2, path: str = STATS) -> None:
-    """Wait for so many questions more."""
+async def queried(server: Triton, more: int = 2, path: str = STATS) -> None:
+    """Wait for ``more`` queries."""
     before = server.asked[path]
     await until(lambda: server.asked[path] >= before + more)
 
 
-async def test_what_the_server_counts_is_shown(start: Start) -> None:
-    """From the first poll on all since the model was loaded, then what is new."""
+async def test_the_servers_counts_are_exposed(start: Start) -> None:
+    """The first poll adds everything since the model was loaded, later ones the increases."""
     async with tritons("a", "b") as server:
         server.models["a", "1"].infer(3, size=2)
         async with start(triton=triton(server)) as exporter:
@@ -99,9 +99,9 @@ async def test_what_the_server_counts_is_shown(start: Start) -> None:
 
 
 async def test_every_poll_closes_its_connection(start: Start) -> None:
-    """One that stays open holds up Triton's exit for half a minute."""
+    """An open connection delays Triton's exit by half a minute."""
     async with tritons("a") as server, start(triton=triton(server)):
-        await asked(server, 3)
+        await queried(server, 3)
 
         assert all("connection: close" in head.lower() for head in server.heads)
         assert server.asked["/v2"] == server.asked["/v2/models/a/config"] == 1
@@ -109,7 +109,7 @@ async def test_every_poll_closes_its_connection(start: Start) -> None:
 
 
 async def test_a_configuration_gives_labels_and_instances(start: Start) -> None:
-    """Metric tags as on Triton's own page; a response cache that nobody asked begins at 0."""
+    """Metric tags equal those of Triton's page; an unused response cache starts at 0."""
     async with tritons("tagged", "cached", "ens") as server:
         groups = [{"kind": "KIND_GPU", "count": 2, "gpus": [0, 1]}]
         server.configs["tagged"] = {"metric_tags": {"team": "blue"}, "instance_group": groups}
@@ -134,28 +134,28 @@ async def test_a_configuration_gives_labels_and_instances(start: Start) -> None:
         answer(b"<html>", kind="text/html"),
     ],
 )
-async def test_a_model_without_a_configuration_is_shown(
+async def test_a_model_without_a_configuration_is_exposed(
     start: Start, said: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Without tags and instances."""
+    """It has no tags and no instances."""
     async with tritons("a") as server:
         server.configs["a"] = {"metric_tags": {"team": "blue"}}
         server.say("/v2/models/a/config", said)
         async with start(triton=triton(server)) as exporter:
             page = Page(exporter)
             await until(lambda: page.served == {"a/1": 0})
-            await asked(server)
+            await queried(server)
 
             assert page.samples("sidestep_triton_instances") == {}
             assert server.asked["/v2/models/a/config"] == 1
             assert caplog.text.count("no configuration of model 'a'") == 1
 
 
-async def test_a_configuration_that_does_not_come_is_waited_for(
+async def test_a_slow_configuration_is_waited_for(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For some polls, in which all other models go on; then the model is shown without."""
-    monkeypatch.setattr(triton_questions, "CONFIG_SECONDS", 0.1)
+    """Other models continue; after some polls the model is exposed without."""
+    monkeypatch.setattr(triton_queries, "CONFIG_SECONDS", 0.1)
     async with tritons("a", "b") as server:
         server.say("/v2/models/a/config", stall=True)
         server.configs["a"] = {"metric_tags": {"team": "blue"}}
@@ -164,17 +164,17 @@ async def test_a_configuration_that_does_not_come_is_waited_for(
             await until(lambda: page.served == {"b/1": 0})
             assert server.asked["/v2/models/a/config"] <= 3
             await until(lambda: page.served == {"a/1": 0, "b/1": 0})
-            await asked(server)
+            await queried(server)
 
             assert server.asked["/v2/models/a/config"] == 3
 
 
-async def test_new_configurations_are_asked_for_some_at_a_time(start: Start) -> None:
-    """At most eight, and each once."""
+async def test_new_configurations_are_queried_a_few_at_a_time(start: Start) -> None:
+    """At most eight queries run at once, one for each model."""
     names = [f"m{n}" for n in range(40)]
     async with tritons(*names) as server, start(triton=triton(server)) as exporter:
         await until(lambda: len(Page(exporter).served) == 40)
-        await asked(server)
+        await queried(server)
 
         configs = {p: n for p, n in server.asked.items() if p.endswith("/config")}
         assert set(configs.values()) == {1}
@@ -182,8 +182,8 @@ async def test_new_configurations_are_asked_for_some_at_a_time(start: Start) -> 
         assert 1 < server.most <= 8
 
 
-async def test_a_model_that_is_loaded_anew_counts_on(start: Start) -> None:
-    """Its statistics begin at 0; its configuration may be another, and its labels with it."""
+async def test_a_reloaded_model_keeps_its_totals(start: Start) -> None:
+    """Its statistics restart at 0; its configuration may change, and its labels with it."""
     async with tritons("a") as server:
         server.models["a", "1"].infer(5)
         async with start(triton=triton(server)) as exporter:
@@ -199,10 +199,10 @@ async def test_a_model_that_is_loaded_anew_counts_on(start: Start) -> None:
             await until(lambda: page.served == {"blue/a/1": 0})
 
 
-async def test_a_model_that_overtakes_itself_before_its_configuration_is_there(
+async def test_a_reload_before_the_configuration_is_known_is_remembered(
     start: Start,
 ) -> None:
-    """That it began anew is remembered: nothing that it did is lost."""
+    """No request is lost."""
     async with tritons("a") as server:
         server.models["a", "1"].infer(5)
         path = "/v2/models/a/config"
@@ -211,15 +211,15 @@ async def test_a_model_that_overtakes_itself_before_its_configuration_is_there(
             await until(lambda: page.served == {"a/1": 5})
             server.say(path, error("503 Service Unavailable", "Server not ready"))
             server.load("a").infer(2)
-            await asked(server, 1, path)
+            await queried(server, 1, path)
             server.models["a", "1"].infer(4)
-            await asked(server, 1)
+            await queried(server, 1)
             server.instead.clear()
             await until(lambda: page.served == {"a/1": 11})
 
 
-async def test_a_version_that_is_not_ready_is_not_shown(start: Start) -> None:
-    """When it is back its totals go on."""
+async def test_a_version_that_is_not_ready_is_not_exposed(start: Start) -> None:
+    """Its totals continue when it is ready again."""
     async with tritons("a", "b") as server:
         server.models["a", "1"].infer(5)
         async with start(triton=triton(server)) as exporter:
@@ -237,10 +237,10 @@ async def test_a_version_that_is_not_ready_is_not_shown(start: Start) -> None:
             assert page.samples("sidestep_triton_model_versions") == {"": 0}
 
 
-async def test_a_server_that_is_started_anew_counts_on(
+async def test_a_restarted_server_keeps_its_totals(
     start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its engines are down while it is, and nothing is lost of what was seen."""
+    """Its engines are down meanwhile, and no count that was polled is lost."""
     async with tritons("a") as server:
         server.models["a", "1"].infer(5)
         async with start(triton=triton(server)) as exporter:
@@ -259,11 +259,11 @@ async def test_a_server_that_is_started_anew_counts_on(
             assert page.own("sidestep_engine_up") == {(f"triton/{server.url}", "", ""): 1}
             assert server.asked["/v2"] == 2
             assert caplog.text.count("unreachable: ") == 1
-            assert "see whether Triton runs" in caplog.text
-            assert caplog.text.count("polled again") == 1
+            assert "check that Triton runs" in caplog.text
+            assert caplog.text.count("polls succeed again") == 1
 
 
-async def test_a_server_may_come_later(start: Start) -> None:
+async def test_a_server_may_start_later(start: Start) -> None:
     """Its port is closed until all its models are loaded."""
     async with tritons("a") as server:
         await server.stop()
@@ -275,8 +275,8 @@ async def test_a_server_may_come_later(start: Start) -> None:
             await until(lambda: page.served == {"a/1": 0})
 
 
-async def test_a_server_is_shown_before_it_answers(start: Start) -> None:
-    """One that says nothing for a minute is down meanwhile, and not just nowhere."""
+async def test_a_server_is_exposed_before_it_answers(start: Start) -> None:
+    """A silent server is down instead of missing."""
     async with tritons("a") as server:
         server.say("/v2", stall=True)
         async with start(triton=triton(server)) as exporter:
@@ -290,10 +290,10 @@ async def test_a_server_is_shown_before_it_answers(start: Start) -> None:
             assert page.own("sidestep_engine_up") == {(f"triton/{server.url}", "", ""): 1}
 
 
-async def test_namespaces_are_asked_for_model_by_model(
+async def test_namespaced_models_are_queried_one_by_one(
     start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Such a server cannot tell of all models; what it does not know under one name is absent."""
+    """Such a server cannot return all models; a name that it does not know is absent."""
     async with tritons(*(f"m{n}" for n in range(20))) as server:
         server.namespaced = True
         twice = "/v2/models/m0/stats"
@@ -313,8 +313,8 @@ async def test_namespaces_are_asked_for_model_by_model(
             assert caplog.text.count("--model-namespacing") == 1
 
 
-async def test_named_models_are_asked_for_alone(start: Start) -> None:
-    """One that is not there is absent, not an error."""
+async def test_named_models_are_queried_one_by_one(start: Start) -> None:
+    """A missing model is absent, which is no error."""
     async with tritons("a", "b") as server:
         options = ("model=a", "model=c")
         async with start(triton=triton(server, *options)) as exporter:
@@ -329,8 +329,8 @@ async def test_named_models_are_asked_for_alone(start: Start) -> None:
             assert page.polls.keys() == {"ok"}
 
 
-async def test_patterns_choose_models(start: Start) -> None:
-    """Of the answer for all."""
+async def test_patterns_select_models(start: Start) -> None:
+    """They apply to the answer for all models."""
     async with (
         tritons("llama-7b", "llama-70b", "bert") as server,
         start(triton=triton(server, "model=llama-*")) as exporter,
@@ -344,8 +344,11 @@ async def test_patterns_choose_models(start: Start) -> None:
 
 RESTRICTED = recording("err_restricted.http")
 WRONG: dict[str, tuple[bytes, str]] = {
-    "restricted": (RESTRICTED, "give the header that it expects"),
-    "not_ready": (error("503 Service Unavailable", "Server not ready"), "it starts or ends"),
+    "restricted": (RESTRICTED, "set the header that the server expects"),
+    "not_ready": (
+        error("503 Service Unavailable", "Server not ready"),
+        "the server is starting or stopping",
+    ),
     "unsupported": (
         error("503 Service Unavailable", "the server does not support model statistics"),
         "TRITON_ENABLE_STATS",
@@ -380,7 +383,7 @@ FAILURES += [("bad_answer", said, "Triton's own HTTP port") for said in BAD.valu
 async def test_an_error_is_never_absence(
     start: Start, outcome: str, said: bytes, advice: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """All stays as it was, the engines up; one line says what it is, one that it is over."""
+    """All values stay and the engines stay up; the log has one line for the error and one for its end."""
     async with tritons("a") as server:
         server.models["a", "1"].infer(5)
         async with start(triton=triton(server)) as exporter:
@@ -400,14 +403,14 @@ async def test_an_error_is_never_absence(
             await until(lambda: page.served == {"a/1": 6})
             await until(lambda: page.state == "up")
 
-            assert caplog.text.count("polled again") == 1
+            assert caplog.text.count("polls succeed again") == 1
             assert page.samples("sidestep_triton_resets_total") == {"a/1": 0}
 
 
-async def test_one_model_that_contradicts_itself_costs_itself(
+async def test_a_model_with_invalid_statistics_keeps_its_values(
     start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The others are read, and it stays as it was."""
+    """The other models are read."""
     async with tritons("a", "b") as server:
         server.models["a", "1"].infer(5)
         async with start(triton=triton(server)) as exporter:
@@ -424,10 +427,10 @@ async def test_one_model_that_contradicts_itself_costs_itself(
             assert "model 'a', version '1'" in caplog.text
 
 
-async def test_a_server_that_has_no_statistics_is_said_so(
+async def test_a_server_without_statistics_is_unsupported(
     start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Other servers speak the same protocol without them; they may come with another version."""
+    """Other servers have the same protocol without the extension; a new version may add it."""
     async with tritons("a") as server:
         server.extensions = ["model_repository"]
         async with start(triton=triton(server)) as exporter:
@@ -439,7 +442,7 @@ async def test_a_server_that_has_no_statistics_is_said_so(
             await until(lambda: page.served == {"a/1": 0})
 
 
-async def test_a_server_may_not_say_what_it_can(start: Start) -> None:
+async def test_metadata_may_be_restricted(start: Start) -> None:
     """Statistics may be allowed where metadata is not."""
     async with tritons("a") as server:
         server.say("/v2", RESTRICTED)
@@ -447,17 +450,15 @@ async def test_a_server_may_not_say_what_it_can(start: Start) -> None:
             await until(lambda: Page(exporter).served == {"a/1": 0})
 
 
-async def test_a_slow_server_is_not_a_dead_one(
-    start: Start, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A model that is loaded over HTTP blocks the port; one question waits, and no other is asked."""
+async def test_a_slow_server_is_not_down(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    """Loading a model over HTTP blocks the port; one query waits, and no other is sent."""
     async with tritons("a") as server:
         server.models["a", "1"].infer(5)
         async with start(triton=triton(server)) as exporter:
             page = Page(exporter)
             await until(lambda: page.served == {"a/1": 5})
             server.say(STATS, stall=True)
-            await asked(server, 1)
+            await queried(server, 1)
             before = server.asked.total()
             await until(lambda: page.state == "stale")
             assert page.own("sidestep_engine_up") == {(f"triton/{server.url}", "", ""): 1}
@@ -468,11 +469,11 @@ async def test_a_slow_server_is_not_a_dead_one(
             server.instead.clear()
             await until(lambda: page.state == "up")
 
-            assert caplog.text.count("polled again") == 1
+            assert caplog.text.count("polls succeed again") == 1
 
 
-async def test_an_answer_that_does_not_come_is_waited_for_no_longer_than_said(start: Start) -> None:
-    """Then it is asked for anew; a part of it is none."""
+async def test_a_query_ends_at_its_timeout(start: Start) -> None:
+    """It is sent again; a partial answer is not used."""
     async with tritons("a") as server:
         server.models["a", "1"].infer(5)
         async with start(triton=triton(server, "timeout=0.2")) as exporter:
@@ -485,7 +486,7 @@ async def test_an_answer_that_does_not_come_is_waited_for_no_longer_than_said(st
 
 
 async def test_a_header_opens_a_restricted_server(start: Start, tmp_path: Path) -> None:
-    """Its secret stands in a file, and in no line of the log."""
+    """Its secret is in a file, and in no line of the log."""
     async with tritons("a") as server:
         secret = tmp_path / "secret"
         secret.write_text("s3cret\n")
@@ -496,7 +497,7 @@ async def test_a_header_opens_a_restricted_server(start: Start, tmp_path: Path) 
 
 
 async def test_totals_outlive_the_exporter(start: Start, tmp_path: Path) -> None:
-    """And what went away meanwhile is away; what its configuration says now is shown."""
+    """Models unloaded meanwhile are gone; the current configuration is exposed."""
     async with tritons("a", "b", "c") as server:
         for name in "abc":
             server.models[name, "1"].infer(5)
@@ -515,10 +516,8 @@ async def test_totals_outlive_the_exporter(start: Start, tmp_path: Path) -> None
             await until(lambda: page.served == {"a/1": 6, "b/1": 6, "c/1": 7})
 
 
-async def test_models_that_are_not_polled_any_more_are_not_fed(
-    start: Start, tmp_path: Path
-) -> None:
-    """Other patterns are given to the next exporter."""
+async def test_deselected_models_are_detached(start: Start, tmp_path: Path) -> None:
+    """The next exporter has other patterns."""
     async with tritons("a", "b") as server:
         state = str(tmp_path / "state")
         async with start(state_dir=state, triton=triton(server)) as exporter:
@@ -526,14 +525,14 @@ async def test_models_that_are_not_polled_any_more_are_not_fed(
         async with start(state_dir=state, triton=triton(server, "model=b*")) as exporter:
             registry = exporter.registry
             await until(lambda: any(e.streams for e in registry.engines.values() if e.looked))
-            await asked(server)
+            await queried(server)
 
             fed = {e.labels["model"] for e in registry.engines.values() if e.looked and e.streams}
             assert fed == {"b"}
 
 
-async def test_two_servers_are_told_apart_by_their_labels(start: Start) -> None:
-    """Each has its state."""
+async def test_two_servers_are_distinguished_by_their_labels(start: Start) -> None:
+    """Each has a state of its own."""
     async with tritons("a") as one, tritons("a") as other:
         flag = (*triton(one, "label.pod=x"), *triton(other, "label.pod=y"))
         other.models["a", "1"].infer(3)
@@ -547,8 +546,8 @@ async def test_two_servers_are_told_apart_by_their_labels(start: Start) -> None:
             assert page.samples("sidestep_triton_state", pod="y", state="up") == {"": 1.0}
 
 
-async def test_the_loop_is_never_held_for_long(start: Start) -> None:
-    """501 models are read and shown in slices."""
+async def test_the_event_loop_is_never_blocked_for_long(start: Start) -> None:
+    """501 models are decoded and applied in slices."""
     async with tritons("a") as server:
         server.say(STATS, answer(recording("stats_501_models.json")))
         async with start(triton=triton(server)) as exporter:
@@ -556,12 +555,12 @@ async def test_the_loop_is_never_held_for_long(start: Start) -> None:
             await until(lambda: Page(exporter).state == "up")
 
 
-async def test_an_exporter_ends_while_a_server_is_silent(start: Start) -> None:
-    """At once, whatever is awaited."""
+async def test_an_exporter_stops_while_a_server_is_silent(start: Start) -> None:
+    """It does not wait for an answer."""
     async with tritons("a") as server:
         server.say(STATS, stall=True)
         async with start(triton=triton(server)):
-            await asked(server, 1)
+            await queried(server, 1)
             began = time.monotonic()
 
         assert time.monotonic() - began < 5

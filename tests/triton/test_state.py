@@ -1,4 +1,4 @@
-"""What a server's polls make of it over half a minute and more."""
+"""The state of a server by its polls, over half a minute and more."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sidestep.engines.triton.wire import ModelStats, TritonStats
 from sidestep.errors import PollError
 from sidestep.ingest.local_stream import ServerFeed
 from sidestep.protocol.messages import EngineInfo
-from sidestep_adapters.triton.state import CONNECTING, DOUBT, State
+from sidestep_adapters.triton.state import CONNECT_LIMIT, STALE_AFTER, ServerState
 
 SERVER = EngineInfo("triton/t", "triton", {})
 MODEL = EngineInfo("triton/t/m/1", "triton", {"model": "m", "version": "1"})
@@ -28,47 +28,47 @@ class Polls:
         self.fed.now = 1000.0
         self.feed = ServerFeed(self.fed.intake, "triton t")
         self.log = logging.getLogger("sidestep.triton")
-        self.state = State(self.feed, "triton t", 1.0, self._tell, self.log)
+        self.state = ServerState(self.feed, "triton t", 1.0, self._tell, self.log)
 
     def _tell(self, item: Item) -> None:
         self.feed.tell(SERVER, item)
 
     def good(self) -> None:
-        """Statistics of one model, in which an instance was idle."""
+        """Succeed with statistics of one model, in which an instance was idle."""
         now = self.fed.now
-        self.state.asking(now)
-        self.state.heard(now)
+        self.state.poll_started(now)
+        self.state.statistics_received(now)
         self.feed.tell(MODEL, TritonStats(0, now, 1e9 + now, ModelStats(), 1))
         self.state.succeeded(now, 0.01, 1)
         self.wait(1.0)
 
     def bad(self, error: PollError) -> None:
-        """None, for such a cause."""
-        self.state.asking(self.fed.now)
+        """Fail with ``cause``."""
+        self.state.poll_started(self.fed.now)
         self.state.failed(self.fed.now, error)
         self.wait(1.0)
 
     def wait(self, seconds: float) -> None:
-        """The exporter looks around meanwhile."""
+        """Let time pass."""
         until = self.fed.now + seconds
         while self.fed.now < until:
             self.fed.pass_time(0.5)
-            self.state.pass_time(self.fed.now)
+            self.state.expire(self.fed.now)
             while self.fed.intake.busy:
                 self.fed.intake.work()
 
     def shows(self, name: str) -> bool:
-        """Whether a family is on the page."""
+        """Return whether a family is on the page."""
         return name in parse(self.fed.page)
 
     @property
     def is_up(self) -> bool:
-        """Whether the model's engine is."""
+        """Return whether the model's engine is up."""
         return bool(self.fed.intake.registry.engines[MODEL.id].streams)
 
     @property
     def now(self) -> str:
-        """The state on the page."""
+        """Return the state on the page."""
         samples = parse(self.fed.page)["sidestep_triton_state"].samples
         return next(dict(labels)["state"] for (_, labels), value in samples.items() if value)
 
@@ -77,11 +77,11 @@ COUNTER, GAUGE = "nv_inference_request_success", "sidestep_triton_instances"
 
 
 @pytest.mark.parametrize("cause", ["slow", "restricted", "bad_answer", "http_500", "not_ready"])
-def test_what_answers_wrong_is_stale_for_as_long_as_it_lasts(cause: str) -> None:
-    """Its engines stay up; after half a minute its gauges are not shown, its counters are."""
+def test_a_server_with_invalid_answers_is_stale(cause: str) -> None:
+    """Its engines stay up; after half a minute its gauges are hidden, its counters are not."""
     polls = Polls()
     polls.good()
-    for _ in range(int(DOUBT) - 2):
+    for _ in range(int(STALE_AFTER) - 2):
         polls.bad(PollError(cause, "?"))
     assert (polls.now, polls.is_up, polls.shows(GAUGE)) == ("stale", True, True)
     for _ in range(600):
@@ -93,12 +93,12 @@ def test_what_answers_wrong_is_stale_for_as_long_as_it_lasts(cause: str) -> None
     assert (polls.now, polls.is_up, polls.shows(GAUGE)) == ("up", True, True)
 
 
-def test_a_question_that_waits_is_no_silence() -> None:
-    """A model that takes minutes to load blocks the port for so long."""
+def test_a_waiting_query_keeps_the_server_up() -> None:
+    """Loading a model may block the port for minutes."""
     polls = Polls()
     polls.good()
-    polls.state.asking(polls.fed.now)
-    polls.wait(DOUBT - 2)
+    polls.state.poll_started(polls.fed.now)
+    polls.wait(STALE_AFTER - 2)
     assert (polls.now, polls.is_up, polls.shows(GAUGE)) == ("stale", True, True)
     polls.wait(600)
 
@@ -106,7 +106,7 @@ def test_a_question_that_waits_is_no_silence() -> None:
     assert (polls.shows(COUNTER), polls.shows(GAUGE)) == (True, False)
 
 
-def test_what_cannot_be_reached_is_down_at_once() -> None:
+def test_an_unreachable_server_is_down_at_once() -> None:
     """Its gauges go after half a minute, its counters after five; its state stays."""
     polls = Polls()
     polls.good()
@@ -126,7 +126,7 @@ def test_what_cannot_be_reached_is_down_at_once() -> None:
 
 
 def test_a_server_that_never_had_statistics_is_down() -> None:
-    """Whatever it answers; the page says so for as long as it lasts."""
+    """This holds for any answer, for as long as it lasts."""
     polls = Polls()
     for _ in range(400):
         polls.bad(PollError("restricted", "?"))
@@ -134,16 +134,16 @@ def test_a_server_that_never_had_statistics_is_down() -> None:
     assert not polls.fed.intake.registry.engines[SERVER.id].streams
 
 
-def test_a_server_whose_first_answer_does_not_come_is_down(
+def test_a_server_without_a_first_answer_is_down(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The page says so from the begin, the log once something must be there."""
+    """The page has it from the start, the log after the connection limit."""
     polls = Polls()
-    polls.state.asking(polls.fed.now)
+    polls.state.poll_started(polls.fed.now)
     polls.wait(0.5)
     assert polls.now == "down"
     assert not polls.fed.intake.registry.engines[SERVER.id].streams
-    polls.wait(CONNECTING - 1)
+    polls.wait(CONNECT_LIMIT - 1)
     assert not caplog.messages
     polls.wait(30)
     assert len(caplog.messages) == 1
@@ -153,23 +153,23 @@ def test_a_server_whose_first_answer_does_not_come_is_down(
     assert (polls.now, polls.is_up) == ("up", True)
 
 
-def test_a_question_that_may_not_have_arrived_keeps_nothing_up() -> None:
-    """Until a connection must be there."""
+def test_a_query_keeps_the_server_up_only_once_connected() -> None:
+    """Until then it may not have arrived."""
     polls = Polls()
     polls.good()
     heard = polls.feed._stream.heard
-    polls.state.asking(polls.fed.now)
-    polls.wait(CONNECTING - 0.5)
+    polls.state.poll_started(polls.fed.now)
+    polls.wait(CONNECT_LIMIT - 0.5)
     assert polls.feed._stream.heard == heard
     polls.wait(1.0)
 
     assert polls.feed._stream.heard > heard
 
 
-def test_a_failure_that_comes_and_goes_is_said_once_a_minute(
+def test_a_flapping_failure_is_logged_once_a_minute(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """And that it is over, too."""
+    """The same holds for its end."""
     caplog.set_level("INFO", "sidestep")
     polls = Polls()
     for _ in range(20):
@@ -180,5 +180,5 @@ def test_a_failure_that_comes_and_goes_is_said_once_a_minute(
     assert [line.split(": ")[1] for line in caplog.messages] == [
         "slow",
         "unreachable",
-        "polled again",
+        "polls succeed again",
     ]

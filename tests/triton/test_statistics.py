@@ -1,4 +1,4 @@
-"""Triton's answers as they were recorded, and as none should be."""
+"""Decoding of Triton's answers, recorded and invalid ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,14 @@ from sidestep.engines.triton.wire import Batch, InferenceStats, Memory, ModelSta
 from sidestep.errors import WireError
 from sidestep_adapters.triton import model_config as triton_config
 from sidestep_adapters.triton.model_config import ModelConfig
-from sidestep_adapters.triton.statistics import LARGEST, Head, head, read, split, translate
+from sidestep_adapters.triton.statistics import (
+    LARGEST,
+    ModelVersion,
+    read,
+    split,
+    translate,
+    version_of,
+)
 
 RECORDED = sorted(
     path.name.removesuffix(".gz")
@@ -26,30 +33,30 @@ TIMED = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_
 
 
 def recorded(name: str) -> bytes:
-    """The body of an answer."""
+    """Return the body of a recorded answer."""
     data = gzip.decompress((DATA / "triton" / f"{name}.gz").read_bytes())
     return data.partition(b"\r\n\r\n")[2] if name.endswith(".http") else data
 
 
 def stats(body: bytes, *, has_cache: bool = False) -> dict[tuple[str, str], ModelStats]:
-    """By model and version."""
+    """Return statistics by model and version."""
     found: dict[tuple[str, str], ModelStats] = {}
     for piece in split(body):
         model = read(piece)
-        assert (model.name, model.version) == (head(piece).name, head(piece).version)
+        assert (model.name, model.version) == (version_of(piece).name, version_of(piece).version)
         found[model.name, model.version] = translate(model, has_cache=has_cache)
     return found
 
 
 def one(**fields: Any) -> ModelStats:
-    """Of a model of which only ``fields`` are told."""
+    """Return a model with ``fields`` only."""
     piece = json.dumps({"name": "m", "version": "1", **fields}).encode()
     return translate(read(piece), has_cache=False)
 
 
 @pytest.mark.parametrize("name", RECORDED)
 def test_recorded_answers_are_read_whole(name: str) -> None:
-    """Every number is where it belongs, as a JSON reader of its own finds it."""
+    """Every number equals that of an independent JSON reader."""
     body = recorded(name)
     theirs = json.loads(body)["model_stats"]
     ours = stats(body)
@@ -81,8 +88,8 @@ def test_recorded_answers_are_read_whole(name: str) -> None:
         assert (mine.response_stats is None) is (not model["response_stats"])
 
 
-def test_a_loaded_server_said_so_much() -> None:
-    """Requests, executions by size, a cache that answered, an ensemble, failures."""
+def test_a_recorded_load_has_the_expected_counts() -> None:
+    """It has requests, executions by size, a used cache, an ensemble and failures."""
     found = stats(recorded("stats_all.http"))
 
     batched = found["dynbatch", "1"]
@@ -99,7 +106,7 @@ def test_a_loaded_server_said_so_much() -> None:
 
 
 def test_the_busy_time_is_of_executions() -> None:
-    """Not that of requests, to each of which Triton charges its whole batch."""
+    """Triton charges each request with the time of its whole batch."""
     found = stats(recorded("stats_dynbatch_loaded.json"))["dynbatch", "1"]
 
     assert found.busy_ns == 7_581_089_286
@@ -107,7 +114,7 @@ def test_the_busy_time_is_of_executions() -> None:
     assert {b.batch_size: b.count for b in found.batch_stats} == {4: 712, 8: 4}
 
 
-def test_later_responses_are_told_together() -> None:
+def test_later_responses_are_combined() -> None:
     """Triton has an index for each response of a request; keys sort as strings."""
     found = stats(recorded("stats_respstat.json"))["respstat", "1"]
 
@@ -122,7 +129,7 @@ def test_later_responses_are_told_together() -> None:
 
 
 def test_many_models_fit_into_one_answer() -> None:
-    """500 ensembles and one base model."""
+    """They are 500 ensembles and one base model."""
     found = stats(recorded("stats_501_models.json"))
 
     assert len(found) == 501
@@ -130,8 +137,8 @@ def test_many_models_fit_into_one_answer() -> None:
     assert found["base", "1"].inference_stats.success.count == 500
 
 
-def test_a_cache_that_was_never_asked_is_shown_where_there_is_one() -> None:
-    """Its counters begin at 0; where there is none there are no counters."""
+def test_an_unused_cache_has_counters() -> None:
+    """They start at 0; without a cache there are none."""
     body = recorded("stats_before_any_request.json")
 
     assert stats(body, has_cache=True)["cached", "1"].inference_stats.cache_hit == Timed()
@@ -139,12 +146,12 @@ def test_a_cache_that_was_never_asked_is_shown_where_there_is_one() -> None:
 
 
 def test_fields_may_be_missing_or_new_and_in_any_order() -> None:
-    """Releases before 24.03 have no ``response_stats``; gRPC's JSON leaves zeros away."""
+    """Releases before 24.03 have no ``response_stats``; gRPC's JSON omits zeros."""
     assert one() == ModelStats()
     assert one(inference_stats={"success": {"ns": 5}}, later={"a": [1]}) == ModelStats(
         inference_stats=InferenceStats(success=Timed(0, 5))
     )
-    assert head(b'{"name": "m"}') == Head("m", "")
+    assert version_of(b'{"name": "m"}') == ModelVersion("m", "")
     assert translate(read(b'{"execution_count": 3, "name": "m"}'), has_cache=False) == ModelStats(
         execution_count=3
     )
@@ -152,7 +159,7 @@ def test_fields_may_be_missing_or_new_and_in_any_order() -> None:
 
 @given(st.integers(0, LARGEST))
 def test_64_bits_are_exact(number: int) -> None:
-    """Nanoseconds of a busy model pass 2**53 after 104 days."""
+    """Nanoseconds of a busy model exceed 2**53 after 104 days."""
     timed = {"count": number, "ns": number}
     found = one(
         inference_count=number,
@@ -170,7 +177,7 @@ def test_64_bits_are_exact(number: int) -> None:
     assert found.memory_usage[0].byte_size == number
 
 
-def test_a_sum_beyond_64_bits_is_refused() -> None:
+def test_a_sum_beyond_64_bits_is_rejected() -> None:
     """No record could hold it."""
     half = {"success": {"count": 1, "ns": 2**63}}
     assert one(response_stats={"1": half}).response_stats is not None
@@ -196,8 +203,8 @@ PLACES = [
 
 @pytest.mark.parametrize("number", WRONG)
 @pytest.mark.parametrize("place", PLACES)
-def test_what_is_no_64_bit_count_is_refused(place: Any, number: object) -> None:
-    """Wherever it stands; a counter cannot be negative, or half of one."""
+def test_an_invalid_count_is_rejected(place: Any, number: object) -> None:
+    """Negative numbers, fractions and numbers beyond 64 bits are invalid in every field."""
     with pytest.raises(WireError) as refused:
         one(**place(number))
 
@@ -217,8 +224,8 @@ def test_what_is_no_64_bit_count_is_refused(place: Any, number: object) -> None:
         {"version": "v" * 257},
     ],
 )
-def test_a_model_that_contradicts_itself_is_refused(fields: dict[str, Any]) -> None:
-    """A batch size twice, more of anything than can be, a name that no label can have."""
+def test_an_invalid_model_is_rejected(fields: dict[str, Any]) -> None:
+    """It has a batch size twice, too many entries, or a name that is no label value."""
     with pytest.raises(WireError):
         one(**fields)
 
@@ -239,15 +246,15 @@ def test_a_model_that_contradicts_itself_is_refused(fields: dict[str, Any]) -> N
         b'{"model_stats": [{"name": "\xff"}]}',
     ],
 )
-def test_what_is_no_answer_is_refused(body: bytes) -> None:
-    """Truncated, another thing, or nested to exhaust the reader."""
+def test_an_invalid_answer_is_rejected(body: bytes) -> None:
+    """It is truncated, of another kind, or deeply nested."""
     with pytest.raises(WireError):
-        [head(piece) for piece in split(body)]
+        [version_of(piece) for piece in split(body)]
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_an_answer_or_refused(body: bytes) -> None:
-    """Nothing else can come of them."""
+def test_any_bytes_are_an_answer_or_rejected(body: bytes) -> None:
+    """No other exception is raised."""
     for data in (body, b'{"model_stats": [' + body + b"]}"):
         try:
             for piece in split(data):
@@ -257,7 +264,7 @@ def test_any_bytes_are_an_answer_or_refused(body: bytes) -> None:
 
 
 def test_a_recorded_configuration_is_read() -> None:
-    """One instance on the CPU, and a response cache."""
+    """It has one instance on the CPU, and a response cache."""
     assert triton_config.config(recorded("model_config_cached.http")) == ModelConfig(
         instances=1, has_cache=True
     )
@@ -265,12 +272,12 @@ def test_a_recorded_configuration_is_read() -> None:
 
 
 def config(**fields: Any) -> ModelConfig:
-    """Of a model of whose configuration only ``fields`` are told."""
+    """Return a model's configuration with ``fields`` only."""
     return triton_config.config(json.dumps(fields).encode())
 
 
 def test_instances_are_counted_for_each_gpu() -> None:
-    """A group has so many on each of its GPUs; passive ones get no requests."""
+    """A group has its count on each GPU; passive instances get no requests."""
     groups = [
         {"kind": "KIND_GPU", "count": 2, "gpus": [0, 1, 3]},
         {"kind": "KIND_GPU", "count": 1, "gpus": []},
@@ -290,8 +297,8 @@ def test_an_ensemble_executes_nothing_itself() -> None:
     assert (found.executes, found.instances) == (False, 0)
 
 
-def test_metric_tags_are_labels_where_they_can_be() -> None:
-    """With the underscore that Triton puts before them."""
+def test_valid_metric_tags_are_labels() -> None:
+    """They have the underscore that Triton puts before them."""
     tags = {"team": "blue", "my-tag": "x", "_hidden": "x", "": "x", "long": "x" * 257, "nl": "a\nb"}
 
     assert config(metric_tags=tags).tags == {"_team": "blue"}
@@ -300,13 +307,13 @@ def test_metric_tags_are_labels_where_they_can_be() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"metric_tags": 5}', b"<html>"])
 def test_another_answer_is_no_configuration(body: bytes) -> None:
-    """The model is shown without."""
+    """The model is exposed without."""
     with pytest.raises(WireError):
         triton_config.config(body)
 
 
-def test_only_models_that_are_ready_are_asked_for() -> None:
-    """The index names all there are, and each version by itself."""
+def test_only_ready_models_are_queried() -> None:
+    """The index has one entry for each version."""
     index = [
         {"name": "b", "version": "1", "state": "READY"},
         {"name": "b", "version": "2", "state": "READY"},

@@ -155,7 +155,7 @@ USE = (
     ),
 )
 
-LIVES = (
+LIFETIMES = (
     heat(
         "Lifetime",
         "How many sampled blocks lived how long, from allocation until handed out again.",
@@ -175,7 +175,7 @@ LIVES = (
         REUSE,
     ),
     lines(
-        "Lives of blocks, median",
+        "Block lifetimes, median",
         "Lifetime, idle time before eviction, and time between two hits.",
         reasons.KV_METRICS,
         Query(LIFETIME.quantile(0.5), "lifetime"),
@@ -212,7 +212,7 @@ CACHE_EVENTS = (
         CACHED["idle"],
     ),
     lines(
-        "Lives in the prefix cache, median",
+        "Cached block lifetimes, median",
         "By the engine's KV events.",
         reasons.KV_EVENTS,
         Query(CACHED["lifetime"].quantile(0.5), "lifetime"),
@@ -239,12 +239,21 @@ CACHE_EVENTS = (
     ),
     lines(
         "Sampling",
-        "Share of blocks whose lives are followed; halved when there are too many.",
+        "Share of blocks whose lifetimes are tracked (--kv.sample-rate).",
         reasons.KV_METRICS,
         Query(most(of("sidestep_kv_sample_ratio"), EACH), f"allocated {NAME}"),
         Query(most(of("sidestep_kv_cached_sample_ratio"), EACH), f"cached {NAME}"),
         unit="percentunit",
         most=1,
+    ),
+    lines(
+        "Refused blocks",
+        "Sampled blocks in a second that were not tracked because --kv.max-tracked was reached."
+        " Histograms of blocks are biased while there are any: lower --kv.sample-rate.",
+        reasons.KV_METRICS,
+        Query(rate(of("sidestep_kv_refused_blocks_total"), EACH), f"allocated {NAME}"),
+        Query(rate(of("sidestep_kv_cached_refused_blocks_total"), EACH), f"cached {NAME}"),
+        unit="cps",
     ),
 )
 
@@ -305,7 +314,7 @@ BOARD = Dashboard(
     rows=[
         Row("Now", TILES),
         Row("Use and hits", USE),
-        Row("Lives of blocks", LIVES),
+        Row("Block lifetimes", LIFETIMES),
         Row("The prefix cache, by the engine's KV events", CACHE_EVENTS),
         Row("Other tiers and engines", TIERS),
     ],

@@ -1,1 +1,1 @@
-"""The engine's end of a stream: a queue, and one thread that encodes and sends."""
+"""Delivery of an engine's items to the exporter: a queue, and one thread that encodes and sends."""

@@ -1,4 +1,4 @@
-"""What the environment of an engine's process asks of us."""
+"""The environment variables of an engine's process that configure the plugins."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from sidestep_adapters.publisher.translate import printable
 log = logging.getLogger(__name__)
 
 MODES = ("beside", "instead")
-MAX_WHOLE = 160
-"""Characters of namespace and model in an identity."""
+MAX_PREFIX_CHARS = 160
+"""Maximum characters of namespace and model in an identity."""
 
 
 def endpoint() -> str:
-    """Where the exporter listens; empty: do nothing at all."""
+    """Return ``SIDESTEP_ENDPOINT``, the exporter's ingest endpoint; empty disables the plugins."""
     return os.environ.get("SIDESTEP_ENDPOINT", "")
 
 
 @functools.cache
 def usable_endpoint() -> bool:
-    """Whether there is an endpoint of a form that can be connected to; else say so, once."""
+    """Return whether ``SIDESTEP_ENDPOINT`` is a supported address; log an invalid one, once."""
     if endpoint() and not endpoint().startswith(("ipc://", "tcp://")):
         log.error("SIDESTEP_ENDPOINT=%s: must begin with ipc:// or tcp://", endpoint())
         return False
@@ -32,7 +32,10 @@ def usable_endpoint() -> bool:
 
 
 def mode(variable: str) -> str:
-    """``beside`` or ``instead``; an unknown word is said aloud and read as ``beside``."""
+    """Return the value of ``variable``, ``beside`` or ``instead``.
+
+    An unknown value is logged and read as ``beside``.
+    """
     chosen = os.environ.get(variable) or "beside"
     if chosen not in MODES:
         log.warning("%s=%s: must be one of %s; taking beside", variable, chosen, MODES)
@@ -41,24 +44,30 @@ def mode(variable: str) -> str:
 
 
 def namespace() -> str:
-    """What tells this deployment's engines from others' that feed the same exporter."""
+    """Return the prefix that distinguishes this deployment's engines at a shared exporter."""
     return os.environ.get("SIDESTEP_NAMESPACE") or socket.gethostname()
 
 
-def identity(namespace: str, model: str, what: str) -> str:
-    """All three in one; a long model is cut, never what tells two apart."""
-    whole = f"{namespace}/{model}"
-    if len(whole) > MAX_WHOLE:
-        digest = hashlib.sha256(whole.encode()).hexdigest()[:16]
-        whole = f"{whole[:MAX_WHOLE]}~{digest}"
-    return printable(f"{whole}/{what}")
+def identity(namespace: str, model: str, suffix: str) -> str:
+    """Join the parts into one printable identity.
+
+    A long namespace and model are cut and end with a digest, so that identities stay unique.
+    """
+    prefix = f"{namespace}/{model}"
+    if len(prefix) > MAX_PREFIX_CHARS:
+        digest = hashlib.sha256(prefix.encode()).hexdigest()[:16]
+        prefix = f"{prefix[:MAX_PREFIX_CHARS]}~{digest}"
+    return printable(f"{prefix}/{suffix}")
 
 
-def log_as(engine: str) -> None:
-    """Use an engine's log handlers: its server mutes the root logger, and configures its own alone."""
-    theirs, ours = logging.getLogger(engine), logging.getLogger("sidestep_adapters")
-    if theirs.handlers and not ours.handlers:
-        for handler in theirs.handlers:
-            ours.addHandler(handler)
-        ours.setLevel(theirs.getEffectiveLevel())
-        ours.propagate = False
+def use_log_handlers_of(engine: str) -> None:
+    """Attach the log handlers of the logger ``engine`` to the logger of this package.
+
+    An engine's server may silence the root logger and configure its own logger only.
+    """
+    engine_log, own_log = logging.getLogger(engine), logging.getLogger("sidestep_adapters")
+    if engine_log.handlers and not own_log.handlers:
+        for handler in engine_log.handlers:
+            own_log.addHandler(handler)
+        own_log.setLevel(engine_log.getEffectiveLevel())
+        own_log.propagate = False

@@ -1,4 +1,4 @@
-"""What a process's end, and a fork of it, mean for the publishers in it."""
+"""Hooks that run when a process exits or forks."""
 
 from __future__ import annotations
 
@@ -10,42 +10,43 @@ from multiprocessing import util as multiprocessing_util
 from typing import Protocol
 
 
-class Process(Protocol):
-    """What belongs to one process."""
+class ForkAware(Protocol):
+    """An object that belongs to one process."""
 
     def close(self) -> None:
-        """The process ends."""
+        """Release the object; the process exits."""
 
     def after_fork(self) -> None:
-        """This process is a forked child: threads and sockets are the parent's."""
+        """Drop the threads and sockets inherited from the parent; this process is a forked child."""
 
 
-_known: weakref.WeakSet[Process] = weakref.WeakSet()
+_registered: weakref.WeakSet[ForkAware] = weakref.WeakSet()
 _inherited: list[object] = []
 
 
-def enter(made: Process) -> None:
-    """Tell ``made`` of forks, and of the end of this process."""
-    _known.add(made)
-    atexit.register(_weakly(made))
+def register(owner: ForkAware) -> None:
+    """Call ``owner.after_fork`` in forked children, and ``owner.close`` when this process exits."""
+    _registered.add(owner)
+    atexit.register(_closer(owner))
 
 
-def started(made: Process) -> None:
-    """Tell ``made`` of the end of a child of multiprocessing, if this is one.
+def close_at_child_exit(owner: ForkAware) -> None:
+    """Close ``owner`` when a child of multiprocessing exits.
 
-    It leaves by os._exit, past atexit, but runs the finalizers that were made in it.
+    Such a child leaves through ``os._exit``, which skips atexit but runs the finalizers that were
+    registered in the child.
     """
-    multiprocessing_util.Finalize(made, _weakly(made), exitpriority=10)
+    multiprocessing_util.Finalize(owner, _closer(owner), exitpriority=10)
 
 
-def leave_alone(*parents: object) -> None:
-    """Keep a parent's sockets referenced: closing them would disturb the parent."""
+def keep_referenced(*parents: object) -> None:
+    """Keep references to a parent's sockets: closing them in a child would disturb the parent."""
     _inherited.append(parents)
 
 
-def _weakly(made: Process) -> Callable[[], None]:
-    """Closes ``made`` if it still exists."""
-    reference = weakref.ref(made)
+def _closer(owner: ForkAware) -> Callable[[], None]:
+    """Return a function that closes ``owner`` if it still exists."""
+    reference = weakref.ref(owner)
 
     def close() -> None:
         alive = reference()
@@ -56,8 +57,8 @@ def _weakly(made: Process) -> Callable[[], None]:
 
 
 def _after_fork() -> None:
-    for made in list(_known):
-        made.after_fork()
+    for owner in list(_registered):
+        owner.after_fork()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -1,7 +1,7 @@
-"""What an engine's process itself uses: CPU, memory, descriptors, threads, garbage collection.
+"""Resource usage of an engine's process: CPU, memory, descriptors, threads, garbage collection.
 
-vLLM's API server shows this of itself alone; its engine cores, which hold the
-memory, show nothing. Read in the publisher thread, about once a second.
+vLLM's API server exposes these metrics for itself only; its engine cores, which hold the
+memory, expose none. The publisher thread reads them about once a second.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _taps: weakref.WeakSet[ProcessTap] = weakref.WeakSet()
 
 
 class ProcessTap:
-    """Reads the process's own numbers and remembers what it has reported.
+    """Reads the usage of this process and remembers the counter values it has reported.
 
-    In a forked child it reports the child, under a name of its own: one series
-    for two processes that live would jump from one to the other.
+    A forked child reports under a process name of its own: one series fed by two live
+    processes would jump between their values.
 
     Args:
         process: Value of the label ``process``, such as ``api0``.
@@ -42,42 +42,42 @@ class ProcessTap:
         self._process = process
         self._proc = proc
         self._fds = Path(proc) / "fd"
-        self._begin()
+        self._reset()
         _taps.add(self)
 
     def families(self) -> list[Family]:
-        """What the process uses now.
+        """Return the current resource usage.
 
         Returns:
-            Counters by how much they grew since the last call, at the first call with
-            all they have; gauges as they are. What the system does not tell is left out.
+            Counters as increases since the previous call, as totals in the first call; gauges as
+            current values. Families that the system does not provide are left out.
         """
         families = [
-            # All threads', to the nanosecond; procfs counts in hundredths of a second.
+            # CPU time of all threads, to the nanosecond; procfs counts in hundredths of a second.
             self._counters("cpu_seconds_total", [], [([], time.process_time())]),
-            *self._stat(),
-            *self._descriptors(),
-            *self._collections(),
+            *self._stat_families(),
+            *self._descriptor_families(),
+            *self._gc_families(),
         ]
         return [family for family in families if family.samples]
 
     def after_fork(self) -> None:
-        """In a forked child: nothing is reported yet, and what the parent collected is not ours."""
+        """Restart reporting in a forked child, without the parent's garbage collections."""
         self._process = f"{self._process}/{os.getpid()}"
-        self._begin()
-        self._collections()
+        self._reset()
+        self._gc_families()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._reported: dict[tuple[str, ...], float] = {}
         self._started: float | None = None
         self._counted_by_kernel = False
         self._listed: int | None = None
         self._calls = 0
 
-    def _stat(self) -> list[Family]:
-        """What one small file says, see proc_pid_stat(5)."""
+    def _stat_families(self) -> list[Family]:
+        """Return memory, threads and start time from ``/proc/self/stat``, see proc_pid_stat(5)."""
         try:
-            # The name of the program, in parentheses, may hold spaces and parentheses.
+            # The program name, in parentheses, may contain spaces and parentheses.
             fields = _content(f"{self._proc}/stat").rpartition(b")")[2].split()
             threads, ticks, pages = int(fields[17]), int(fields[19]), int(fields[21])
         except (OSError, ValueError, IndexError):
@@ -92,7 +92,7 @@ class ProcessTap:
             families.append(self._gauge("start_time_seconds", self._started))
         return families
 
-    def _descriptors(self) -> list[Family]:
+    def _descriptor_families(self) -> list[Family]:
         families = []
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         if limit != resource.RLIM_INFINITY:
@@ -102,31 +102,31 @@ class ProcessTap:
         return families
 
     def _open_descriptors(self) -> int:
-        """Their number, without a listing wherever there is another way.
+        """Return the number of open descriptors, without listing them wherever possible.
 
-        A listing gives the interpreter away and asks for it back at every entry:
-        beside a busy engine thread 10,000 take a third of a second. Since Linux 6.2
-        the directory's size is the number; it is believed once a listing agrees.
+        A listing releases and reacquires the interpreter lock for every entry: beside a busy
+        engine thread, 10,000 entries take a third of a second. Since Linux 6.2 the size of the
+        directory is the number of descriptors; it is used once a listing has confirmed it.
         """
         size = self._fds.stat().st_size
         if self._counted_by_kernel:
             return size
         if self._listed is None or self._calls % LISTING_CALLS == 0:
-            names = os.listdir(self._fds)  # noqa: PTH208 - a Path of each would cost as much again
-            self._listed = len(names) - 1  # the listing's own
+            names = os.listdir(self._fds)  # noqa: PTH208 - a Path for each entry would double the cost
+            self._listed = len(names) - 1  # without the descriptor of the listing
             self._counted_by_kernel = self._listed == size
         self._calls += 1
         return self._listed
 
-    def _collections(self) -> list[Family]:
+    def _gc_families(self) -> list[Family]:
         generations = [([str(number)], stats) for number, stats in enumerate(gc.get_stats())]
         return [
             self._counters(
-                f"gc_{what}_total",
+                f"gc_{suffix}_total",
                 ["generation"],
-                [(own, float(stats[what])) for own, stats in generations],
+                [(own, float(stats[suffix])) for own, stats in generations],
             )
-            for what in ("collections", "uncollectable")
+            for suffix in ("collections", "uncollectable")
         ]
 
     def _gauge(self, name: str, value: float) -> Family:
@@ -135,7 +135,7 @@ class ProcessTap:
     def _counters(
         self, name: str, labels: list[str], totals: list[tuple[list[str], float]]
     ) -> Family:
-        """By how much each has grown; those that stood still are left out."""
+        """Return increases of counters; counters that did not change are left out."""
         grown = []
         for own, total in totals:
             key = (name, *own)
@@ -153,12 +153,12 @@ class ProcessTap:
             for own, value in values
             if abs(value) <= VALUE_LIMIT
         ]
-        # Label names sorted, as the catalogue's rows have them.
+        # Label names are sorted, as in the catalogue's rows.
         return Family(PREFIX + name, kind, [*labels, "process"], samples)
 
 
 def _content(path: str) -> bytes:
-    # Without a file object, which would make three more system calls.
+    # A file object would make three more system calls.
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(file, 4096)
@@ -167,7 +167,7 @@ def _content(path: str) -> bytes:
 
 
 def _start_time(ticks: int) -> float | None:
-    """Unix time of ``ticks`` after the boot; procfs's own boot time is in whole seconds."""
+    """Return the Unix time ``ticks`` after boot; the boot time in procfs has whole seconds only."""
     try:
         since_boot = time.clock_gettime(time.CLOCK_BOOTTIME)
         return time.time() - since_boot + ticks / os.sysconf("SC_CLK_TCK")

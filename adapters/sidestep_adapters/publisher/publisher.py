@@ -1,8 +1,8 @@
-"""The engine's end of a stream: a queue, and one daemon thread that does the rest.
+"""The engine's end of a stream: a queue, and one daemon thread that encodes and sends.
 
-``push`` appends to a deque and returns: no encoding, no lock, no system call and
-no exception on the thread that serves requests. The publisher thread encodes,
-sends, retransmits and reads acknowledgements by the rules of ``session.sender``.
+``Publisher.push`` appends to a deque and returns: no encoding, no lock, no system call and
+no exception on the thread that serves requests. The publisher thread encodes, sends,
+retransmits and reads acknowledgements by the rules of ``sidestep.protocol.sender``.
 """
 
 from __future__ import annotations
@@ -22,33 +22,34 @@ from sidestep.errors import ConfigError, RunError
 from sidestep.protocol.messages import EngineInfo
 from sidestep.protocol.sender import Sender, State
 from sidestep.transport.link import Link
-from sidestep_adapters.publisher import process_hooks as processes
-from sidestep_adapters.publisher.queue import Later, Notes, Pending
+from sidestep_adapters.publisher import process_hooks
+from sidestep_adapters.publisher.queue import DeferredItems, ItemFactory, ItemQueue
 
 log = logging.getLogger(__name__)
 
-FLUSH = 0.05
-DRAIN = 2.0
-"""Seconds that closing may take while the exporter still answers."""
-GREETING = 0.5
-"""Seconds of them to wait for an exporter that has not answered yet."""
-COMPLAIN = 60.0
-PATIENCE = 30.0
-"""Seconds without any answer after which a new connection may have more luck."""
+FLUSH_INTERVAL = 0.05
+CLOSE_TIMEOUT = 2.0
+"""Maximum seconds that closing takes while the exporter answers."""
+CONNECT_TIMEOUT = 0.5
+"""Seconds of ``CLOSE_TIMEOUT`` to wait for an exporter that has not answered yet."""
+WARNING_INTERVAL = 60.0
+RECONNECT_AFTER = 30.0
+"""Seconds without any answer after which the publisher opens a new connection."""
 HANDSHAKE_STEPS, HANDSHAKE_WAIT = 4, 0.01
-"""How often, and how many seconds each time, a flush waits for a handshake to go on."""
+"""How often a flush waits for a handshake to proceed, and how many seconds each time."""
 
 
 class Publisher:
-    """Sends one process's items to the exporter.
+    """Sends the items of one process to the exporter.
 
     Args:
-        endpoint: The exporter's.
+        endpoint: The exporter's ingest endpoint.
         stream: Name of this process's stream, stable over restarts.
-        engines: What the stream feeds.
-        extra: Makes more items about once a second, in the publisher's thread.
-        again: Makes the items that a restarted exporter needs to hear again.
-        notes: Taken in with every flush.
+        engines: Engines that the stream feeds.
+        periodic_items: Makes additional items about once a second, in the publisher thread.
+        current_state: Makes the items that a restarted exporter needs again.
+        deferred: Recorded values that each flush turns into items.
+        flush_interval: Seconds between two flushes.
 
     Attributes:
         errors: Records that could not be translated or encoded.
@@ -60,99 +61,102 @@ class Publisher:
         stream: str,
         engines: Sequence[EngineInfo],
         *,
-        extra: Later | None = None,
-        again: Later | None = None,
-        notes: Notes | None = None,
-        flush: float = FLUSH,
+        periodic_items: ItemFactory | None = None,
+        current_state: ItemFactory | None = None,
+        deferred: DeferredItems | None = None,
+        flush_interval: float = FLUSH_INTERVAL,
     ) -> None:
         self.errors = 0
         self._endpoint = endpoint
         self._stream = stream
         self._engines = list(engines)
-        self._extra = extra
-        self._again = again
-        self._flush = flush
-        self._pending = Pending(notes, self.fail)
-        self._extra_at = 0.0
-        self._told: tuple[int | None, int] = (None, 0)
+        self._periodic_items = periodic_items
+        self._current_state = current_state
+        self._flush_interval = flush_interval
+        self._queue = ItemQueue(deferred, self.fail)
+        self._periodic_at = 0.0
+        self._last_session: tuple[int | None, int] = (None, 0)
         self._thread: threading.Thread | None = None
-        self._complained_at = -COMPLAIN
+        self._warned_at = -WARNING_INTERVAL
         self._closed = False
         self._start()
-        processes.enter(self)
+        process_hooks.register(self)
 
-    def push(self, item: Item | Later) -> None:
-        """Queue ``item``, which must own its values; where the queue is full, count it."""
+    def push(self, item: Item | ItemFactory) -> None:
+        """Queue ``item``, which must own its values; count it as dropped if the queue is full."""
         if self._thread is None:
-            self._revive()
-        pending = self._pending
-        if len(pending.queue) < pending.room:
-            pending.queue.append(item)
+            self._restart_after_fork()
+        queue = self._queue
+        if len(queue.entries) < queue.capacity:
+            queue.entries.append(item)
         else:
-            pending.overflowed += 1
+            queue.overflowed += 1
 
-    def fail(self, what: str) -> None:
-        """Count a record that could not be sent as it was; say so, and why, once a minute."""
+    def fail(self, problem: str) -> None:
+        """Count a record that could not be sent as it was; log the cause once a minute."""
         self.errors += 1
-        self._complain("%s: %d so far", what, self.errors, exc_info=sys.exc_info()[0] is not None)
+        self._warn("%s: %d so far", problem, self.errors, exc_info=sys.exc_info()[0] is not None)
 
     def describe(self, engines: Sequence[EngineInfo]) -> None:
-        """Replace what the stream says about its engines; known ones keep their index."""
+        """Replace the description of the stream's engines; known engines keep their index."""
         self._engines = list(engines)
-        self._described.set()
+        self._description_changed.set()
 
     @property
     def queued(self) -> int:
-        """Items that are not encoded yet."""
-        return len(self._pending.queue)
+        """Return the number of items that are not encoded yet."""
+        return len(self._queue.entries)
 
     @property
-    def held(self) -> int:
-        """Bytes that are encoded and not known to outlive the exporter."""
+    def held_bytes(self) -> int:
+        """Return the encoded bytes kept for retransmission, until the exporter has saved them."""
         return self._sender.held_bytes
 
     @property
     def drained(self) -> bool:
-        """Whether all that was pushed before the last flush has arrived, and is safe there."""
-        # In this order: what has left the queue is being encoded, or is the sender's.
-        pending = self._pending
-        return not pending and not pending.encoding and self._sender.drained
+        """Return whether the exporter has received and saved everything pushed before the last flush."""
+        # The order matters: an item leaves the queue, is being encoded, then belongs to the sender.
+        queue = self._queue
+        return not queue and not queue.encoding and self._sender.drained
 
     @property
     def connected(self) -> bool:
-        """Whether the exporter has answered."""
+        """Return whether the exporter has answered on this connection."""
         return self._sender.state is State.STREAMING
 
     @property
     def problem(self) -> str:
-        """Why there is no connection to the exporter; empty while nothing is known to be wrong."""
+        """Return why there is no connection to the exporter; empty if no problem is known."""
         return self._link.problem
 
     @property
     def kv_sample_rate(self) -> float | None:
-        """Share of KV blocks to follow, as the exporter said last; ``None``: it said nothing.
+        """Return the share of KV blocks to sample, as last received; ``None`` without one.
 
-        May be read in every step: two attributes, no lock.
+        Cheap enough for every step: two attribute reads, no lock.
         """
         return self._sender.kv_sample_rate
 
     @property
     def refused(self) -> bool:
-        """Whether another process has taken the stream's name."""
+        """Return whether another process has taken over the stream's name."""
         return self._sender.state is State.STOPPED
 
     @property
     def dropped(self) -> int:
-        """Items given up so far."""
-        return self._sender.dropped + self._pending.overflowed
+        """Return the number of items dropped so far."""
+        return self._sender.dropped + self._queue.overflowed
 
     @property
     def folded(self) -> int:
-        """Items added up so far, because the ring was full."""
+        """Return the number of items merged into totals so far, because the ring was full."""
         return self._sender.folded
 
-    def close(self, timeout: float = DRAIN) -> None:
-        """Send what is queued, say goodbye, stop; at most ``timeout`` seconds, at most once."""
+    def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
+        """Send what is queued, close the stream and stop, within ``timeout`` seconds.
+
+        Further calls do nothing.
+        """
         if self._closed or self._thread is None:
             return
         self._closed = True
@@ -161,10 +165,12 @@ class Publisher:
         self._thread.join(timeout + 1.0)
 
     def after_fork(self) -> None:
-        """In a forked child: the thread is the parent's, and so is all that is queued."""
-        processes.leave_alone(self._sender, self._link, self._thread, self._stop, self._described)
+        """Drop what a forked child inherits: the thread and the queued items are the parent's."""
+        process_hooks.keep_referenced(
+            self._sender, self._link, self._thread, self._stop, self._description_changed
+        )
         self._thread = None
-        self._pending.clear()
+        self._queue.clear()
 
     def _start(self) -> None:
         incarnation = secrets.randbits(63)
@@ -173,159 +179,161 @@ class Publisher:
         self._sender = Sender(self._stream, incarnation, self._engines, jitter, self._folder)
         self._link = Link(self._endpoint, jitter)
         self._stop = threading.Event()
-        self._described = threading.Event()
+        self._description_changed = threading.Event()
         self._deadline = 0.0
         thread = threading.Thread(target=self._run, name="sidestep-publisher", daemon=True)
         self._thread = thread
-        processes.started(self)
+        process_hooks.close_at_child_exit(self)
         thread.start()
 
-    def _revive(self) -> None:
-        """A forked child pushes for the first time: it is a stream of its own."""
+    def _restart_after_fork(self) -> None:
+        """Restart in a forked child that pushes for the first time, as a stream of its own."""
         self._stream = f"{self._stream}/{os.getpid()}"
         self.errors = 0
-        self._pending.renew()
-        self._told = (None, 0)
+        self._queue.reset()
+        self._last_session = (None, 0)
         self._closed = False
         self._start()
 
     def _run(self) -> None:
         link = self._link
         self._prepare()
-        while not self._stop.wait(self._flush) and not self.refused:
+        while not self._stop.wait(self._flush_interval) and not self.refused:
             try:
-                self._work(link)
+                self._flush_once(link)
             except (ConfigError, RunError) as error:
-                # Keys that cannot be used, or no descriptors: that may change, so try again.
-                self._complain("nothing is sent: %s", error)
-            except Exception:  # noqa: BLE001 - nothing here may ever reach the engine
+                # Unusable keys or a lack of descriptors may be temporary: try again.
+                self._warn("nothing is sent: %s", error)
+            except Exception:  # noqa: BLE001 - no exception may reach the engine
                 self.fail("publishing failed")
                 self._sender.reopen = True
         try:
             self._finish(link)
         except (ConfigError, RunError) as error:
-            self._complain("nothing is sent: %s", error)
-        except Exception:  # noqa: BLE001 - likewise
+            self._warn("nothing is sent: %s", error)
+        except Exception:  # noqa: BLE001 - as above
             self.fail("closing failed")
         link.close()
 
     def _prepare(self) -> None:
         try:
             self._folder.prepare(self._engines)
-        except Exception:  # noqa: BLE001 - what cannot be folded will be counted as dropped
-            self.fail("nothing can be folded")
+        except Exception:  # noqa: BLE001 - items that cannot be folded are counted as dropped
+            self.fail("preparing to fold items failed")
 
-    def _work(self, link: Link) -> None:
-        """One flush."""
+    def _flush_once(self, link: Link) -> None:
+        """Run one flush: connect, encode, send and receive."""
         self._connect(link)
-        if self._extra is not None and time.monotonic() >= self._extra_at:
-            self._extra_at = time.monotonic() + 1.0
-            self._pending.queue.append(self._extra)
+        if self._periodic_items is not None and time.monotonic() >= self._periodic_at:
+            self._periodic_at = time.monotonic() + 1.0
+            self._queue.entries.append(self._periodic_items)
         if not self._is_idle():
             self._encode()
             self._pump(link)
 
-    def _give_up(self) -> None:
-        """Another process has the stream's name: say so once, and take nothing any more."""
-        log.warning("sidestep: nothing is sent any more: %s", self._sender.complaint)
-        self._pending.close()
+    def _abandon_stream(self) -> None:
+        """Log once that another process has the stream's name, and queue nothing any more."""
+        log.warning("sidestep: sending has stopped: %s", self._sender.complaint)
+        self._queue.close()
 
     def _is_idle(self) -> bool:
-        """Whether this flush can be left out; a publisher without work costs next to nothing."""
+        """Return whether this flush can be skipped; an idle publisher costs almost nothing."""
         return (
-            not self._pending
-            and not self._described.is_set()
+            not self._queue
+            and not self._description_changed.is_set()
             and self._sender.errors == self.errors
-            and not self._pending.overflowed
+            and not self._queue.overflowed
             and self._sender.idle(time.monotonic())
         )
 
     def _connect(self, link: Link) -> None:
-        """Keep the link connected; on a new connection the sender says Hello again.
+        """Keep the link connected; the sender repeats its Hello on a new connection.
 
         Raises:
             ConfigError: The endpoint or the keys cannot be used.
             RunError: This process has no file descriptors left.
         """
         now = time.monotonic()
-        has_ended = link.advance(now)
+        is_reconnected = link.advance(now)
         for _ in range(HANDSHAKE_STEPS):
             if not link.ready:
                 link.wait(HANDSHAKE_WAIT)
-                has_ended |= link.advance(time.monotonic())
-        if has_ended:
+                is_reconnected |= link.advance(time.monotonic())
+        if is_reconnected:
             self._sender.reopened()
-        elif self._sender.reopen or (not self.connected and now - link.opened_at > PATIENCE):
-            # After some errors, such as at a port that wants a key, libzmq does not try again.
+        elif self._sender.reopen or (not self.connected and now - link.opened_at > RECONNECT_AFTER):
+            # After some errors, such as a port that requires a key, libzmq does not reconnect.
             link.drop(now)
             self._sender.reopened()
 
     def _encode(self) -> None:
-        self._pending.encode(self._sender, self._tell_engines)
+        self._queue.encode(self._sender, self._send_description)
         self._sender.errors = self.errors
 
-    def _tell_engines(self) -> None:
-        if self._described.is_set():
-            self._described.clear()
+    def _send_description(self) -> None:
+        if self._description_changed.is_set():
+            self._description_changed.clear()
             self._sender.describe(self._engines)
 
     def _pump(self, link: Link) -> None:
-        """Send what may be sent, read what came, until neither goes on."""
-        self._tell_engines()
-        deadline = time.monotonic() + FLUSH
-        goes_on = True
-        while goes_on:
-            goes_on = False
+        """Send and receive until there is no progress in either direction."""
+        self._send_description()
+        deadline = time.monotonic() + FLUSH_INTERVAL
+        has_progress = True
+        while has_progress:
+            has_progress = False
             now = time.monotonic()
             while (frame := self._sender.next_frame(now)) is not None:
                 if not link.send(frame):
-                    # The kernel's buffer is full, or there is no connection.
-                    goes_on = link.ready and now < deadline
+                    # The kernel's buffer is full, or the link is not connected.
+                    has_progress = link.ready and now < deadline
                     break
                 self._sender.sent(now)
-            while (answer := link.receive(now)) is not None:
-                self._sender.receive(answer, now)
-                goes_on = True
-            if goes_on and frame is not None:
+            while (reply := link.receive(now)) is not None:
+                self._sender.receive(reply, now)
+                has_progress = True
+            if has_progress and frame is not None:
                 link.wait(deadline - now)
-        self._tell_again()
+        self._resend_state()
         if self._sender.complaint and not self.refused:
-            self._complain("the exporter at %s refuses: %s", self._endpoint, self._sender.complaint)
+            self._warn(
+                "the exporter at %s refuses the stream: %s", self._endpoint, self._sender.complaint
+            )
 
-    def _tell_again(self) -> None:
-        """Say anew what is said but once.
+    def _resend_state(self) -> None:
+        """Send the current state again after the exporter has changed or has folded items.
 
-        Another exporter than before may not have heard it; and what was folded has no
-        requests in flight, which the exporter goes on with from here.
+        Another exporter may not have received items that are sent only once. Folded items carry
+        no requests in flight; the exporter continues from these items.
         """
-        told = self._sender.boot, self._sender.seals
-        if told != self._told:
-            if self._told[0] is not None and self._again is not None:
-                self._pending.queue.append(self._again)
-            self._told = told
+        session = self._sender.boot, self._sender.seals
+        if session != self._last_session:
+            if self._last_session[0] is not None and self._current_state is not None:
+                self._queue.entries.append(self._current_state)
+            self._last_session = session
 
     def _finish(self, link: Link) -> None:
-        """Drain until the deadline while the exporter answers, then say goodbye."""
+        """Drain until the deadline while the exporter answers, then send a Bye."""
         if self.refused:
-            self._give_up()
+            self._abandon_stream()
             return
-        if self._extra is not None:
-            self._pending.queue.append(self._extra)
+        if self._periodic_items is not None:
+            self._queue.entries.append(self._periodic_items)
         self._encode()
-        absent = min(time.monotonic() + GREETING, self._deadline)
-        while time.monotonic() < (self._deadline if self.connected else absent):
+        connect_deadline = min(time.monotonic() + CONNECT_TIMEOUT, self._deadline)
+        while time.monotonic() < (self._deadline if self.connected else connect_deadline):
             self._connect(link)
             self._pump(link)
             if self._sender.drained or self.refused:
                 break
             time.sleep(0.005)
         if self.connected and link.send(self._sender.bye("closed")):
-            # Its answer shows that the Bye has arrived.
+            # The exporter's answer confirms the Bye.
             link.wait(max(0.0, self._deadline - time.monotonic()))
             link.close(max(0.0, self._deadline - time.monotonic()))
 
-    def _complain(self, text: str, *args: object, exc_info: bool = False) -> None:
+    def _warn(self, text: str, *args: object, exc_info: bool = False) -> None:
         now = time.monotonic()
-        if now - self._complained_at >= COMPLAIN:
-            self._complained_at = now
+        if now - self._warned_at >= WARNING_INTERVAL:
+            self._warned_at = now
             log.warning(f"sidestep: {text}", *args, exc_info=exc_info)  # noqa: G004

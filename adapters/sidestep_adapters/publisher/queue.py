@@ -1,7 +1,7 @@
-"""What the engine's threads have handed over and nobody has encoded yet.
+"""The queue between an engine's threads and the publisher thread.
 
-Handing over is an append to a deque. The publisher's thread encodes in slices, between which
-the engine has the interpreter.
+Queueing is an append to a deque. The publisher thread encodes in short slices, between which
+the engine gets the interpreter.
 """
 
 from __future__ import annotations
@@ -17,126 +17,127 @@ from sidestep.protocol.sender import Sender
 
 QUEUE_ITEMS = 4096
 SLICE = 1e-4
-"""Seconds of encoding after which the publisher lets the engine have the interpreter."""
-REST = 5e-4
-FOLDING_REST = 1e-3
-"""Likewise while items are folded, which takes tens of microseconds each."""
+"""Seconds of encoding after which the publisher yields the interpreter to the engine."""
+YIELD_SECONDS = 5e-4
+FOLDING_YIELD_SECONDS = 1e-3
+"""Seconds to yield while items are folded, which takes tens of microseconds each."""
 BACKLOG = 64
-"""Queued items for which a slice grows by its length."""
+"""Number of queued items that lengthens a slice by ``SLICE``."""
 URGENT = 1024
-"""From which on it only lets the engine have the interpreter, and goes on."""
+"""Number of queued items from which the publisher yields without sleeping."""
 
-Later = Callable[[], Iterable[Item]]
-"""Makes items in the publisher thread, from values of its own."""
+ItemFactory = Callable[[], Iterable[Item]]
+"""A function that makes items in the publisher thread, from values that it owns."""
 
 
-class Notes(Protocol):
-    """What the engine's threads noted down, to become items in the publisher's."""
+class DeferredItems(Protocol):
+    """Values that the engine's threads recorded, to become items in the publisher thread."""
 
     @property
-    def lost(self) -> int:
-        """How many found no place, so far."""
+    def dropped(self) -> int:
+        """Number of values dropped so far because the limit was reached."""
 
     def __len__(self) -> int: ...
 
     def items(self) -> Iterable[Item]:
-        """The items of a slice of them, which are forgotten."""
+        """Remove a slice of the recorded values and return their items."""
 
     def clear(self) -> None:
-        """Forget all."""
+        """Discard all recorded values."""
 
     def close(self) -> None:
-        """Forget all, and take no more."""
+        """Discard all recorded values and accept no more."""
 
 
-class Pending:
-    """Items in a queue, and notes that are to become items.
+class ItemQueue:
+    """Queued items, and recorded values that become items.
 
     Args:
-        fail: Called inside ``except`` with what went wrong.
+        deferred: Recorded values, if the plugin has any.
+        fail: Called inside ``except`` with a description of the problem.
 
     Attributes:
-        queue: Items, and what makes some.
-        room: How many may be queued.
-        overflowed: Items that found no room since the last encoding.
-        encoding: Whether some have left the queue that no sender has yet.
+        entries: Items, and functions that make items.
+        capacity: Maximum number of entries.
+        overflowed: Items dropped because the queue was full, since the last encoding.
+        encoding: Whether entries have left the queue and have not reached the sender.
     """
 
-    def __init__(self, notes: Notes | None, fail: Callable[[str], None]) -> None:
-        self.queue: deque[Item | Later] = deque()
-        self.room = QUEUE_ITEMS
+    def __init__(self, deferred: DeferredItems | None, fail: Callable[[str], None]) -> None:
+        self.entries: deque[Item | ItemFactory] = deque()
+        self.capacity = QUEUE_ITEMS
         self.overflowed = 0
         self.encoding = False
-        self._notes = notes
+        self._deferred = deferred
         self._fail = fail
-        self._lost = 0
-        """Of the notes lost, those that are counted."""
+        self._counted_drops = 0
+        """Dropped recorded values that the sender has counted."""
 
     def __bool__(self) -> bool:
-        return bool(self.queue or self._notes)
+        return bool(self.entries or self._deferred)
 
     def clear(self) -> None:
-        """In a forked child: all that is here is the parent's."""
-        self.queue = deque()
+        """Discard all entries in a forked child: they belong to the parent."""
+        self.entries = deque()
         self.encoding = False
-        if self._notes is not None:
-            self._notes.clear()
+        if self._deferred is not None:
+            self._deferred.clear()
 
-    def renew(self) -> None:
-        """Begin to count, for a stream that begins."""
-        self.room = QUEUE_ITEMS
+    def reset(self) -> None:
+        """Reset the capacity and the overflow count for a new stream."""
+        self.capacity = QUEUE_ITEMS
         self.overflowed = 0
 
     def close(self) -> None:
-        """Take nothing any more: nobody will have it."""
-        self.room = 0
-        self.overflowed += len(self.queue)
-        self.queue.clear()
-        if self._notes is not None:
-            self._notes.close()
+        """Drop all entries and accept no more."""
+        self.capacity = 0
+        self.overflowed += len(self.entries)
+        self.entries.clear()
+        if self._deferred is not None:
+            self._deferred.close()
 
     def encode(self, sender: Sender, describe: Callable[[], None]) -> None:
-        """Give ``sender`` what is here, in slices: the interpreter belongs to the engine.
+        """Encode all entries for ``sender``, in slices that leave the engine the interpreter.
 
         Args:
-            sender: The stream's.
-            describe: Called before each item, which may be of an engine that is new.
+            sender: The stream's sender.
+            describe: Called before each item, which may belong to a new engine.
         """
         self.encoding = True
-        notes = self._notes
-        started = time.perf_counter()
-        for _ in range(len(self.queue)):
-            self._add(sender, self.queue.popleft(), describe)
-            started = self._rest(sender, started)
-        for _ in range(len(notes or ())):
-            if not notes:
+        deferred = self._deferred
+        slice_started = time.perf_counter()
+        for _ in range(len(self.entries)):
+            self._add(sender, self.entries.popleft(), describe)
+            slice_started = self._yield_interpreter(sender, slice_started)
+        for _ in range(len(deferred or ())):
+            if not deferred:
                 break
-            self._add(sender, notes.items, describe)
-            started = self._rest(sender, started)
-        lost = 0 if notes is None else notes.lost
-        sender.dropped += self.overflowed + lost - self._lost
-        self.overflowed, self._lost = 0, lost
+            self._add(sender, deferred.items, describe)
+            slice_started = self._yield_interpreter(sender, slice_started)
+        dropped = 0 if deferred is None else deferred.dropped
+        sender.dropped += self.overflowed + dropped - self._counted_drops
+        self.overflowed, self._counted_drops = 0, dropped
         self.encoding = False
 
-    def _add(self, sender: Sender, entry: Item | Later, describe: Callable[[], None]) -> None:
+    def _add(self, sender: Sender, entry: Item | ItemFactory, describe: Callable[[], None]) -> None:
         encoded: list[bytes] = []
         try:
             items = entry() if callable(entry) else (entry,)
             encoded += map(encode_item, items)
-        except Exception:  # noqa: BLE001 - an odd value costs its own record
+        except Exception:  # noqa: BLE001 - an invalid value drops its own record only
             self._fail("an item could not be encoded")
         describe()
         fitting = [item for item in encoded if len(item) <= MAX_ITEM_BYTES]
         sender.dropped += len(encoded) - len(fitting)
         sender.add(fitting)
 
-    def _rest(self, sender: Sender, started: float) -> float:
-        """Let the engine have the interpreter if it is time to; when this slice has begun."""
-        behind = len(self.queue)
-        # Behind a thread that never rests each rest costs it 5 ms: a backlog takes longer slices.
-        if time.perf_counter() - started <= SLICE * (1 + behind // BACKLOG):
-            return started
-        # On a machine that has no core to spare a rest lasts as long as others like.
-        rest = FOLDING_REST if sender.folding else REST
+    def _yield_interpreter(self, sender: Sender, slice_started: float) -> float:
+        """Yield the interpreter to the engine if the slice is over; return when the slice began."""
+        behind = len(self.entries)
+        # Behind a busy engine thread each yield costs 5 ms: with a backlog, slices are longer.
+        if time.perf_counter() - slice_started <= SLICE * (1 + behind // BACKLOG):
+            return slice_started
+        # Without an idle core, a yield lasts as long as other threads run.
+        rest = FOLDING_YIELD_SECONDS if sender.folding else YIELD_SECONDS
         time.sleep(rest if behind < URGENT else 0)
         return time.perf_counter()

@@ -1,7 +1,7 @@
-"""An engine's objects into wire structs, by field name.
+"""Translation of an engine's objects into wire structs, by field name.
 
-The fast way is one call into msgspec, which copies every list: the result owns
-its values. Where that finds a value it cannot take, the slow way takes the rest.
+The fast path is one call of msgspec, which copies every list, so the result owns its values.
+If that meets an invalid value, the slow path converts the remaining values one by one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sidestep.protocol.limits import MAX_LABEL_CHARS, MAX_LABELS, MAX_OBSERVATIO
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)
 
-UNCUT = frozenset(
+UNTRUNCATED = frozenset(
     {
         "finished_requests",
         "inter_token_latencies_iter",
@@ -24,16 +24,16 @@ UNCUT = frozenset(
         "time_to_first_tokens_iter",
     }
 )
-"""Lists that are split over several items rather than cut: see ``vllm.split``."""
+"""Lists that are split over several items instead of truncated: see ``vllm.stats.split``."""
 
 _hints: dict[type, dict[str, Any]] = {}
 
 
 def to_wire(source: object, struct: type[Struct]) -> tuple[Struct, int]:
-    """``source``'s attributes as ``struct``, and how many values had to be left out.
+    """Return ``source``'s attributes as ``struct``, and how many values were left out.
 
-    Attributes that ``struct`` does not know are passed over, absent ones take
-    its defaults. The lists in ``UNCUT`` may come out longer than the wire allows.
+    Attributes that ``struct`` does not know are ignored; missing attributes take its defaults.
+    The lists in ``UNTRUNCATED`` may exceed the wire's limits.
     """
     try:
         return msgspec.convert(source, struct, from_attributes=True), 0
@@ -42,7 +42,7 @@ def to_wire(source: object, struct: type[Struct]) -> tuple[Struct, int]:
 
 
 def printable(text: object) -> str:
-    """``text`` as a label value may be: short, and without control characters."""
+    """Return ``text`` as a valid label value: at most MAX_LABEL_CHARS, no control characters."""
     cut = str(text)[:MAX_LABEL_CHARS]
     return cut if cut.isprintable() else "".join(c if c.isprintable() else "?" for c in cut)
 
@@ -52,63 +52,63 @@ def _field_by_field(source: object, struct: type[Struct]) -> tuple[Struct, int]:
     if hints is None:
         hints = _hints[struct] = get_type_hints(struct, include_extras=True)
     values: dict[str, Any] = {}
-    lost = 0
+    dropped = 0
     for name in struct.__struct_fields__:
         value = getattr(source, name, msgspec.UNSET)
         if value is not msgspec.UNSET:
-            found, missed = _value(value, hints[name], cut=name not in UNCUT)
-            lost += missed
+            found, missed = _convert(value, hints[name], cut=name not in UNTRUNCATED)
+            dropped += missed
             if found is not msgspec.UNSET:
                 values[name] = found
-    return struct(**values), lost
+    return struct(**values), dropped
 
 
-def _value(value: Any, hint: Any, *, cut: bool = True) -> tuple[Any, int]:
-    """``value`` as ``hint`` wants it, UNSET where nothing of it can be used."""
+def _convert(value: Any, hint: Any, *, cut: bool = True) -> tuple[Any, int]:
+    """Return ``value`` converted to ``hint``, UNSET if no part is usable, and the values left out."""
     try:
         return msgspec.convert(value, hint, from_attributes=True), 0
     except (msgspec.ValidationError, UnicodeError):
         pass
-    inner = _plain(hint)
+    inner = _unwrap(hint)
     if isinstance(inner, type) and issubclass(inner, msgspec.Struct):
         return _field_by_field(value, inner)
     if get_origin(inner) is list and isinstance(value, list | tuple):
-        pairs = [_value(element, get_args(inner)[0]) for element in value]
+        pairs = [_convert(element, get_args(inner)[0]) for element in value]
         kept = [found for found, _ in pairs if found is not msgspec.UNSET]
-        limit = _longest(hint) if cut else len(kept)
-        lost = sum(missed for _, missed in pairs) + max(len(kept) - limit, 0)
-        return kept[:limit], lost
+        limit = _max_length(hint) if cut else len(kept)
+        dropped = sum(missed for _, missed in pairs) + max(len(kept) - limit, 0)
+        return kept[:limit], dropped
     if get_origin(inner) is dict and isinstance(value, dict):
-        return _mapping(value, get_args(inner)[1])
+        return _convert_mapping(value, get_args(inner)[1])
     try:
-        # A bool where a number is meant, a numpy scalar, a number in a string.
+        # Accept a bool for a number, a numpy scalar, or a number in a string.
         number = inner(value) if inner in (float, int) else None
         return msgspec.convert(number, hint), 0
     except (msgspec.ValidationError, TypeError, ValueError, OverflowError):
         return msgspec.UNSET, 1
 
 
-def _mapping(value: dict[Any, Any], hint: Any) -> tuple[dict[str, Any], int]:
-    """Keys may be enums of strings."""
+def _convert_mapping(value: dict[Any, Any], hint: Any) -> tuple[dict[str, Any], int]:
+    """Convert a mapping's values; keys may be enums of strings."""
     kept: dict[str, Any] = {}
     for key, item in value.items():
-        found, _ = _value(item, hint)
+        found, _ = _convert(item, hint)
         if found is not msgspec.UNSET and len(kept) < MAX_LABELS:
             kept[printable(getattr(key, "value", key))] = found
     return kept, len(value) - len(kept)
 
 
-def _longest(hint: Any) -> int:
-    """How many elements the wire allows."""
+def _max_length(hint: Any) -> int:
+    """Return the maximum number of elements that the wire allows."""
     bounds = (getattr(meta, "max_length", None) for meta in getattr(hint, "__metadata__", ()))
     return next((bound for bound in bounds if bound is not None), MAX_OBSERVATIONS)
 
 
-def _plain(hint: Any) -> Any:
-    """The type inside ``Annotated`` and ``X | None``."""
+def _unwrap(hint: Any) -> Any:
+    """Return the type inside ``Annotated`` and ``X | None``."""
     while get_origin(hint) is not None and hasattr(hint, "__metadata__"):
         hint = get_args(hint)[0]
     options = [option for option in get_args(hint) if option is not type(None)]
     if type(None) in get_args(hint) and len(options) == 1:
-        return _plain(options[0])
+        return _unwrap(options[0])
     return hint

@@ -1,1 +1,1 @@
-"""Recordings of what engines send: written, read, and replayed."""
+"""Recordings of what engines send: writing, reading and replaying them."""

@@ -1,10 +1,10 @@
-"""Recordings: sidestep's own, made by ``sidestep record``, and stat-logger calls as JSON lines.
+"""Recording formats: sidestep's own, made by ``sidestep record``, and stat-logger calls as JSON lines.
 
-Sidestep's own form is a line of text, then records, each four bytes of length
-(big-endian) and as much msgpack: what a stream fed (``Greeting``) and what it
-sent (``Items``). The JSON-lines form has one object a call of vLLM's stat
-logger: ``call``, ``t_mono``, its arguments, and ``instance`` where several
-front-end processes share the file. Either may be compressed with gzip.
+Sidestep's own format is a line of text, then records, each four bytes of length (big-endian) and
+that many bytes of msgpack: which engines a stream feeds (``StreamStart``) and what it sent
+(``Items``). The JSON-lines format has one object for each call of vLLM's stat logger: ``call``,
+``t_mono``, its arguments, and ``instance`` if several front-end processes share the file. Both
+may be compressed with gzip.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _LENGTH = struct.Struct(">I")
 _GZIP = b"\x1f\x8b"
 
 
-class Greeting(msgspec.Struct, array_like=True, gc=False, tag="G"):
-    """From ``at`` seconds after the start, ``stream`` feeds ``engines``."""
+class StreamStart(msgspec.Struct, array_like=True, gc=False, tag="G"):
+    """Record: from ``at`` seconds after the start, ``stream`` feeds ``engines``."""
 
     at: float
     stream: str
@@ -42,7 +42,7 @@ class Greeting(msgspec.Struct, array_like=True, gc=False, tag="G"):
 
 
 class Items(msgspec.Struct, array_like=True, gc=False, tag="I"):
-    """``stream`` sent ``items`` at ``at`` seconds after the start."""
+    """Record: ``stream`` sent ``items`` at ``at`` seconds after the start."""
 
     at: float
     stream: str
@@ -50,7 +50,7 @@ class Items(msgspec.Struct, array_like=True, gc=False, tag="I"):
 
 
 class Call(msgspec.Struct):
-    """One call of a stat logger: of process ``instance``, ``at`` seconds after the start."""
+    """A call of a stat logger: in process ``instance``, ``at`` seconds after the start."""
 
     at: float
     instance: str
@@ -59,11 +59,11 @@ class Call(msgspec.Struct):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Greeting | Items)
+_decoder = msgspec.msgpack.Decoder(StreamStart | Items)
 
 
 class Writer:
-    """Writes a recording; records reach the file as they come, so that a kill costs none."""
+    """Writes a recording without buffering, so that a killed process loses no record."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -72,25 +72,25 @@ class Writer:
             raise ConfigError(f"cannot write {path}: {error.strerror}") from None
         self._file.write(MAGIC)
 
-    def write(self, record: Greeting | Items) -> None:
+    def write(self, record: StreamStart | Items) -> None:
         """Append ``record``.
 
         Raises:
-            OSError: The disk is full; what was written before stays readable.
+            OSError: The disk is full; earlier records stay readable.
         """
         data = _encoder.encode(record)
         self._file.write(_LENGTH.pack(len(data)) + data)
 
     def close(self) -> None:
-        """End the file."""
+        """Close the file."""
         self._file.close()
 
 
-def read(path: Path) -> Iterator[Greeting | Items] | Iterator[Call]:
-    """The records of a recording in either form.
+def read(path: Path) -> Iterator[StreamStart | Items] | Iterator[Call]:
+    """Yield the records of a recording in either format.
 
     Raises:
-        ConfigError: Unreadable, or no recording; names the line or the place.
+        ConfigError: The file is unreadable or no recording; names the line or the offset.
     """
     try:
         data = path.read_bytes()
@@ -101,25 +101,25 @@ def read(path: Path) -> Iterator[Greeting | Items] | Iterator[Call]:
     except (EOFError, zlib.error):
         raise ConfigError(f"{path}: the gzip data is cut short or damaged") from None
     if data.startswith(MAGIC):
-        return _own(path, memoryview(data)[len(MAGIC) :])
+        return _read_frames(path, memoryview(data)[len(MAGIC) :])
     if data.lstrip()[:1] == b"{":
         return _calls(path, io.BytesIO(data))
     raise ConfigError(f"{path}: neither a sidestep recording nor JSON lines of stat-logger calls")
 
 
-def _own(path: Path, data: memoryview) -> Iterator[Greeting | Items]:
-    place = 0
-    while place < len(data):
-        head = data[place : place + _LENGTH.size]
-        size = _LENGTH.unpack(head)[0] if len(head) == _LENGTH.size else -1
-        body = data[place + _LENGTH.size : place + _LENGTH.size + max(size, 0)]
+def _read_frames(path: Path, data: memoryview) -> Iterator[StreamStart | Items]:
+    offset = 0
+    while offset < len(data):
+        length = data[offset : offset + _LENGTH.size]
+        size = _LENGTH.unpack(length)[0] if len(length) == _LENGTH.size else -1
+        body = data[offset + _LENGTH.size : offset + _LENGTH.size + max(size, 0)]
         if not 0 <= size <= 2 * MAX_FRAME_BYTES or len(body) != size:
-            raise ConfigError(f"{path}: cut short at byte {len(MAGIC) + place}")
+            raise ConfigError(f"{path}: cut short at byte {len(MAGIC) + offset}")
         try:
             yield _decoder.decode(body)
         except DECODE_ERRORS as error:
-            raise ConfigError(f"{path}: damaged at byte {len(MAGIC) + place}: {error}") from None
-        place += _LENGTH.size + size
+            raise ConfigError(f"{path}: damaged at byte {len(MAGIC) + offset}: {error}") from None
+        offset += _LENGTH.size + size
 
 
 def _calls(path: Path, lines: Iterable[bytes]) -> Iterator[Call]:
@@ -144,14 +144,14 @@ def _calls(path: Path, lines: Iterable[bytes]) -> Iterator[Call]:
         yield Call(max(at - start, 0.0), str(fields.pop("instance", "")), name, fields)
 
 
-def described(fields: dict[str, Any], api_server: int, namespace: str) -> Description:
-    """The front end that a recorded ``__init__`` call made.
+def description_of(fields: dict[str, Any], api_server: int, namespace: str) -> Description:
+    """Return the description of the front end that a recorded ``__init__`` call made.
 
-    The call holds no environment, so that whether logits were checked for NaNs
-    is unknown: its counter is shown, as it would be with the check on.
+    The call does not have the environment, so it is unknown whether logits were checked for NaNs:
+    their counter is exposed, as with the check on.
 
     Raises:
-        ConfigError: The call lacks what every one has.
+        ConfigError: The call lacks a required field.
     """
     try:
         observability = fields.get("observability") or {}
@@ -175,24 +175,24 @@ def described(fields: dict[str, Any], api_server: int, namespace: str) -> Descri
         raise ConfigError(f"an __init__ call of the recording lacks a field: {error!r}") from None
 
 
-def objects(value: Any) -> Any:
-    """Recorded JSON as the objects that vLLM passes: attributes instead of members."""
+def to_objects(value: Any) -> Any:
+    """Convert recorded JSON to the objects that vLLM passes: attributes instead of members."""
     if isinstance(value, list):
-        return [objects(element) for element in value]
+        return [to_objects(element) for element in value]
     if not isinstance(value, dict):
         return value
     if "__type__" not in value:
-        return {key: objects(member) for key, member in value.items()}
-    members = {key: objects(member) for key, member in value.items() if key != "__type__"}
+        return {key: to_objects(member) for key, member in value.items()}
+    members = {key: to_objects(member) for key, member in value.items() if key != "__type__"}
     reason = members.get("finish_reason")
     if isinstance(reason, str):
-        # An IntEnum in the engine, recorded by its name; an unknown one stays the last.
+        # An IntEnum in the engine, recorded by its name; an unknown one gets the last index.
         known = reason.lower() in FINISH_REASONS
         index = FINISH_REASONS.index(reason.lower()) if known else len(FINISH_REASONS)
         members["finish_reason"] = index
     return SimpleNamespace(**members)
 
 
-def engines_of(records: Sequence[Greeting | Items]) -> dict[str, list[EngineInfo]]:
-    """What each stream of a recording feeds at its end."""
-    return {record.stream: record.engines for record in records if isinstance(record, Greeting)}
+def engines_of(records: Sequence[StreamStart | Items]) -> dict[str, list[EngineInfo]]:
+    """Return the engines that each stream of a recording feeds at its end."""
+    return {record.stream: record.engines for record in records if isinstance(record, StreamStart)}

@@ -1,8 +1,7 @@
-"""``sidestep record``: stands where an exporter would, and writes down what engines send.
+"""``sidestep record``: takes the place of an exporter and records what engines send.
 
-With an exporter behind it, frames pass through in both directions untouched, so
-that delivery stays between the engine and the exporter. Without one, the tee
-answers for itself.
+With an exporter behind it, frames pass through unchanged in both directions, so that delivery
+stays between the engine and the exporter. Without one, the recorder acknowledges them itself.
 """
 
 from __future__ import annotations
@@ -23,22 +22,23 @@ from sidestep.transport.access import Access
 from sidestep.transport.client_keys import keys_for
 from sidestep.transport.connection import connect
 from sidestep.transport.listener import Listener
-from sidestep_adapters.recording.format import Greeting, Items, Writer
+from sidestep_adapters.recording.format import Items, StreamStart, Writer
 
 POLL_MS = 50
 Socket = zmq.Socket[bytes]
 
 
 class Tee:
-    """One listening socket, a recording, and a connection to the exporter per engine connection.
+    """A listening socket, a recording, and a connection to the exporter for each engine.
 
     Args:
-        upstream: The exporter's endpoint; empty where there is none.
-        path: The recording; written anew.
-        access: Who may connect, as to an exporter.
+        endpoint: Where engines connect.
+        upstream: The exporter's endpoint; empty without one.
+        path: The recording; an existing file is replaced.
+        access: Which clients may connect, as for an exporter.
 
     Raises:
-        ConfigError: The endpoint, the recording or a key cannot be had.
+        ConfigError: The endpoint, the recording or a key cannot be used.
     """
 
     def __init__(
@@ -54,18 +54,18 @@ class Tee:
         self._receiver = Receiver(secrets.randbits(63))
         self._started = time.monotonic()
         self._context = zmq.Context()
-        self._backs: dict[bytes, Socket] = {}
+        self._upstream_sockets: dict[bytes, Socket] = {}
         keys_for(upstream)
         self._listener = Listener([endpoint], access)
-        front = self._listener.socket
-        assert front is not None
-        self._front: Socket = front
+        engine_socket = self._listener.socket
+        assert engine_socket is not None
+        self._engine_socket: Socket = engine_socket
         self._poller = zmq.Poller()
-        self._poller.register(self._front, zmq.POLLIN)
+        self._poller.register(self._engine_socket, zmq.POLLIN)
         if self._listener.zap is not None:
             self._poller.register(self._listener.zap.socket, zmq.POLLIN)
         try:
-            # Not before: an endpoint that cannot be had must not empty an old recording.
+            # Opened last: an unusable endpoint must not truncate an existing recording.
             self._writer = Writer(path)
         except Exception:
             self._listener.close(0)
@@ -73,7 +73,7 @@ class Tee:
             raise
 
     def run(self, stop: threading.Event, report: Callable[[int], None] = lambda _: None) -> None:
-        """Record until ``stop``.
+        """Record until ``stop`` is set.
 
         Raises:
             RunError: The recording cannot be written.
@@ -86,12 +86,12 @@ class Tee:
                     elif not socket.closed:
                         self._read(socket)
                 if not self._upstream:
-                    self._answer(self._receiver.acks(time.monotonic()))
+                    self._reply(self._receiver.acks(time.monotonic()))
                 report(self.items)
         except (OSError, zmq.ZMQError) as error:
-            raise RunError(f"cannot go on recording: {error.strerror}") from None
+            raise RunError(f"recording failed: {error.strerror}") from None
         finally:
-            for back in self._backs.values():
+            for back in self._upstream_sockets.values():
                 back.close(linger=200)
             self._context.term()
             self._listener.close(linger=200)
@@ -103,11 +103,13 @@ class Tee:
                 frames = socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            if socket is self._front:
+            if socket is self._engine_socket:
                 self._from_engine(frames)
             else:
-                peer = next((p for p, back in self._backs.items() if back is socket), b"")
-                self._send(self._front, [peer, *frames])
+                peer = next(
+                    (p for p, back in self._upstream_sockets.items() if back is socket), b""
+                )
+                self._send(self._engine_socket, [peer, *frames])
 
     def _from_engine(self, frames: list[bytes]) -> None:
         peer, *payload = frames
@@ -120,9 +122,9 @@ class Tee:
         except WireError as error:
             replies = self._receiver.refuse_frame(peer, error)
         if self._upstream:
-            self._send(self._back(peer), payload)
+            self._send(self._upstream_socket(peer), payload)
         else:
-            self._answer(replies)
+            self._reply(replies)
 
     def _record(self, received: Received) -> None:
         stream = received.stream
@@ -132,31 +134,31 @@ class Tee:
         if received.greeted:
             before = self._peers.get(stream.id, stream.peer)
             self._peers[stream.id] = stream.peer
-            if before != stream.peer and before in self._backs:
-                # The engine has connected anew; nothing comes over the old connection any more.
-                gone = self._backs.pop(before)
+            if before != stream.peer and before in self._upstream_sockets:
+                # The engine has reconnected; its old connection is unused.
+                gone = self._upstream_sockets.pop(before)
                 self._poller.unregister(gone)
                 gone.close(linger=0)
-            self._writer.write(Greeting(at, stream.id, stream.engines))
+            self._writer.write(StreamStart(at, stream.id, stream.engines))
         if received.items:
             self.items += len(received.items)
             self._writer.write(Items(at, stream.id, list(received.items)))
 
-    def _back(self, peer: bytes) -> Socket:
-        """The connection to the exporter that stands for ``peer``."""
-        back = self._backs.get(peer)
+    def _upstream_socket(self, peer: bytes) -> Socket:
+        """Return the connection to the exporter for the engine ``peer``."""
+        back = self._upstream_sockets.get(peer)
         if back is None:
-            back = self._backs[peer] = connect(self._context, self._upstream)
+            back = self._upstream_sockets[peer] = connect(self._context, self._upstream)
             self._poller.register(back, zmq.POLLIN)
         return back
 
-    def _answer(self, replies: list[tuple[bytes, FromExporter]]) -> None:
+    def _reply(self, replies: list[tuple[bytes, FromExporter]]) -> None:
         for peer, message in replies:
-            self._send(self._front, [peer, encode(message)])
+            self._send(self._engine_socket, [peer, encode(message)])
 
     def _send(self, socket: Socket, frames: list[bytes]) -> None:
         try:
             socket.send_multipart(frames, zmq.NOBLOCK)
         except zmq.ZMQError:
-            # As on any lossy link: whoever misses it asks again.
+            # The frame is lost, as on any lossy link; the protocol retransmits it.
             return

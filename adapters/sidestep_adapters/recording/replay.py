@@ -1,4 +1,4 @@
-"""Plays a recording through the real plugin translation and the real socket."""
+"""Replay of a recording through the plugin's translation and a real socket."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from sidestep_adapters.publisher.queue import QUEUE_ITEMS
 from sidestep_adapters.publisher.translate import printable
 from sidestep_adapters.recording.format import (
     Call,
-    Greeting,
     Items,
-    described,
+    StreamStart,
+    description_of,
     engines_of,
-    objects,
     read,
+    to_objects,
 )
 from sidestep_adapters.vllm.description import Description
 from sidestep_adapters.vllm.stats import VllmTap
 
 BACKLOG_BYTES = 2 << 20
-"""A replay as fast as possible waits while more than this is on its way."""
-ANSWER = 10.0
-"""Seconds to wait for the exporter to answer, unless told otherwise."""
+"""Bytes in flight at which a replay without ``realtime`` pauses."""
+CONNECT_TIMEOUT = 10.0
+"""Default seconds to wait for the exporter to answer."""
 
 
 @dataclasses.dataclass(slots=True)
 class Progress:
-    """What has been played so far; ``total`` is the recording's number of records."""
+    """Progress of a replay; ``total`` is the recording's number of records."""
 
     records: int = 0
     total: int = 0
@@ -45,18 +45,17 @@ class Progress:
 
 
 class Replay:
-    """One recording, played to one exporter, as often as asked.
+    """A recording that is replayed to one exporter, once or repeatedly.
 
     Args:
-        path: In either form that ``recording`` reads.
-        endpoint: The exporter's.
-        realtime: As the records were taken, or as fast as the exporter takes them.
-        namespace: Put before the identities of streams and engines, so that a live
-            engine's are left alone.
-        patience: Seconds to wait for the exporter to answer.
+        path: A recording in either format that ``recording.format`` reads.
+        endpoint: The exporter's ingest endpoint.
+        realtime: Whether to keep the recorded times; otherwise as fast as the exporter accepts.
+        namespace: Prefix of all identities, which keeps live engines untouched.
+        connect_timeout: Seconds to wait for the exporter to answer.
 
     Raises:
-        ConfigError: The file is no recording.
+        ConfigError: The file is not a recording.
     """
 
     def __init__(
@@ -66,31 +65,31 @@ class Replay:
         *,
         realtime: bool,
         namespace: str,
-        patience: float = ANSWER,
+        connect_timeout: float = CONNECT_TIMEOUT,
     ) -> None:
         self.endpoint = endpoint
-        self.patience = patience
+        self.connect_timeout = connect_timeout
         self.realtime = realtime
         self.progress = Progress()
         records = list(read(path))
         calls = [record for record in records if isinstance(record, Call)]
         frames = [record for record in records if not isinstance(record, Call)]
-        self._player: _Calls | _Frames = (
-            _Calls(path, calls, namespace) if calls else _Frames(path, frames, namespace)
+        self._player: _CallPlayer | _FramePlayer = (
+            _CallPlayer(path, calls, namespace) if calls else _FramePlayer(path, frames, namespace)
         )
         self.progress.total = self._player.total
 
-    def run(self, *, once: bool = True, halted: threading.Event | None = None) -> None:
-        """Play; where not ``once``, over and over until ``halted``.
+    def run(self, *, once: bool = True, stop: threading.Event | None = None) -> None:
+        """Replay once, or repeatedly until ``stop`` is set.
 
         Raises:
-            RunError: No exporter answers, or it does not take what is sent.
+            RunError: No exporter answers, or it does not accept the items.
         """
-        self._halted = halted or threading.Event()
+        self._stop = stop or threading.Event()
         publishers = self._player.open(self.endpoint)
         try:
             self._wait(lambda: all(p.connected for p in publishers))
-            while not self._halted.is_set():
+            while not self._stop.is_set():
                 self._round(publishers)
                 self.progress.rounds += 1
                 if once:
@@ -108,24 +107,25 @@ class Replay:
         started = time.monotonic()
         for at, play in self._player.steps():
             if self.realtime:
-                self._halted.wait(max(started + at - time.monotonic(), 0.0))
-            if self._halted.is_set():
+                self._stop.wait(max(started + at - time.monotonic(), 0.0))
+            if self._stop.is_set():
                 return
             self._wait(
                 lambda: (
-                    self._halted.is_set()
+                    self._stop.is_set()
                     or not any(
-                        p.queued > QUEUE_ITEMS // 2 or p.held > BACKLOG_BYTES for p in publishers
+                        p.queued > QUEUE_ITEMS // 2 or p.held_bytes > BACKLOG_BYTES
+                        for p in publishers
                     )
                 )
             )
             if any(p.refused for p in publishers):
-                raise RunError("another process plays or feeds this stream at the same time")
+                raise RunError("another process feeds this stream at the same time")
             play()
             self.progress.records += 1
 
     def _wait(self, done: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + self.patience
+        deadline = time.monotonic() + self.connect_timeout
         while not done():
             if time.monotonic() > deadline:
                 raise RunError(
@@ -137,8 +137,8 @@ class Replay:
 Step = tuple[float, Callable[[], None]]
 
 
-class _Calls:
-    """Stat-logger calls: each recorded process is a front end of its own."""
+class _CallPlayer:
+    """Player of stat-logger calls: each recorded process becomes a front end."""
 
     def __init__(self, path: Path, calls: list[Call], namespace: str) -> None:
         self.calls = calls
@@ -147,7 +147,7 @@ class _Calls:
         self._descriptions: dict[str, Description] = {}
         for call in calls:
             if call.name == "__init__" and call.instance not in self._descriptions:
-                self._descriptions[call.instance] = described(
+                self._descriptions[call.instance] = description_of(
                     call.fields, len(self._descriptions), namespace
                 )
         for number, call in enumerate(calls, start=1):
@@ -160,7 +160,7 @@ class _Calls:
                 raise ConfigError(f"{path}: line {number}: {error}") from None
 
     def open(self, endpoint: str) -> list[Publisher]:
-        """A publisher and a tap per recorded process."""
+        """Return one publisher for each recorded process, and make its tap."""
         publishers: list[Publisher] = []
         for instance, description in self._descriptions.items():
             publisher = Publisher(endpoint, description.stream, description.engine_infos)
@@ -171,7 +171,7 @@ class _Calls:
         return publishers
 
     def steps(self) -> Iterator[Step]:
-        """Every record in the order of the file."""
+        """Yield every record in the order of the file."""
         for call in self.calls:
             play = self._play(self._taps[call.instance], call)
             if play is not None:
@@ -182,7 +182,7 @@ class _Calls:
         match call.name:
             case "record":
                 scheduler, iteration, mm_cache = (
-                    objects(fields.get(name))
+                    to_objects(fields.get(name))
                     for name in ("scheduler_stats", "iteration_stats", "mm_cache_stats")
                 )
                 engine = int(fields.get("engine_idx", 0))
@@ -196,10 +196,10 @@ class _Calls:
         return None
 
 
-class _Frames:
-    """Sidestep's own recording: items as they were sent, with the time of now."""
+class _FramePlayer:
+    """Player of sidestep's own recordings: items as they were sent, with the current time."""
 
-    def __init__(self, path: Path, records: list[Greeting | Items], namespace: str) -> None:
+    def __init__(self, path: Path, records: list[StreamStart | Items], namespace: str) -> None:
         self.records = [record for record in records if isinstance(record, Items)]
         self.engines = engines_of(records)
         self.namespace = namespace
@@ -216,7 +216,7 @@ class _Frames:
             raise ConfigError(f"{path}: an item cannot be read: {error}") from None
 
     def open(self, endpoint: str) -> list[Publisher]:
-        """A publisher per recorded stream."""
+        """Return one publisher for each recorded stream."""
         for stream, engines in self.engines.items():
             for engine in engines:
                 engine.id = printable(f"{self.namespace}/{engine.id}")
@@ -225,7 +225,7 @@ class _Frames:
         return list(self._publishers.values())
 
     def steps(self) -> Iterator[Step]:
-        """Every item in the order of the file."""
+        """Yield every item in the order of the file."""
         self._round += 1
         for record in self.records:
             publisher = self._publishers.get(record.stream)
@@ -234,7 +234,7 @@ class _Frames:
             for raw in record.items:
                 item = decode_item(raw)
                 if isinstance(item, RequestEvents | BlockEvents | CacheEvents):
-                    # A run played again is another process's: its numbers mean others.
+                    # Each round is a new source: its request and block numbers restart.
                     item.source = (item.source + self._round) % COUNT_LIMIT
                 yield record.at, _Push(publisher, item)
 
@@ -246,7 +246,7 @@ class _Push:
 
     def __call__(self) -> None:
         if not isinstance(self.item, RequestEvents):
-            # Request events are on one clock throughout, that of their recording.
+            # Request events keep the clock of their recording throughout.
             self.item.stamp = time.monotonic()
         if isinstance(self.item, VllmStep | SglangStats):
             self.item.wall = time.time()

@@ -1,1 +1,1 @@
-"""Pollers of other exporters' pages."""
+"""Polling of other exporters' pages."""

@@ -1,4 +1,4 @@
-"""A polled server over HTTP: one question, and its whole answer or one cause why there is none."""
+"""HTTP client of polled servers: a request returns a complete response or one cause of failure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sidestep.http.config_files import MAX_PEM_BYTES, Files
 
 CONNECT_SECONDS = 5.0
 REASON_SECONDS = 1.0
-"""How long an error's own words are waited for."""
+"""Seconds to wait for the body of an error response."""
 MAX_BODY_BYTES = 64 << 20
 MAX_HEADER_FILE_BYTES = 64 << 10
 MAX_REASON_BYTES = 4096
@@ -34,12 +34,12 @@ _SPACES = re.compile(r"[^ -~]+")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Answer:
-    """What a server said.
+class Response:
+    """A server's response.
 
     Attributes:
-        kind: Media type in small letters, without parameters; empty where none is named.
-        chunks: The body, as it came: joining many megabytes would hold the loop.
+        kind: Media type in lower case, without parameters; empty if none is given.
+        chunks: The body as received: joining many megabytes would block the event loop.
     """
 
     kind: str
@@ -47,43 +47,44 @@ class Answer:
 
     @property
     def body(self) -> bytes:
-        """All of it."""
+        """Return the whole body."""
         return b"".join(self.chunks)
 
 
 class Client:
-    """Asks one target, between ``open`` and ``close``.
+    """Sends requests to one target, between ``open`` and ``close``.
 
-    Redirects are not followed and nothing is compressed: headers with secrets go to nobody
-    else, and a small answer cannot grow.
+    Redirects and compression are off: secrets in headers reach no other server, and a small
+    response cannot expand.
 
     Args:
-        at_once: Questions that may be under way.
+        target: The server, its files and its headers.
+        max_connections: Maximum concurrent requests.
     """
 
-    def __init__(self, target: Target, at_once: int = 1) -> None:
+    def __init__(self, target: Target, max_connections: int = 1) -> None:
         self.target = target
-        self._at_once = at_once
+        self._max_connections = max_connections
         self._tls_files: Files | None = None
         self._tls: ssl.SSLContext | bool = True
         self._session: aiohttp.ClientSession | None = None
 
     def check(self) -> None:
-        """Read all files that questions need, once before the first.
+        """Read all files that requests need, once before the first request.
 
         Raises:
-            ConfigError: One cannot be read, or is not what it should be.
+            ConfigError: A file cannot be read, or is invalid.
         """
         self._prepare()
 
     def open(self) -> None:
-        """Begin, in the running event loop."""
+        """Start, in the running event loop."""
         traces = aiohttp.TraceConfig()
-        traces.on_connection_create_end.append(_connected)
-        traces.on_connection_reuseconn.append(_connected)
+        traces.on_connection_create_end.append(_on_connected)
+        traces.on_connection_reuseconn.append(_on_connected)
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
-                limit=self._at_once, force_close=not self.target.keepalive
+                limit=self._max_connections, force_close=not self.target.keepalive
             ),
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS, sock_connect=None),
@@ -92,47 +93,47 @@ class Client:
         )
 
     async def close(self) -> None:
-        """End; a question in flight ends with whoever asked it."""
+        """Close all connections; requests in flight fail."""
         if self._session is not None:
             await self._session.close()
 
-    async def ask(
+    async def fetch(
         self, url: str, accept: str, kinds: Collection[str], method: str = "GET"
-    ) -> Answer:
-        """The answer of ``url``.
+    ) -> Response:
+        """Return the response of ``url``.
 
         Args:
-            url: Of the target's server, or of another that has the same headers and files.
-            accept: The header of that name.
-            kinds: Media types that the answer may have; an answer need not name any.
-            method: No question has a body.
+            url: A URL of the target's server, or of another with the same headers and files.
+            accept: The header ``Accept``.
+            kinds: Media types that the response may have; it need not name any.
+            method: HTTP method; requests have no body.
 
         Raises:
-            PollError: There is no whole answer of status 200.
+            PollError: There is no complete response with status 200.
         """
         headers = await self._headers(accept)
         connected = asyncio.get_running_loop().create_future()
-        asking = asyncio.ensure_future(self._ask(method, url, headers, kinds, connected))
+        request = asyncio.ensure_future(self._fetch(method, url, headers, kinds, connected))
         try:
-            await asyncio.wait((asking, connected), return_when=asyncio.FIRST_COMPLETED)
-            # Its time begins here: who takes long to be reached is no slow server.
-            if not (await asyncio.wait((asking,), timeout=self.target.timeout))[0]:
+            await asyncio.wait((request, connected), return_when=asyncio.FIRST_COMPLETED)
+            # The timeout starts here: a slow connection is not a slow server.
+            if not (await asyncio.wait((request,), timeout=self.target.timeout))[0]:
                 raise PollError("slow", f"no whole answer within {self.target.timeout:g} s")
-            return asking.result()
+            return request.result()
         finally:
-            asking.cancel()
-            await asyncio.gather(asking, return_exceptions=True)
+            request.cancel()
+            await asyncio.gather(request, return_exceptions=True)
 
-    async def _ask(
+    async def _fetch(
         self,
         method: str,
         url: str,
         headers: CIMultiDict[str],
         kinds: Collection[str],
         connected: asyncio.Future[None],
-    ) -> Answer:
+    ) -> Response:
         if self._session is None:
-            raise RuntimeError("a client asks once it is open")
+            raise RuntimeError("the client is not open")
         try:
             async with self._session.request(
                 method,
@@ -142,24 +143,26 @@ class Client:
                 allow_redirects=False,
                 trace_request_ctx=connected,
             ) as response:
-                return await _answer(response, kinds)
+                return await _read_response(response, kinds)
         except aiohttp.ServerTimeoutError:
             detail = f"no connection within {CONNECT_SECONDS:g} s"
             raise PollError("unreachable", detail) from None
         except (aiohttp.ClientConnectionError, OSError) as error:
-            # Its own words also tell of an SSL option that nobody gave.
-            raise PollError("unreachable", line(getattr(error, "os_error", error))) from None
+            # aiohttp's own text also mentions an SSL option that is not set.
+            raise PollError(
+                "unreachable", printable_line(getattr(error, "os_error", error))
+            ) from None
         except (aiohttp.ClientError, ValueError) as error:
-            raise PollError("bad_answer", line(error)) from None
+            raise PollError("bad_answer", printable_line(error)) from None
 
     async def _headers(self, accept: str) -> CIMultiDict[str]:
-        """Of one question; a secret may be another one every time."""
+        """Return the headers of one request; a secret may change between requests."""
         found: CIMultiDict[str] = CIMultiDict()
         found["Accept"] = accept
         found["Accept-Encoding"] = "identity"
         found["User-Agent"] = f"sidestep/{__version__}"
         if not self.target.keepalive:
-            # Not every release of aiohttp says so by itself.
+            # Not every release of aiohttp sets this header.
             found["Connection"] = "close"
         target = self.target
         if target.ca or target.cert or any(header.file for header in target.headers):
@@ -173,7 +176,7 @@ class Client:
         return found
 
     def _prepare(self) -> dict[str, str]:
-        """The target's headers; the files that TLS needs are read again when one has changed."""
+        """Return the target's headers, and read files for TLS again if one has changed."""
         if self._tls_files is None or self._tls_files.changed():
             files = Files()
             self._tls = client_context(self.target, files)
@@ -185,10 +188,10 @@ class Client:
 
 
 def client_context(target: Target, files: Files) -> ssl.SSLContext | bool:
-    """How ``target`` is trusted and what it is shown; True where nothing was said about it.
+    """Return the TLS context of ``target``; True if it has no TLS options.
 
     Raises:
-        ConfigError: A file cannot be read, or is not what it should be.
+        ConfigError: A file cannot be read, or is invalid.
     """
     for path in (target.ca, target.cert, target.key):
         if path:
@@ -198,10 +201,10 @@ def client_context(target: Target, files: Files) -> ssl.SSLContext | bool:
     try:
         context = ssl.create_default_context(cafile=target.ca or None)
     except (OSError, ValueError):
-        raise ConfigError(f"{target.ca} has no PEM certificate of an authority") from None
+        raise ConfigError(f"{target.ca} has no PEM certificate of a CA") from None
 
     def locked() -> str:
-        # Without this OpenSSL would ask on the terminal.
+        # Without this OpenSSL would prompt on the terminal.
         raise ConfigError(f"{target.key or target.cert}: the key is encrypted")
 
     if target.cert:
@@ -214,10 +217,10 @@ def client_context(target: Target, files: Files) -> ssl.SSLContext | bool:
 
 
 def secret(path: Path) -> str:
-    """What a header's file holds.
+    """Return the content of a header's file.
 
     Raises:
-        ConfigError: It cannot be read, or is not one line.
+        ConfigError: The file cannot be read, or is not one line.
     """
     text = Files().read(path, MAX_HEADER_FILE_BYTES).decode("latin-1").strip()
     if not HEADER_TEXT.fullmatch(text):
@@ -225,21 +228,26 @@ def secret(path: Path) -> str:
     return text
 
 
-async def _connected(_: aiohttp.ClientSession, context: SimpleNamespace, __: Any) -> None:
+async def _on_connected(_: aiohttp.ClientSession, context: SimpleNamespace, __: Any) -> None:
     future: asyncio.Future[None] = context.trace_request_ctx
     if not future.done():
         future.set_result(None)
 
 
-async def _answer(response: aiohttp.ClientResponse, kinds: Collection[str]) -> Answer:
+async def _read_response(response: aiohttp.ClientResponse, kinds: Collection[str]) -> Response:
     if response.status != OK:
-        raise PollError(f"http_{response.status}", await _reason(response))
+        raise PollError(f"http_{response.status}", await _error_reason(response))
     kind = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
     if kind and kind not in kinds:
-        raise PollError("bad_answer", f"it is {line(kind)}, not {' or '.join(kinds)}")
-    packing = response.headers.get("Content-Encoding", "identity").strip().lower()
-    if packing != "identity":
-        raise PollError("bad_answer", f"it is packed as {line(packing)}, which nobody asked for")
+        raise PollError(
+            "bad_answer", f"the response is {printable_line(kind)}, not {' or '.join(kinds)}"
+        )
+    encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
+    if encoding != "identity":
+        raise PollError(
+            "bad_answer",
+            f"the response is encoded as {printable_line(encoding)}, which was not requested",
+        )
     chunks: list[bytes] = []
     size = 0
     try:
@@ -249,15 +257,17 @@ async def _answer(response: aiohttp.ClientResponse, kinds: Collection[str]) -> A
                 raise PollError("bad_answer", f"more than {MAX_BODY_BYTES >> 20} MiB")
             chunks.append(chunk)
     except (aiohttp.ClientError, OSError) as error:
-        raise PollError("truncated", f"it ended after {size} bytes: {line(error)}") from None
-    return Answer(kind, chunks)
+        raise PollError(
+            "truncated", f"the response ended after {size} bytes: {printable_line(error)}"
+        ) from None
+    return Response(kind, chunks)
 
 
-async def _reason(response: aiohttp.ClientResponse) -> str:
-    """What the server says about an error, where it says ``{"error": "..."}``; else HTTP's word."""
+async def _error_reason(response: aiohttp.ClientResponse) -> str:
+    """Return the text of ``{"error": "..."}`` in an error response, or else HTTP's reason."""
     try:
         reading = response.content.read(MAX_REASON_BYTES)
-        said = msgspec.json.decode(await asyncio.wait_for(reading, REASON_SECONDS))
+        payload = msgspec.json.decode(await asyncio.wait_for(reading, REASON_SECONDS))
     except (
         aiohttp.ClientError,
         OSError,
@@ -265,11 +275,11 @@ async def _reason(response: aiohttp.ClientResponse) -> str:
         msgspec.MsgspecError,
         RecursionError,
     ):
-        said = None
-    text = said.get("error") if isinstance(said, dict) else None
-    return line(text if isinstance(text, str) else response.reason or "no reason given")
+        payload = None
+    text = payload.get("error") if isinstance(payload, dict) else None
+    return printable_line(text if isinstance(text, str) else response.reason or "no reason given")
 
 
-def line(text: object) -> str:
-    """One printable line, not long."""
+def printable_line(text: object) -> str:
+    """Return ``text`` as one short printable line."""
     return _SPACES.sub(" ", str(text) or repr(text)).strip()[:MAX_REASON_CHARS]

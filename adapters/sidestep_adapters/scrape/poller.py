@@ -1,4 +1,4 @@
-"""One target, asked again and again: one question in flight, and what becomes of its answer."""
+"""Polling of one target at an interval, one request at a time, and the handling of responses."""
 
 from __future__ import annotations
 
@@ -15,45 +15,50 @@ from sidestep.config.scrape_targets import Target
 from sidestep.errors import PollError
 from sidestep.telemetry.logs import Limited
 from sidestep.telemetry.self_metrics import Reading, SelfMetrics
+from sidestep_adapters.scrape.poll_task import PollTask
 
 log = logging.getLogger(__name__)
 
-Answer = TypeVar("Answer")
-Asking = AbstractAsyncContextManager[Callable[[], Awaitable[Answer]]]
-"""As long as it is entered, questions can be asked; each raises PollError where it has no answer."""
+Response = TypeVar("Response")
+PollConnection = AbstractAsyncContextManager[Callable[[], Awaitable[Response]]]
+"""A context manager that yields a function to send requests; the function raises PollError."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Question(Generic[Answer]):
-    """What is asked, and what for.
+class PollQuery(Generic[Response]):
+    """Functions that query a target and handle its responses.
 
     Attributes:
-        connect: Makes what asks.
-        take: Works an answer off, a slice at each step; raises PollError where it is none.
-        hide: Called when nothing of what was answered shall be shown any more.
+        connect: Opens a connection.
+        apply: Applies a response, a slice at each step; raises PollError if it is invalid.
+        hide: Called when the last response must not be exposed any more.
     """
 
-    connect: Callable[[], Asking[Answer]]
-    take: Callable[[Answer], Iterator[None]]
+    connect: Callable[[], PollConnection[Response]]
+    apply: Callable[[Response], Iterator[None]]
     hide: Callable[[], None]
 
 
-class Poller(Generic[Answer]):
-    """Asks one question at an interval, in the place of a ``sources.Source``.
+class Poller(Generic[Response]):
+    """Polls one target at an interval; implements ``sidestep.ingest.source.Source``.
 
-    The next question waits until the last answer has been worked off.
+    The next request waits until the last response is applied.
 
     Args:
-        prefix: How the metrics about it begin.
+        target: The target.
+        query: Queries the target and applies responses.
+        metrics: The exporter's own metrics.
+        prefix: Prefix of the metrics about polls.
+        clock: Monotonic clock.
 
     Attributes:
-        state: Whether the target is there.
+        state: Whether the target is up.
     """
 
     def __init__(
         self,
         target: Target,
-        question: Question[Answer],
+        query: PollQuery[Response],
         metrics: SelfMetrics,
         prefix: str,
         clock: Callable[[], float] = time.monotonic,
@@ -62,89 +67,85 @@ class Poller(Generic[Answer]):
         self.state = PollState(target.interval)
         self._metrics = metrics
         self._prefix = prefix
-        self._question = question
+        self._query = query
         self._clock = clock
-        self._task: asyncio.Task[None] | None = None
-        self._work: Iterator[None] | None = None
-        self._worked_off = asyncio.Event()
+        self._task = PollTask()
+        self._applying: Iterator[None] | None = None
+        self._is_applied = asyncio.Event()
         self._wake: Callable[[], None] = lambda: None
         self._lines = Limited(log)
         self._count("ok", 0)
 
     def open(self, wake: Callable[[], None]) -> None:
-        """Ask from now on."""
+        """Start polling."""
         self._wake = wake
-        self._worked_off = asyncio.Event()
-        self._task = asyncio.create_task(self._run())
-        # What fails here is a bug, and the process's.
-        self._task.add_done_callback(lambda task: None if task.cancelled() else task.result())
+        self._is_applied = asyncio.Event()
+        self._task.start(self._run())
 
     def receive(self, now: float) -> bool:
-        """Work a slice of an answer off; whether there may be more."""
-        if self._work is None:
+        """Apply a slice of a response; return whether there may be more."""
+        if self._applying is None:
             return False
         try:
-            next(self._work)
+            next(self._applying)
         except StopIteration:
             if not self.state.is_shown:
-                self._lines.info("answers", "%s answers", self.target.name)
+                self._lines.info("answers", "%s: polls succeed", self.target.name)
             self.state.answered()
             self._count("ok", 1)
         except PollError as error:
             self._fail(error, now)
         else:
             return True
-        self._work = None
-        self._worked_off.set()
+        self._applying = None
+        self._is_applied.set()
         return False
 
     def pass_time(self, now: float) -> None:
-        """What was not answered for too long is shown no more."""
+        """Hide the last response of a target that has not answered for too long."""
         was_shown = self.state.is_shown
         self.state.tick(now)
         if was_shown and not self.state.is_shown:
-            self._lines.warning("silent", "%s: no answer for long", self.target.name)
-            self._question.hide()
+            self._lines.warning("silent", "%s: no response for too long", self.target.name)
+            self._query.hide()
 
     def cut(self) -> None:
-        """Let go of all that was answered, and begin anew."""
+        """Discard the last response, and start again."""
         self.close()
         self.state = PollState(self.target.interval)
-        self._question.hide()
+        self._query.hide()
         self.open(self._wake)
 
     def close(self) -> None:
-        """Ask no more."""
-        self._work = None
-        if self._task is not None:
-            self._task.cancel()
+        """Stop polling."""
+        self._applying = None
+        self._task.cancel()
 
     async def wait_closed(self) -> None:
-        """Once no connection is left."""
-        if self._task is not None:
-            await asyncio.wait((self._task,))
+        """Wait until the connection is closed."""
+        await self._task.wait()
 
     async def _run(self) -> None:
-        async with self._question.connect() as ask:
+        async with self._query.connect() as fetch:
             while True:
                 started = self._clock()
                 self.state.started(started)
                 try:
-                    answer = await ask()
+                    answer = await fetch()
                 except PollError as error:
                     self._fail(error, self._clock())
                 else:
-                    await self._hand_over(answer, started)
+                    await self._apply(answer, started)
                     del answer
                 await asyncio.sleep(max(started + self.target.interval - self._clock(), 0.0))
 
-    async def _hand_over(self, answer: Answer, started: float) -> None:
+    async def _apply(self, answer: Response, started: float) -> None:
         took = self._clock() - started
         self._metrics.set(f"{self._prefix}poll_duration_seconds", took, self.target.name)
-        self._worked_off.clear()
-        self._work = self._question.take(answer)
+        self._is_applied.clear()
+        self._applying = self._query.apply(answer)
         self._wake()
-        await self._worked_off.wait()
+        await self._is_applied.wait()
 
     def _fail(self, error: PollError, now: float) -> None:
         was_shown = self.state.is_shown
@@ -152,14 +153,14 @@ class Poller(Generic[Answer]):
         self._count(error.cause, 1)
         self._lines.warning("failed", "%s: %s", self.target.name, error)
         if was_shown and not self.state.is_shown:
-            self._question.hide()
+            self._query.hide()
 
     def _count(self, outcome: str, more: int) -> None:
         self._metrics.add(f"{self._prefix}polls_total", more, self.target.name, outcome)
 
 
-def states(pollers: list[Poller[Answer]]) -> Reading:
-    """For ``SelfMetrics.read``: of each target each state, 1 where it is the present one."""
+def states(pollers: list[Poller[Response]]) -> Reading:
+    """Return a reading for ``SelfMetrics.read``: 1 for each target's current state, 0 for others."""
     return lambda: [
         ((each.target.name, state), float(each.state.state == state))
         for each in pollers

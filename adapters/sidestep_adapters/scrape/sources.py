@@ -1,4 +1,4 @@
-"""The pages that ``--scrape`` asks for, and ``metrics=`` of ``--triton``."""
+"""The sources of ``--scrape`` and of ``metrics=`` in ``--triton``: one poller for each page."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from sidestep.errors import ConfigError
 from sidestep.exposition.passthrough.page import Page
 from sidestep.ingest.intake import Intake
 from sidestep.telemetry.self_metrics import SelfMetrics
-from sidestep_adapters.scrape.http_client import Answer, Client
-from sidestep_adapters.scrape.poller import Poller, Question, states
+from sidestep_adapters.scrape.http_client import Client, Response
+from sidestep_adapters.scrape.poller import Poller, PollQuery, states
 
 PREFIX = "sidestep_scrape_"
 ACCEPT = "text/plain;version=0.0.4;q=1,text/plain;q=0.5,*/*;q=0.1"
 KINDS = ("text/plain",)
 
 
-def sources(config: Config, intake: Intake) -> Sequence[Poller[Answer]]:
-    """One for each target.
+def sources(config: Config, intake: Intake) -> Sequence[Poller[Response]]:
+    """Return one poller for each target.
 
     Raises:
-        ConfigError: A file that one needs cannot be read.
+        ConfigError: A file that a target needs cannot be read.
     """
-    passed, metrics = intake.registry.passed, intake.metrics
-    found: list[Poller[Answer]] = []
+    passthrough, metrics = intake.registry.passed, intake.metrics
+    pollers: list[Poller[Response]] = []
     pages: list[tuple[Target, Page]] = []
     for flag, target, excluded in _targets(config):
         try:
             Client(target).check()
         except ConfigError as error:
             raise ConfigError(f"{flag} {target.name}: {error}") from None
-        page = passed.page(target.labels, excluded)
+        page = passthrough.page(target.labels, excluded)
         pages.append((target, page))
-        found.append(page_poller(target, page, metrics))
-    metrics.read(f"{PREFIX}state", states(found))
+        pollers.append(page_poller(target, page, metrics))
+    metrics.read(f"{PREFIX}state", states(pollers))
     metrics.read(
         f"{PREFIX}samples",
         lambda: [
@@ -51,14 +51,14 @@ def sources(config: Config, intake: Intake) -> Sequence[Poller[Answer]]:
         lambda: [
             ((target.name, reason), float(count))
             for target, page in pages
-            for reason, count in passed.left_out(page).items()
+            for reason, count in passthrough.left_out(page).items()
         ],
     )
-    return found
+    return pollers
 
 
 def _targets(config: Config) -> Iterator[tuple[str, Target, Collection[str]]]:
-    """Yield the flag, the target, and the families to leave out of its page."""
+    """Yield each flag and target, and the families to leave out of its page."""
     for target in config.scrape:
         yield "--scrape", target, ()
     for server in config.triton:
@@ -67,19 +67,19 @@ def _targets(config: Config) -> Iterator[tuple[str, Target, Collection[str]]]:
             yield "--triton", target, FED
 
 
-def page_poller(target: Target, page: Page, metrics: SelfMetrics) -> Poller[Answer]:
-    """Poll ``target`` for ``page``."""
+def page_poller(target: Target, page: Page, metrics: SelfMetrics) -> Poller[Response]:
+    """Return a poller that updates ``page`` from ``target``."""
 
     @asynccontextmanager
-    async def connect() -> AsyncIterator[Callable[[], Awaitable[Answer]]]:
+    async def connect() -> AsyncIterator[Callable[[], Awaitable[Response]]]:
         client = Client(target)
         client.open()
         try:
-            yield lambda: client.ask(target.url, ACCEPT, KINDS)
+            yield lambda: client.fetch(target.url, ACCEPT, KINDS)
         finally:
             await client.close()
 
-    def take(answer: Answer) -> Iterator[None]:
+    def apply(answer: Response) -> Iterator[None]:
         return page.take(answer.chunks)
 
-    return Poller(target, Question(connect, take, page.hide), metrics, PREFIX)
+    return Poller(target, PollQuery(connect, apply, page.hide), metrics, PREFIX)

@@ -1,9 +1,9 @@
-"""What SGLang's metric collectors tell, as items; needs no SGLang itself.
+"""Translation of SGLang's metric collectors to items; needs no SGLang itself.
 
-Each collector of a process (of a scheduler, a tokenizer, a radix cache, a storage) is
-an engine of the exporter's, by the labels that the collector puts on all it counts.
-Processes whose collectors have the same labels feed the same engine, as they feed the
-same series of SGLang's own page.
+Each collector of a process (scheduler, tokenizer, radix cache, storage) is an engine of the
+exporter, identified by the labels that the collector puts on all its series. Processes whose
+collectors have the same labels feed the same engine, as they feed the same series of SGLang's
+own page.
 """
 
 from __future__ import annotations
@@ -24,97 +24,100 @@ from sidestep.protocol.messages import EngineInfo
 from sidestep_adapters.publisher.environment import identity
 from sidestep_adapters.publisher.publisher import Publisher
 from sidestep_adapters.publisher.translate import printable, to_wire
-from sidestep_adapters.sglang.deferred_metrics import Notes, Source
-from sidestep_adapters.sglang.metric_stubs import Meter
+from sidestep_adapters.sglang.deferred_metrics import DeferredMetrics, MetricSource
+from sidestep_adapters.sglang.metric_stubs import MetricStub
 
 ROWS: Mapping[str, Row] = {row.name: row for row in DIALECT.rows_for()}
-RENAMED = {"num_prefill_prealloc_queue_reqs": "num_prefill_bootstrap_queue_reqs"}
-"""Fields of the stats that older releases call otherwise."""
-SILENT_FAMILIES = frozenset({*(name for name, _ in DEAD), *(f"sglang:{name}" for name in RENAMED)})
+RENAMED_FIELDS = {"num_prefill_prealloc_queue_reqs": "num_prefill_bootstrap_queue_reqs"}
+"""Fields of the stats that have other names in older releases."""
+UNRECORDED_FAMILIES = frozenset(
+    {*(name for name, _ in DEAD), *(f"sglang:{name}" for name in RENAMED_FIELDS)}
+)
 FEATURES = {
     "enable_lora": "lora",
     "enable_hierarchical_cache": "hicache",
     "enable_streaming_session": "streaming_session",
 }
-"""Attributes of a scheduler's collector, and what the catalogue calls them."""
-IDLE = {
+"""Attributes of a scheduler's collector, and the catalogue's names of these features."""
+IDLE_VALUES = {
     "decode_sum_seq_lens": 0,
     "gen_throughput": 0.0,
     "num_retracted_reqs": 0,
     "num_paused_reqs": 0,
 }
-"""What is so where nothing runs or waits; SGLang goes on showing what its last report said."""
+"""Values while no request runs or waits; SGLang keeps exposing those of its last report."""
 
 
-class StatsSource(Source):
-    """The scheduler's stats: SGLang changes one object and hands it out again and again.
+class StatsRecorder(MetricSource):
+    """Records the scheduler's stats, one object that SGLang changes and passes again and again.
 
     Args:
+        deferred: Where reports are recorded.
         engine: Index of the scheduler's engine.
 
     Attributes:
-        noted: Notes a report's fields; or how many requests run and wait after an
-            iteration, by which no report was made.
+        record: Records a report's fields; or the numbers of running and waiting requests
+            after an iteration without a report.
     """
 
-    def __init__(self, notes: Notes, engine: int) -> None:
-        self._notes = notes
-        self.noted = notes.of(self)
+    def __init__(self, deferred: DeferredMetrics, engine: int) -> None:
+        self._deferred = deferred
+        self.record = deferred.recorder(self)
         self._engine = engine
         self._fields: dict[str, Any] = {}
 
-    def note(self, stats: Any) -> None:
-        """A report, on the scheduler's loop: its fields as they are now.
+    def record_report(self, stats: Any) -> None:
+        """Record a report's current fields, on the scheduler's loop.
 
-        Lists and queues' counts are referenced: SGLang makes them anew for each report.
+        Lists and queue counts are referenced: SGLang makes new ones for each report.
         """
-        self.noted((), stats.__dict__.copy(), 1)
+        self.record((), stats.__dict__.copy(), 1)
 
-    def take(self, key: Any, value: Any, weight: int) -> None:  # noqa: ARG002 - as Source
-        """See ``Source``: the newest word on each field stands."""
+    def add(self, key: Any, value: Any, weight: int) -> None:  # noqa: ARG002 - as Source
+        """Add a recorded report; the newest value of each field counts."""
         if isinstance(value, dict):
             self._fields.update(value)
-            for name, now in RENAMED.items():
+            for name, now in RENAMED_FIELDS.items():
                 if name in value:
                     self._fields[now] = self._fields.pop(name)
             for name in QUEUES:
-                # Older releases count requests in all, and say so by a number.
+                # Older releases have the total only, as a number.
                 if isinstance(self._fields.get(name), int):
-                    self._fields[name] = _queue(self._fields[name])
+                    self._fields[name] = _queue_count(self._fields[name])
             return
         if not self._fields:
-            # Nothing is known of the rest before the first report.
+            # The other fields are unknown before the first report.
             return
         running, waiting = value
-        self._fields["num_running_reqs"] = _queue(running)
-        self._fields["num_queue_reqs"] = _queue(waiting)
+        self._fields["num_running_reqs"] = _queue_count(running)
+        self._fields["num_queue_reqs"] = _queue_count(waiting)
 
     def items(self, now: float) -> list[Item]:
-        """See ``Source``."""
+        """Return the stats as one item."""
         if not self._fields:
             return []
-        fields = {name: _known(value) for name, value in self._fields.items()}
+        fields = {name: _without_nan(value) for name, value in self._fields.items()}
         if not (_total(fields, "num_running_reqs") or _total(fields, "num_queue_reqs")):
-            fields.update((name, zero) for name, zero in IDLE.items() if name in fields)
+            fields.update((name, zero) for name, zero in IDLE_VALUES.items() if name in fields)
         if not fields.get("hicache_host_mamba_total_states"):
             fields["hicache_host_mamba_total_states"] = None
             fields["hicache_host_mamba_used_states"] = None
-        stats, lost = to_wire(SimpleNamespace(**fields), SchedulerStats)
-        for _ in range(lost):
-            self._notes.fail("a value of the scheduler's stats was left out")
+        stats, dropped = to_wire(SimpleNamespace(**fields), SchedulerStats)
+        for _ in range(dropped):
+            self._deferred.fail("a value of the scheduler's stats was left out")
         return [SglangStats(self._engine, now, time.time(), stats)]
 
-    def again(self, now: float) -> list[Item]:
-        """The gauges as they were last."""
+    def current_state(self, now: float) -> list[Item]:
+        """Return the last gauge values."""
         return self.items(now)
 
 
-def _queue(total: int) -> Any:
+def _queue_count(total: int) -> Any:
     return SimpleNamespace(total=total, by_priority=None)
 
 
-def _known(value: Any) -> Any:
-    """None for a number that is none: SGLang's sign for what was never measured."""
+def _without_nan(value: Any) -> Any:
+    """Return None for NaN, which SGLang uses for values that were never measured."""
     return None if isinstance(value, float) and value != value else value  # noqa: PLR0124 - NaN
 
 
@@ -123,30 +126,34 @@ def _total(fields: Mapping[str, Any], name: str) -> int:
 
 
 class Process:
-    """One process of an engine: its notes, its collectors' engines, its one publisher.
+    """Recorded calls, engines and the publisher of one process of SGLang.
 
     Args:
-        beside: Whether the collectors' own objects go on counting.
+        endpoint: The exporter's ingest endpoint.
+        namespace: Prefix of all identities, see ``environment.namespace``.
+        beside: Whether the collectors' own objects keep counting.
     """
 
     def __init__(self, endpoint: str, namespace: str, *, beside: bool) -> None:
         self.beside = beside
-        self.notes = Notes()
+        self.deferred = DeferredMetrics()
         self.publisher: Publisher | None = None
         self._endpoint = endpoint
         self._namespace = namespace
         self._model = ""
         self._lock = threading.Lock()
         self._infos: list[EngineInfo] = []
-        self._sources: list[Meter | StatsSource] = []
+        self._sources: list[MetricStub | StatsRecorder] = []
         self._readers: list[Reader] = []
-        self.wrapped: set[str] = set()
-        """Families of collectors: what is in their place tells of them."""
+        self.wrapped_families: set[str] = set()
+        """Families of collectors, which their stubs report."""
 
     def start(self, name: str, model: str = "") -> None:
-        """Begin to publish, as the process ``name`` of this deployment, unless it has begun.
+        """Start publishing, as the process ``name`` of this deployment, unless it has started.
 
-        ``model``: of a process that has no collectors which say it.
+        Args:
+            name: The process's name in its stream's identity.
+            model: Model name for a process without a collector that has it.
         """
         self._model = self._model or model
         if self.publisher is None:
@@ -154,15 +161,17 @@ class Process:
                 self._endpoint,
                 identity(self._namespace, self._model, name),
                 self._infos,
-                extra=self._extra,
-                again=self._again,
-                notes=self.notes,
+                periodic_items=self._periodic_items,
+                current_state=self._current_state,
+                deferred=self.deferred,
             )
-            self.notes.fail = self.publisher.fail
+            self.deferred.fail = self.publisher.fail
 
-    def stats(self, collector: Any, role: str) -> StatsSource:
-        """Where a scheduler's ``collector`` notes its stats."""
-        source = StatsSource(self.notes, self.engine(role, collector.labels, _features(collector)))
+    def stats(self, collector: Any, role: str) -> StatsRecorder:
+        """Return the recorder of the stats of a scheduler's ``collector``."""
+        source = StatsRecorder(
+            self.deferred, self.engine(role, collector.labels, _features(collector))
+        )
         self._sources.append(source)
         return source
 
@@ -173,14 +182,16 @@ class Process:
         features: list[str] | None = None,
         bounds: Mapping[str, list[float]] | None = None,
     ) -> int:
-        """The index of the engine that has these labels; those that are empty are its children's."""
-        shown = _shown(labels)
+        """Return the index of the engine with these labels; empty labels belong to its children."""
+        shown = _nonempty(labels)
         model = shown.get("model_name", "")
         self._model = self._model or model
         others = sorted((name, value) for name, value in shown.items() if name != "model_name")
-        said = ",".join(f"{name}={value}" for name, value in others)
-        name = identity(self._namespace, model, f"sglang/{role}/{said}" if shown else "sglang")
-        # The engine's threads and the publisher's come here.
+        label_text = ",".join(f"{name}={value}" for name, value in others)
+        name = identity(
+            self._namespace, model, f"sglang/{role}/{label_text}" if shown else "sglang"
+        )
+        # Both the engine's threads and the publisher thread call this.
         with self._lock:
             index = next((i for i, known in enumerate(self._infos) if known.id == name), None)
             if index is None:
@@ -193,91 +204,91 @@ class Process:
                 self.publisher.describe(self._infos)
         return index
 
-    def meter(self, engine: int, metric: Any, labels: Mapping[str, Any]) -> Meter:
-        """A meter in place of ``metric``, one of prometheus_client's."""
+    def stub(self, engine: int, metric: Any, labels: Mapping[str, Any]) -> MetricStub:
+        """Return a stub that replaces ``metric``, one of prometheus_client's."""
         name = family_name(metric)
         row = ROWS.get(name)
-        # Empty labels are for requests to fill in; a scheduler's priority is its queues' alone.
-        taken = _shown(labels) if row is None or row.extra else labels
-        meter = Meter(
-            self.notes,
+        # Requests fill in empty labels; a scheduler's priority applies to its queues only.
+        engine_labels = _nonempty(labels) if row is None or row.extra else labels
+        stub = MetricStub(
+            self.deferred,
             name,
             metric._type,
             engine=engine,
             labelnames=metric._labelnames,
-            own=sorted(set(metric._labelnames) - taken.keys()),
-            text="" if row is not None else printable(metric._documentation),
+            own=sorted(set(metric._labelnames) - engine_labels.keys()),
+            help_text="" if row is not None else printable(metric._documentation),
             bounds=bounds_of(metric),
-            described=row is None,
+            self_described=row is None,
             native=metric,
-            given=labels,
+            fixed_labels=labels,
             beside=self.beside,
         )
-        self._sources.append(meter)
-        return meter
+        self._sources.append(stub)
+        return stub
 
-    def read(self, reader: Reader) -> None:
-        """Ask ``reader`` about once a second, in the publisher's thread."""
+    def add_reader(self, reader: Reader) -> None:
+        """Run ``reader`` about once a second, in the publisher thread."""
         self._readers.append(reader)
 
-    def _extra(self) -> Iterator[Item]:
+    def _periodic_items(self) -> Iterator[Item]:
         for reader in self._readers:
             reader()
         return iter(())
 
-    def _again(self) -> list[Item]:
+    def _current_state(self) -> list[Item]:
         now = time.monotonic()
-        return [item for source in self._sources for item in source.again(now)]
+        return [item for source in self._sources for item in source.current_state(now)]
 
 
 class Reader:
-    """Notes what nobody told."""
+    """Records values that SGLang does not report."""
 
     def __call__(self) -> None:
-        """Look, and note."""
+        """Read the values and record them."""
         raise NotImplementedError
 
 
-def wrap(process: Process, collector: Any, role: str) -> dict[str, Meter]:
-    """Put meters in the place of ``collector``'s metrics, and say by attribute which.
+def wrap(process: Process, collector: Any, role: str) -> dict[str, MetricStub]:
+    """Replace the metrics of ``collector`` with stubs, and return the stubs by attribute.
 
-    Left alone is what ``log_stats`` sets: its stats travel whole.
+    The gauges that ``log_stats`` sets are left alone: the stats are sent as a whole.
     """
     labels = getattr(collector, "labels", None) or {}
-    found = {name: m for name, m in vars(collector).items() if _is_told_singly(m)}
-    engine = process.engine(role, labels, _features(collector), told_bounds(found.values()))
-    made: dict[str, Meter] = {}
-    families: dict[str, Meter] = {}
+    found = {name: m for name, m in vars(collector).items() if _is_replaced(m)}
+    engine = process.engine(role, labels, _features(collector), custom_bounds(found.values()))
+    made: dict[str, MetricStub] = {}
+    families: dict[str, MetricStub] = {}
     for name, metric in found.items():
-        made[name] = families[family_name(metric)] = process.meter(engine, metric, labels)
-        process.wrapped.add(family_name(metric))
+        made[name] = families[family_name(metric)] = process.stub(engine, metric, labels)
+        process.wrapped_families.add(family_name(metric))
         setattr(collector, name, made[name])
-        _show(metric, made[name])
+        _record_children(metric, made[name])
     for name, value in list(vars(collector).items()):
-        # Children that were asked for when the collector was made.
+        # Children that the collector looked up when it was made.
         if isinstance(value, dict) and any(map(_is_child, value.values())):
-            setattr(collector, name, {key: _bound(v, families) for key, v in value.items()})
+            setattr(collector, name, {key: _child_stub(v, families) for key, v in value.items()})
         elif _is_child(value):
-            setattr(collector, name, _bound(value, families))
+            setattr(collector, name, _child_stub(value, families))
     return made
 
 
 def family_name(metric: Any) -> str:
-    """The name of its samples: prometheus_client keeps a counter's without the suffix."""
+    """Return the name of a family's samples: prometheus_client keeps a counter's without the suffix."""
     return f"{metric._name}_total" if metric._type == "counter" else str(metric._name)
 
 
 def bounds_of(metric: Any) -> list[float]:
-    """A histogram's bounds, without +Inf."""
+    """Return a histogram's bounds, without +Inf."""
     return [float(bound) for bound in getattr(metric, "_upper_bounds", ())][:-1]
 
 
 def is_metric(value: Any) -> bool:
-    """Whether ``value`` is a metric of prometheus_client's, which need not be here."""
+    """Return whether ``value`` is a metric of prometheus_client, without importing it."""
     return (
         getattr(value, "_type", "") in ("counter", "gauge", "histogram", "summary")
         and hasattr(value, "_labelnames")
-        and not isinstance(value, Meter)
+        and not isinstance(value, MetricStub)
     )
 
 
@@ -285,35 +296,35 @@ def _is_child(value: Any) -> bool:
     return is_metric(value) and bool(getattr(value, "_labelvalues", ()))
 
 
-def _is_told_singly(value: Any) -> bool:
+def _is_replaced(value: Any) -> bool:
     if not is_metric(value) or _is_child(value):
         return False
     name = family_name(value)
     row = ROWS.get(name)
     if row is None:
-        return name not in SILENT_FAMILIES
-    # Of a name that was a gauge's in another release this one's cannot be shown.
+        return name not in UNRECORDED_FAMILIES
+    # A family that has another type than in the catalogue cannot be exposed.
     return isinstance(row.source, Sampled) and row.kind == value._type
 
 
-def _bound(child: Any, families: Mapping[str, Meter]) -> Any:
-    """A child of the meter that stands in the place of ``child``'s family."""
-    meter = families.get(family_name(child)) if _is_child(child) else None
-    return child if meter is None else meter.labels(*child._labelvalues)
+def _child_stub(child: Any, families: Mapping[str, MetricStub]) -> Any:
+    """Return the child of the stub that replaces the family of ``child``."""
+    stub = families.get(family_name(child)) if _is_child(child) else None
+    return child if stub is None else stub.labels(*child._labelvalues)
 
 
-def _show(metric: Any, meter: Meter) -> None:
-    """Note that children exist which have counted nothing yet: the engine shows them at 0."""
-    if meter.kind == "gauge":
+def _record_children(metric: Any, stub: MetricStub) -> None:
+    """Record children that exist without a value yet: SGLang exposes them at 0."""
+    if stub.kind == "gauge":
         return
     if not metric._labelnames:
-        meter.note({}, 0, 0)
+        stub.record({}, 0, 0)
     for values in list(getattr(metric, "_metrics", ())):
-        meter.note(dict(zip(metric._labelnames, values, strict=True)), 0, 0)
+        stub.record(dict(zip(metric._labelnames, values, strict=True)), 0, 0)
 
 
-def told_bounds(metrics: Iterable[Any]) -> dict[str, list[float]]:
-    """Bucket families whose bounds the engine was told otherwise."""
+def custom_bounds(metrics: Iterable[Any]) -> dict[str, list[float]]:
+    """Return bounds that differ from the defaults, by bucket family."""
     found: dict[str, list[float]] = {}
     for metric in metrics:
         row = ROWS.get(family_name(metric))
@@ -327,6 +338,6 @@ def _features(collector: Any) -> list[str]:
     return [name for attribute, name in FEATURES.items() if getattr(collector, attribute, False)]
 
 
-def _shown(labels: Mapping[str, Any]) -> dict[str, str]:
-    """Labels of the engine. Empty ones, such as a priority's, are filled in by request."""
+def _nonempty(labels: Mapping[str, Any]) -> dict[str, str]:
+    """Return the engine's labels. Empty ones, such as a priority, are filled in by request."""
     return {name: printable(value) for name, value in labels.items() if str(value)}

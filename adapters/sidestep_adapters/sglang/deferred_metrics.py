@@ -1,7 +1,7 @@
-"""What an engine tells its own metric objects, noted down for the publisher's thread.
+"""Recorded calls of an engine's metric objects, for the publisher thread.
 
-A note is one tuple appended to a deque; the publisher's thread makes items of them.
-Nothing here needs an engine, nor prometheus_client.
+Recording a call appends one tuple to a deque; the publisher thread makes items of them.
+Nothing here needs an engine or prometheus_client.
 """
 
 from __future__ import annotations
@@ -16,87 +16,88 @@ from sidestep.engines.items import Item
 Labels = Mapping[str, Any]
 Values = tuple[str, ...]
 Key = Labels | Values
-"""All labels of a child, or its own values as they are shown."""
-Note = Callable[[Key, Any, int], None]
+"""All labels of a child, or its own label values as exposed."""
+Recorder = Callable[[Key, Any, int], None]
 
-LIMIT = 1 << 16
-"""Notes that wait at most; a flush comes every 50 ms."""
+MAX_QUEUED = 1 << 16
+"""Maximum number of recorded calls that wait; a flush runs every 50 ms."""
 SLICE = 256
-"""Notes that become items at once: the interpreter belongs to the engine."""
+"""Recorded calls converted at once, before the engine gets the interpreter again."""
 
 
-class Notes:
-    """The notes of one process.
+class DeferredMetrics:
+    """The recorded calls of one process.
 
     Attributes:
-        lost: Notes that found no place, so far.
-        limit: How many may wait; 0 once nobody will have them.
-        fail: Called inside ``except`` with what went wrong; a Publisher's.
+        queue: Recorded calls: source, key, value and weight.
+        dropped: Calls dropped so far because the queue was full.
+        limit: Maximum number of waiting calls; 0 after ``close``.
+        fail: Called inside ``except`` with a description of the problem; ``Publisher.fail``.
     """
 
     def __init__(self) -> None:
-        self.queue: deque[tuple[Source, Any, Any, int]] = deque()
-        self.lost = 0
-        self.limit = LIMIT
+        self.queue: deque[tuple[MetricSource, Any, Any, int]] = deque()
+        self.dropped = 0
+        self.limit = MAX_QUEUED
         self.fail: Callable[[str], None] = _ignore
 
     def __len__(self) -> int:
         return len(self.queue)
 
     def clear(self) -> None:
-        """Forget all: they are another process's."""
+        """Discard all recorded calls; in a forked child they belong to the parent."""
         self.queue.clear()
 
     def close(self) -> None:
-        """Forget all, and take no more: nobody will have them."""
+        """Discard all recorded calls and accept no more."""
         self.limit = 0
         self.clear()
 
-    def of(self, source: Source) -> Note:
-        """What notes for ``source``; a closure, for the engine's loops call it."""
+    def recorder(self, source: MetricSource) -> Recorder:
+        """Return a function that records calls for ``source``; a closure, for the engine's loops."""
         queue = self.queue
         append = queue.append
 
-        def note(key: Key, value: Any, weight: int) -> None:
+        def record(key: Key, value: Any, weight: int) -> None:
             if len(queue) < self.limit:
                 append((source, key, value, weight))
             else:
-                self.lost += 1
+                self.dropped += 1
 
-        return note
+        return record
 
     def items(self) -> list[Item]:
-        """The items of a slice of the notes, in the publisher's thread."""
-        touched: dict[Source, None] = {}
+        """Remove a slice of the recorded calls and return their items; runs in the publisher thread."""
+        touched: dict[MetricSource, None] = {}
         queue = self.queue
         for _ in range(min(len(queue), SLICE)):
             source, key, value, weight = queue.popleft()
             try:
-                source.take(key, value, weight)
+                source.add(key, value, weight)
                 touched[source] = None
-            except Exception:  # noqa: BLE001 - what an engine says oddly costs itself
+            except Exception:  # noqa: BLE001 - an invalid value drops its own call only
                 self.fail("a value could not be read")
         now = time.monotonic()
         made: list[Item] = []
         for source in touched:
             try:
                 made += source.items(now)
-            except Exception:  # noqa: BLE001 - likewise
-                self.fail("what was noted could not be told")
+            except Exception:  # noqa: BLE001 - as above
+                self.fail("recorded values could not be converted to items")
         return made
 
 
 def _ignore(what: str) -> None:
-    """Nobody listens yet."""
+    """Ignore a problem until a publisher exists."""
 
 
-class Source:
-    """Whom notes are of; both calls come in the publisher's thread."""
+class MetricSource:
+    """A source of recorded calls; its methods run in the publisher thread."""
 
-    def take(self, key: Any, value: Any, weight: int) -> None:
-        """Add a note to what the next items will tell."""
+    def add(self, key: Any, value: Any, weight: int) -> None:
+        """Add a recorded call to the next items."""
         raise NotImplementedError
 
     def items(self, now: float) -> Sequence[Item]:
-        """What was noted since the last call."""
+        """Return the items of the calls added since the previous call."""
         raise NotImplementedError

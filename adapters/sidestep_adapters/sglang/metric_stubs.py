@@ -1,7 +1,8 @@
-"""Metric objects with the interface of prometheus_client, which note down what they are told.
+"""Metric stubs: objects with prometheus_client's interface that record calls instead of counting.
 
-An engine's code holds such objects: ``labels``, ``inc``, ``set``, ``observe``. A ``Meter`` has
-that interface, too; each call is one note, of which the publisher's thread makes items.
+An engine's code holds metric objects and calls ``labels``, ``inc``, ``set`` and ``observe``. A
+``MetricStub`` has the same methods; each call is recorded, and the publisher thread makes
+items of the recorded calls.
 """
 
 from __future__ import annotations
@@ -14,145 +15,158 @@ from sidestep.engines.items import Item
 from sidestep.protocol.limits import FLOPS_LIMIT, MAX_OBSERVATIONS, MAX_OPEN_VALUES, VALUE_LIMIT
 from sidestep.protocol.self_described import Family, Sample, Samples
 from sidestep_adapters.publisher.translate import printable
-from sidestep_adapters.sglang.deferred_metrics import Key, Labels, Notes, Source, Values
+from sidestep_adapters.sglang.deferred_metrics import (
+    DeferredMetrics,
+    Key,
+    Labels,
+    MetricSource,
+    Values,
+)
 
 Kind = Literal["counter", "gauge", "histogram", "summary"]
 
 SET = 0
-"""A gauge's weight where the note is its value, and not what to add to it."""
+"""Weight of a recorded gauge value that replaces the gauge instead of adding to it."""
 
 
-class Meter(Source):
-    """One metric family of an engine, in place of prometheus_client's object.
+class MetricStub(MetricSource):
+    """Stub of one metric family, in place of prometheus_client's object.
 
     Args:
-        engine: Index of the engine whose series these are.
-        own: Label names that tell its children apart, of all of ``labelnames``.
-        bounds: Of a histogram; told where ``described``, and where it tells counts.
-        described: Whether no catalogue knows the family, so that it has to describe itself.
-        native: The engine's own object, which knows whatever else it is asked.
-        given: Label values that all children have, for it.
-        beside: Whether it is to hear of everything, too.
+        deferred: Where calls are recorded.
+        name: Name of the family's samples.
+        kind: Type of the family.
+        engine: Index of the engine that has the series.
+        labelnames: Label names of the engine's own family.
+        own: The names in ``labelnames`` that distinguish children of one engine.
+        help_text: Help of a family that the catalogue does not have.
+        bounds: Histogram bounds; sent with bucket counts, and if ``self_described``.
+        self_described: Whether the catalogue lacks the family, so that it describes itself.
+        native: The engine's own object, which serves all other attributes.
+        fixed_labels: Label values that all children share, for ``native``.
+        beside: Whether ``native`` gets every call, too.
 
     Attributes:
-        note: Notes a child's amount, value or observation, or a histogram's counts and
-            their sum. A weight of 0 and no amount: the child exists from now on.
-        labels: Finds the child of these label values, by position or by name.
+        record: Records a child's amount, value or observation, or bucket counts with their
+            sum. A weight of 0 without an amount: the child exists from now on.
+        labels: Returns the child with these label values, by position or by name.
     """
 
     def __init__(
         self,
-        notes: Notes,
+        deferred: DeferredMetrics,
         name: str,
         kind: Kind,
         *,
         engine: int,
         labelnames: Sequence[str] = (),
         own: Sequence[str] = (),
-        text: str = "",
+        help_text: str = "",
         bounds: Sequence[float] = (),
-        described: bool = False,
+        self_described: bool = False,
         native: Any = None,
-        given: Labels | None = None,
+        fixed_labels: Labels | None = None,
         beside: bool = False,
     ) -> None:
-        self.note = notes.of(self)
+        self.record = deferred.recorder(self)
         self.name = name
         self.kind = kind
         self.own = tuple(own)
         self._native = native
-        self._given = dict(given or {})
+        self._fixed_labels = dict(fixed_labels or {})
         self._beside = beside
         self._engine = engine
         self._labelnames = tuple(labelnames)
-        self._text = text
+        self._help_text = help_text
         self._bounds = list(bounds)
-        self._described = described
-        self._child = self._finder()
-        self.labels = self._both if beside else self._child
+        self._self_described = self_described
+        self._child = self._child_finder()
+        self.labels = self._forwarding_child if beside else self._child
         self._sums: dict[Values, float] = {}
-        self._seen: dict[Values, tuple[list[float], list[int]]] = {}
+        self._observations: dict[Values, tuple[list[float], list[int]]] = {}
         self._gauges: dict[Values, float] = {}
-        self._fresh: dict[Values, None] = {}
-        self._counts: list[Sample] = []
+        self._changed: dict[Values, None] = {}
+        self._bucket_samples: list[Sample] = []
 
     def inc(self, amount: float = 1) -> None:
-        """Of a family without labels, like the next three."""
-        self._all.inc(amount)
+        """Add to the child of a family without labels."""
+        self._only_child.inc(amount)
 
     def dec(self, amount: float = 1) -> None:
-        """Take ``amount`` off a gauge."""
-        self._all.dec(amount)
+        """Subtract from the child of a family without labels."""
+        self._only_child.dec(amount)
 
     def set(self, value: float) -> None:
-        """A gauge's value."""
-        self._all.set(value)
+        """Set the child of a family without labels."""
+        self._only_child.set(value)
 
     def observe(self, value: float) -> None:
-        """One observation."""
-        self._all.observe(value)
+        """Record an observation of a family without labels."""
+        self._only_child.observe(value)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._native, name)
 
     @property
-    def _all(self) -> Child:
-        child = Child(self, ())
-        return Both(child, self._native) if self._beside else child
+    def _only_child(self) -> ChildStub:
+        child = ChildStub(self, ())
+        return ForwardingChildStub(child, self._native) if self._beside else child
 
-    def asked(self, key: Key) -> Any:
-        """The engine's own child; it was not told anything where not both count."""
+    def native_child(self, key: Key) -> Any:
+        """Return the engine's own child, which is up to date only if ``beside`` is set."""
         if not self._labelnames:
             return self._native
         own = dict(zip(self.own, key, strict=True)) if isinstance(key, tuple) else key
-        return self._native.labels(**{**self._given, **own})
+        return self._native.labels(**{**self._fixed_labels, **own})
 
-    def _both(self, *values: Any, **labels: Any) -> Child:
-        return Both(self._child(*values, **labels), self._native.labels(*values, **labels))
+    def _forwarding_child(self, *values: Any, **labels: Any) -> ChildStub:
+        return ForwardingChildStub(
+            self._child(*values, **labels), self._native.labels(*values, **labels)
+        )
 
-    def _finder(self) -> Callable[..., Child]:
-        """What finds a child by its label values; a closure, as ``Notes.of``."""
+    def _child_finder(self) -> Callable[..., ChildStub]:
+        """Return a function that finds a child by its label values; a closure, for speed."""
         labelnames = self._labelnames
-        only = Child(self, ())
+        only = ChildStub(self, ())
         if not self.own:
             return lambda *_, **__: only
 
-        def make(*values: Any, **labels: Any) -> Child:
-            return Child(self, dict(zip(labelnames, values, strict=True)) if values else labels)
+        def make(*values: Any, **labels: Any) -> ChildStub:
+            return ChildStub(self, dict(zip(labelnames, values, strict=True)) if values else labels)
 
         if len(self.own) > 1:
             return make
         (own,) = self.own
-        known: dict[str, Child] = {}
+        known: dict[str, ChildStub] = {}
 
-        def find(*values: Any, **labels: Any) -> Child:
+        def find(*values: Any, **labels: Any) -> ChildStub:
             value = labels.get(own)
-            # Values of other types than text may be equal, and not look alike.
+            # Equal values of other types may differ as text, such as 1 and True.
             if value.__class__ is not str:
                 return make(*values, **labels)
             found = known.get(value)
             if found is None:
-                found = Child(self, (printable(value),))
+                found = ChildStub(self, (printable(value),))
                 if len(known) < MAX_OPEN_VALUES:
                     known[value] = found
             return found
 
         return find
 
-    def take(self, key: Key, value: Any, weight: int) -> None:
-        """See ``Source``; a value that is no number is left out."""
+    def add(self, key: Key, value: Any, weight: int) -> None:
+        """Add a recorded call; a value that is not a number raises."""
         if key.__class__ is not tuple:
             key = tuple([printable(key[name]) for name in self.own])  # type: ignore[call-overload]
         if value.__class__ is tuple:
             counts, total = value
-            self._counts.append(Sample(list(key), counts=counts, total=total))
+            self._bucket_samples.append(Sample(list(key), counts=counts, total=total))
             return
-        # Numpy's and torch's scalars are numbers, too; integers may be too large for a float.
+        # Scalars of numpy and torch are numbers, too; integers may be too large for a float.
         number = value if value.__class__ is int else float(value)
         if self.kind in OBSERVED:
-            seen = self._seen.get(key)
+            seen = self._observations.get(key)
             if seen is None:
-                seen = self._seen[key] = ([], [])
+                seen = self._observations[key] = ([], [])
             if weight:
                 seen[0].append(float(number))
                 seen[1].append(weight)
@@ -162,17 +176,22 @@ class Meter(Source):
             self._sums[key] = self._sums.get(key, 0) + number
         else:
             self._gauges[key] = number if weight == SET else self._gauges.get(key, 0) + number
-            self._fresh[key] = None
+            self._changed[key] = None
 
     def items(self, now: float) -> list[Item]:
-        """See ``Source``."""
-        samples = [*self._counted(), *self._observed(), *self._counts, *self._set(self._fresh)]
-        self._sums, self._seen, self._fresh, self._counts = {}, {}, {}, []
+        """Return the items of all calls added since the previous call."""
+        samples = [
+            *self._counter_samples(),
+            *self._histogram_samples(),
+            *self._bucket_samples,
+            *self._gauge_samples(self._changed),
+        ]
+        self._sums, self._observations, self._changed, self._bucket_samples = {}, {}, {}, []
         return self._items(now, samples)
 
-    def again(self, now: float) -> list[Item]:
-        """Gauges as they were last."""
-        return self._items(now, list(self._set(self._gauges)))
+    def current_state(self, now: float) -> list[Item]:
+        """Return the last gauge values."""
+        return self._items(now, list(self._gauge_samples(self._gauges)))
 
     def _items(self, now: float, samples: list[Sample]) -> list[Item]:
         return [
@@ -180,11 +199,11 @@ class Meter(Source):
         ]
 
     def _family(self, samples: list[Sample]) -> Family:
-        told = self._described or any(sample.counts for sample in samples)
-        bounds = self._bounds if told else []
-        return Family(self.name, self.kind, list(self.own), samples, self._text, bounds)
+        has_bounds = self._self_described or any(sample.counts for sample in samples)
+        bounds = self._bounds if has_bounds else []
+        return Family(self.name, self.kind, list(self.own), samples, self._help_text, bounds)
 
-    def _counted(self) -> Iterator[Sample]:
+    def _counter_samples(self) -> Iterator[Sample]:
         for key, total in self._sums.items():
             amount = total
             while amount > VALUE_LIMIT:
@@ -192,86 +211,86 @@ class Meter(Source):
                 yield Sample(list(key), VALUE_LIMIT)
             yield Sample(list(key), amount)
 
-    def _observed(self) -> Iterator[Sample]:
-        for key, (values, weights) in self._seen.items():
+    def _histogram_samples(self) -> Iterator[Sample]:
+        for key, (values, weights) in self._observations.items():
             for start in range(0, len(values) or 1, MAX_OBSERVATIONS):
                 some = slice(start, start + MAX_OBSERVATIONS)
-                told = [] if set(weights[some]) == {1} else weights[some]
-                yield Sample(list(key), observations=values[some], weights=told)
+                part_weights = [] if set(weights[some]) == {1} else weights[some]
+                yield Sample(list(key), observations=values[some], weights=part_weights)
 
-    def _set(self, keys: Mapping[Values, object]) -> Iterator[Sample]:
+    def _gauge_samples(self, keys: Mapping[Values, object]) -> Iterator[Sample]:
         for key in keys:
             value = self._gauges[key]
-            # Neither NaN nor what no gauge can be is a sample.
+            # NaN and values beyond the limit are not sent.
             if -VALUE_LIMIT <= value <= VALUE_LIMIT:
                 yield Sample(list(key), value)
 
 
-class Child:
-    """A family's child: what it is told is noted."""
+class ChildStub:
+    """Stub of one child of a family; records each call."""
 
-    __slots__ = ("_key", "_meter", "_note")
+    __slots__ = ("_key", "_record", "_stub")
 
-    def __init__(self, meter: Meter, key: Key) -> None:
-        self._meter = meter
-        self._note = meter.note
+    def __init__(self, stub: MetricStub, key: Key) -> None:
+        self._stub = stub
+        self._record = stub.record
         self._key = key
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._meter.asked(self._key), name)
+        return getattr(self._stub.native_child(self._key), name)
 
     def inc(self, amount: float = 1) -> None:
         """Add to a counter or a gauge."""
-        self._note(self._key, amount, 1)
+        self._record(self._key, amount, 1)
 
     def dec(self, amount: float = 1) -> None:
-        """Take off a gauge."""
-        self._note(self._key, -amount, 1)
+        """Subtract from a gauge."""
+        self._record(self._key, -amount, 1)
 
     def set(self, value: float) -> None:
-        """A gauge's value."""
-        self._note(self._key, value, SET)
+        """Set a gauge."""
+        self._record(self._key, value, SET)
 
     def observe(self, value: float) -> None:
-        """One observation."""
-        self._note(self._key, value, 1)
+        """Record an observation."""
+        self._record(self._key, value, 1)
 
 
-class Both(Child):
-    """Likewise, and the engine's own child hears it first."""
+class ForwardingChildStub(ChildStub):
+    """Stub that first forwards each call to the engine's own child, then records it."""
 
     __slots__ = ("_native",)
 
-    def __init__(self, child: Child, native: Any) -> None:
-        super().__init__(child._meter, child._key)
+    def __init__(self, child: ChildStub, native: Any) -> None:
+        super().__init__(child._stub, child._key)
         self._native = native
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._native, name)
 
     def inc(self, amount: float = 1) -> None:
-        """See ``Child``."""
+        """Forward and record; see ``ChildStub``."""
         self._native.inc(amount)
-        self._note(self._key, amount, 1)
+        self._record(self._key, amount, 1)
 
     def dec(self, amount: float = 1) -> None:
-        """See ``Child``."""
+        """Forward and record; see ``ChildStub``."""
         self._native.dec(amount)
-        self._note(self._key, -amount, 1)
+        self._record(self._key, -amount, 1)
 
     def set(self, value: float) -> None:
-        """See ``Child``."""
+        """Forward and record; see ``ChildStub``."""
         self._native.set(value)
-        self._note(self._key, value, SET)
+        self._record(self._key, value, SET)
 
     def observe(self, value: float) -> None:
-        """See ``Child``."""
+        """Forward and record; see ``ChildStub``."""
         self._native.observe(value)
-        self._note(self._key, value, 1)
+        self._record(self._key, value, 1)
 
 
 def _parts(samples: list[Sample]) -> Iterator[list[Sample]]:
-    """``samples`` in parts of which each fits into an item."""
+    """Yield ``samples`` in parts that fit into one item."""
     part: list[Sample] = []
     held = 0
     for sample in samples:

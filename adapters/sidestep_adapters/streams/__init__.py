@@ -1,1 +1,1 @@
-"""Subscribers to the streams that engines publish by themselves."""
+"""Subscribers to the event streams that engines publish themselves."""

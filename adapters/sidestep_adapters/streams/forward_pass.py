@@ -1,7 +1,7 @@
 """Forward-pass metrics: one record for each forward pass of SGLang, Dynamo's vLLM, or vLLM.
 
-All have one schema. It travels as a map with field names; an array is read by the same order. vLLM's
-form (vllm-project/vllm#52061, open) has one field more, which says what was timed.
+All share one schema, sent as a map with field names; an array has the same order. vLLM's form
+(vllm-project/vllm#52061, open) has one more field, which names what was timed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Skipped = msgspec.Raw
 
 
 class Record(NamedTuple):
-    """One record: what it says, and of which rank."""
+    """One record: its item and its rank."""
 
     item: ForwardPass
     rank: int | None
@@ -78,7 +78,7 @@ _forms: tuple[Callable[[bytes], _Form], ...] = tuple(map(_decoder, (_Map, _Array
 
 
 def decode(payload: bytes, stamp: float) -> Record:
-    """The record in ``payload``, which came at ``stamp``.
+    """Decode the record in ``payload``, received at ``stamp``.
 
     Raises:
         WireError: Malformed, beyond a limit, or of another version.
@@ -98,6 +98,6 @@ def _item(found: _Form, stamp: float) -> ForwardPass:
     scheduled, wall_time = found.scheduled_requests, found.wall_time
     item = ForwardPass(0, stamp, scheduled, found.queued_requests)
     if wall_time or scheduled.num_prefill_requests or scheduled.num_decode_requests:
-        # Dynamo's first pass after a rest had no time to begin from.
+        # Dynamo's first pass after an idle period has no wall time.
         item.ran = Pass(scheduled, [wall_time] if wall_time else [])
     return item

@@ -1,4 +1,4 @@
-"""Messages of several frames off a socket that strangers fill: never more than a few, never long."""
+"""Bounded reading of multipart messages from untrusted peers: few frames, of limited size."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import zmq
 from sidestep.transport.options import reachable
 
 MAX_FRAMES = 5
-"""An answer has four."""
-SKIPPED = 1000
-"""Frames of an overlong message that are read in one go."""
+"""Maximum frames of a message; a replay response has four."""
+SKIP_FRAMES = 1000
+"""Frames of a message with too many that are skipped in one call."""
 MAX_BYTES = 16 << 20
-"""Of a frame: a peer that sends a longer one loses its connection."""
+"""Maximum bytes of a frame; a peer that sends a longer one loses its connection."""
 
 _OPTIONS = (
     *reachable(MAX_BYTES),
@@ -23,7 +23,7 @@ _OPTIONS = (
 Socket = zmq.Socket[bytes]
 
 
-def make(context: zmq.Context[Socket], kind: int) -> Socket:
+def make_socket(context: zmq.Context[Socket], kind: int) -> Socket:
     """Return a socket of ``kind`` that connects to engines."""
     socket = context.socket(kind)
     for option, value in _OPTIONS:
@@ -32,10 +32,10 @@ def make(context: zmq.Context[Socket], kind: int) -> Socket:
 
 
 class Frames:
-    """Reads one socket.
+    """Reads messages from one socket.
 
     Attributes:
-        skipping: Whether the next frame is of a message with too many.
+        skipping: Whether the next frame belongs to a message with too many frames.
     """
 
     def __init__(self, socket: Socket) -> None:
@@ -43,9 +43,9 @@ class Frames:
         self.skipping = False
 
     def receive(self) -> list[bytes] | None:
-        """The next message, if there is one; an empty one is a part of one with too many frames."""
+        """Return the next message, or None; an empty list is a part of a message with too many frames."""
         frames: list[bytes] = []
-        limit = SKIPPED if self.skipping else MAX_FRAMES
+        limit = SKIP_FRAMES if self.skipping else MAX_FRAMES
         try:
             for _ in range(limit):
                 frame = self.socket.recv(zmq.NOBLOCK)
@@ -55,7 +55,7 @@ class Frames:
                     self.skipping = False
                     return frames
         except zmq.Again:
-            # A message is there as a whole or not at all.
+            # ZeroMQ delivers a message as a whole or not at all.
             return None
         self.skipping = True
         return []

@@ -1,11 +1,11 @@
-"""KV events of vLLM and SGLang: a payload into changes of a prefix cache.
+"""Decoding of KV events of vLLM and SGLang into changes of a prefix cache.
 
 A payload is ``[ts, events, rank]``, or the same as a map. An event is a map with its kind under
-``type``, or an array that begins with it (SGLang before 0.5.23). Of an event only the
-hashes, the medium and the group are read: token ids are skipped where they stand.
+``type``, or an array that begins with it (SGLang before 0.5.23). Only the hashes, the medium and
+the group of an event are decoded; token ids are skipped.
 
-A hash becomes what is in its last 64 bits, as vLLM makes integers of its own. Caches of several groups
-of layers have the same hash once in each: the group is mixed in.
+A hash is reduced to its last 64 bits, as vLLM does for integers. Caches of several groups of layers
+have the same hash once in each: the group is mixed in.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from sidestep.protocol.limits import MAX_OBSERVATIONS, Seconds, Text, is_printab
 from sidestep.protocol.messages import DECODE_ERRORS
 
 MAX_EVENTS = 16384
-"""Of one payload."""
+"""Maximum events of one payload."""
 MAX_EVENT_HASHES = 16384
-"""Of one event that cannot be split."""
+"""Maximum hashes of one event that cannot be split."""
 PIECE_EVENTS = 64
 PIECE_BYTES = 16 << 10
 PIECE_HASHES = 2048
-"""What is decoded in one go: a fraction of a millisecond, or two where all of it is wrong."""
+"""Limits of a piece that is decoded at once: a fraction of a millisecond, or two if all is invalid."""
 
 KINDS = {"BlockStored", "BlockRemoved", "AllBlocksCleared"}
 _MASK = (1 << 64) - 1
 _GROUP = 0xD1B54A32D192ED03
-"""Odd and without pattern."""
+"""Multiplier of the group number; odd and without a pattern."""
 _ARRAYS = frozenset((*range(0x90, 0xA0), 0xDC, 0xDD))
 """First bytes of msgpack's arrays."""
 
@@ -50,7 +50,7 @@ H = TypeVar("H")
 
 
 class Batch(NamedTuple):
-    """A payload's events, not decoded yet."""
+    """The events of a payload, not decoded yet."""
 
     stamp: float
     events: Sequence[msgspec.Raw]
@@ -146,7 +146,7 @@ _kinds: Sequence[Callable[[msgspec.Raw], _Kind | _KindArray]] = (
 
 
 def decode(payload: bytes) -> Batch:
-    """What a payload holds.
+    """Decode a payload, except its events.
 
     Raises:
         WireError: Malformed, or beyond a limit.
@@ -163,7 +163,7 @@ def decode(payload: bytes) -> Batch:
 
 
 def pieces(events: Sequence[msgspec.Raw]) -> Iterator[Sequence[msgspec.Raw]]:
-    """``events`` in parts, each of which takes little time."""
+    """Yield ``events`` in parts that take little time each."""
     piece: list[msgspec.Raw] = []
     size = 0
     for raw in events:
@@ -181,16 +181,16 @@ def pieces(events: Sequence[msgspec.Raw]) -> Iterator[Sequence[msgspec.Raw]]:
 
 
 class Changes:
-    """What events change, in order; those of one kind and medium that follow each other are one.
+    """The changes of some events, in order; adjacent ones of one kind and medium are merged.
 
     Attributes:
-        found: Of none has more hashes than an item may have.
-        refused: How many events there were, by why they are not among them.
+        found: The changes; each has at most the hashes that an item may have.
+        rejected: Number of rejected events by reason.
     """
 
     def __init__(self, events: Sequence[msgspec.Raw], stamp: float) -> None:
         self.found: list[CacheChange] = []
-        self.refused: Counter[str] = Counter()
+        self.rejected: Counter[str] = Counter()
         self._stamp = stamp
         decode_one = _map
         for raw in events:
@@ -199,10 +199,10 @@ class Changes:
                     event = decode_one(raw)
                 except DECODE_ERRORS:
                     decode_one = _array if decode_one is _map else _map
-                    event = _decode_hard(raw, decode_one)
+                    event = _decode_other_form(raw, decode_one)
                 self._add(event)
             except WireError as error:
-                self.refused[error.reason] += 1
+                self.rejected[error.reason] += 1
 
     def _add(self, event: _Event) -> None:
         medium = event.medium or ""
@@ -230,11 +230,11 @@ class Changes:
             self.found.append(CacheChange(kind, self._stamp, part, medium))
 
 
-def _decode_hard(raw: msgspec.Raw, decode_one: _Decode) -> _Event:
-    """An event of another form than those before it.
+def _decode_other_form(raw: msgspec.Raw, decode_one: _Decode) -> _Event:
+    """Decode an event that has another form than the events before it.
 
     Raises:
-        WireError: Of no form that is known.
+        WireError: The form is unknown.
     """
     for attempt in (decode_one, *_hex):
         try:
@@ -252,9 +252,9 @@ def _decode_hard(raw: msgspec.Raw, decode_one: _Decode) -> _Event:
 
 
 def _split(raw: msgspec.Raw) -> Iterator[msgspec.Raw]:
-    """One event as several, where all its hashes take as many bytes.
+    """Split one event into several, if all its hashes have the same size in bytes.
 
-    They nearly always do; where they only seem to, what comes out is as wrong as what came in.
+    They nearly always have. If they only seem to, the parts are as invalid as the event.
     """
     for decode_one in _long:
         try:
@@ -285,7 +285,7 @@ def _split(raw: msgspec.Raw) -> Iterator[msgspec.Raw]:
 
 
 def _header(data: bytes) -> tuple[int, int]:
-    """Elements of a msgpack array, and where the first one begins; none of anything else."""
+    """Return the length of a msgpack array and the offset of its first element; 0 for anything else."""
     kind = data[0]
     if kind in range(0x90, 0xA0):
         return kind & 0x0F, 1
@@ -294,10 +294,10 @@ def _header(data: bytes) -> tuple[int, int]:
 
 
 def _numbers(hashes: list[int | bytes | str], group: int | None) -> list[int]:
-    """``hashes`` as unsigned 64-bit numbers, which those of another group are not."""
+    """Return ``hashes`` as unsigned 64-bit numbers that differ between groups."""
     numbers: list[int]
     try:
-        # Nearly always they are numbers; that bytes do not compare with one says so.
+        # Nearly always they are numbers; for others the comparison raises TypeError.
         numbers = hashes  # type: ignore[assignment]
         if numbers and min(numbers) < 0:
             numbers = [number & _MASK for number in numbers]

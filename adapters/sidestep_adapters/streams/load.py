@@ -1,4 +1,4 @@
-"""SGLang's load: ``["LoadStat", ...]`` of one rank, several times a second."""
+"""SGLang's load records: ``["LoadStat", ...]`` of one rank, several times a second."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from sidestep.protocol.messages import DECODE_ERRORS
 
 Total = Annotated[int, Meta(ge=0, le=1 << 62)]
 MICROSECOND = 1e-6
-MOST = 1 << 40
-"""What a total may grow by between two records; a sum that grows by more is another's."""
+MAX_INCREASE = 1 << 40
+"""Maximum increase of a total between two records; a larger one is not believed."""
 
 
 class Totals(NamedTuple):
-    """What a publisher counts since it began."""
+    """Totals that a publisher counts since its start."""
 
     prefill_uncached_tokens: int = 0
     prefill_busy_us: int = 0
 
 
 class Record(NamedTuple):
-    """One record: what it says, of which rank, and its totals, which the item has not."""
+    """One record: its item, its rank, and its totals, which the item lacks."""
 
     item: LoadStat
     rank: int | None
@@ -50,7 +50,7 @@ _decode = msgspec.msgpack.Decoder(_Load).decode
 
 
 def decode(payload: bytes, stamp: float) -> Record:
-    """The record in ``payload``, which came at ``stamp``.
+    """Decode the record in ``payload``, received at ``stamp``.
 
     Raises:
         WireError: Malformed, or beyond a limit.
@@ -74,15 +74,17 @@ def decode(payload: bytes, stamp: float) -> Record:
     return Record(item, found.dp_rank, totals)
 
 
-def add(item: LoadStat, totals: Totals, before: Totals | None) -> None:
-    """Let ``item`` have what ``totals`` grew by since ``before``.
+def add_increase(item: LoadStat, totals: Totals, before: Totals | None) -> None:
+    """Add to ``item`` the increase of ``totals`` since ``before``.
 
-    Where they are less the publisher has begun anew. The first that are heard of are the
-    beginning: who knows what they came to before.
+    Smaller totals are those of a restarted publisher. Without previous totals nothing is added:
+    the first ones received are the baseline.
     """
     if before is None:
         return
-    grown = [now - then if now >= then else now for now, then in zip(totals, before, strict=True)]
-    if max(grown) <= MOST:
-        item.prefill_uncached_tokens = grown[0]
-        item.prefill_busy_seconds = grown[1] * MICROSECOND
+    increase = [
+        now - then if now >= then else now for now, then in zip(totals, before, strict=True)
+    ]
+    if max(increase) <= MAX_INCREASE:
+        item.prefill_uncached_tokens = increase[0]
+        item.prefill_busy_seconds = increase[1] * MICROSECOND

@@ -1,4 +1,4 @@
-"""What becomes of each kind of stream's messages: decoded, and put to the engine they are of."""
+"""Readers of each kind of stream: decode its messages and apply them to their engine."""
 
 from __future__ import annotations
 
@@ -15,152 +15,154 @@ from sidestep.metrics.engine import Engine
 from sidestep.protocol.block_events import CacheChange, CacheEvents
 from sidestep.protocol.limits import MAX_OBSERVATIONS
 from sidestep_adapters.streams import forward_pass, kv_events, load
-from sidestep_adapters.streams.sequence import Break
+from sidestep_adapters.streams.sequence import Discontinuity
 
-LOST = Break(1, restarted=False, whole=False)
+LOST = Discontinuity(1, restarted=False, from_start=False)
 
 
 class Reader(Protocol):
-    """One stream's.
+    """Reader of one stream.
 
     Attributes:
-        feature: What its engines have from it.
-        mark: What a next process has to go on with.
+        feature: The feature that the stream gives its engines.
+        resume_values: Values that a restarted exporter needs to continue.
     """
 
     feature: ClassVar[str]
-    mark: Sequence[int]
+    resume_values: Sequence[int]
 
     def __init__(self, feed: RankFeed) -> None: ...
 
-    def take(self, payload: bytes, now: float) -> None:
+    def accept(self, payload: bytes, now: float) -> None:
         """Apply a message.
 
         Raises:
-            WireError: It cannot be.
+            WireError: The message is invalid.
         """
 
-    def broke(self, found: Break) -> None:
-        """What comes next does not continue what came before."""
+    def on_discontinuity(self, found: Discontinuity) -> None:
+        """Handle a break: the next message does not continue the previous one."""
 
 
 class KvEvents:
-    """Changes of prefix caches, a piece of a message at a time."""
+    """Applies changes of prefix caches, a piece of a message at a time."""
 
     feature: ClassVar[str] = KV_EVENTS
-    mark: Sequence[int] = ()
+    resume_values: Sequence[int] = ()
 
     def __init__(self, feed: RankFeed) -> None:
         self._feed = feed
         self._source = 0
-        self._word: CacheChange | None = None
-        """What to say first to an engine, of this source."""
-        self._told: dict[str, int] = {}
-        """By engine: the source it has heard of."""
+        self._first_change: CacheChange | None = None
+        """The first change to apply to each engine, for the current source."""
+        self._announced: dict[str, int] = {}
+        """The source whose first change was applied, by engine."""
 
-    def take(self, payload: bytes, now: float) -> None:
+    def accept(self, payload: bytes, now: float) -> None:
         """Apply a message.
 
         Raises:
-            WireError: It cannot be; what it would have told is missing.
+            WireError: The message is invalid; its changes are lost.
         """
         try:
             batch = kv_events.decode(payload)
         except WireError:
-            self.broke(LOST)
+            self.on_discontinuity(LOST)
             raise
         engine = self._feed.engine(_label(self._feed, batch.rank))
         parts = kv_events.pieces(batch.events)
         if len(payload) <= kv_events.PIECE_BYTES and len(batch.events) <= kv_events.PIECE_EVENTS:
             for events in parts:
-                self._piece(engine, events, batch.stamp, now)
+                self._apply_piece(engine, events, batch.stamp, now)
         else:
-            self._feed.intake.insert([partial(self._pieces, engine, parts, batch.stamp, now)])
+            self._feed.intake.insert([partial(self._apply_pieces, engine, parts, batch.stamp, now)])
 
-    def broke(self, found: Break) -> None:
-        """Begin anew: with nothing, or with what nobody knows."""
+    def on_discontinuity(self, found: Discontinuity) -> None:
+        """Start a new source, with an empty cache or with unknown content."""
         self._source += 1
-        self._word = CacheChange("begun" if found.whole else "lost", 0.0)
+        self._first_change = CacheChange("begun" if found.from_start else "lost", 0.0)
         for engine in self._feed.engines:
-            self._put(engine, [], 0.0)
+            self._apply(engine, [], 0.0)
 
-    def _pieces(
+    def _apply_pieces(
         self, engine: Engine, parts: Iterator[Sequence[Raw]], stamp: float, now: float
     ) -> None:
-        """The next one, and after it the others."""
+        """Apply the next piece, and then the others."""
         events = next(parts, None)
         if events is not None:
-            rest = partial(self._pieces, engine, parts, stamp, now)
-            self._feed.intake.insert([partial(self._piece, engine, events, stamp, now), rest])
+            rest = partial(self._apply_pieces, engine, parts, stamp, now)
+            self._feed.intake.insert([partial(self._apply_piece, engine, events, stamp, now), rest])
 
-    def _piece(self, engine: Engine, events: Sequence[Raw], stamp: float, now: float) -> None:
+    def _apply_piece(self, engine: Engine, events: Sequence[Raw], stamp: float, now: float) -> None:
         changes = kv_events.Changes(events, stamp)
-        for reason, count in changes.refused.items():
+        for reason, count in changes.rejected.items():
             self._feed.intake.reject(reason, count)
-        works = [partial(self._put, engine, part, now) for part in _parts(changes.found)]
-        if "bad_event" in changes.refused:
-            works.append(partial(self.broke, LOST))
+        works = [partial(self._apply, engine, part, now) for part in _parts(changes.found)]
+        if "bad_event" in changes.rejected:
+            works.append(partial(self.on_discontinuity, LOST))
         if len(works) == 1:
             works[0]()
         else:
             self._feed.intake.insert(works)
 
-    def _put(self, engine: Engine, changes: list[CacheChange], now: float) -> None:
-        word = self._word
-        if word is not None and self._told.get(engine.id) != self._source:
-            self._told[engine.id] = self._source
-            changes = [word, *changes]
+    def _apply(self, engine: Engine, changes: list[CacheChange], now: float) -> None:
+        first = self._first_change
+        if first is not None and self._announced.get(engine.id) != self._source:
+            self._announced[engine.id] = self._source
+            changes = [first, *changes]
         self._feed.put(engine, CacheEvents(0, now, self._source, changes))
 
 
 class ForwardPasses:
-    """Forward-pass metrics."""
+    """Applies forward-pass metrics."""
 
     feature: ClassVar[str] = FORWARD_PASS
-    mark: Sequence[int] = ()
+    resume_values: Sequence[int] = ()
 
     def __init__(self, feed: RankFeed) -> None:
         self._feed = feed
 
-    def take(self, payload: bytes, now: float) -> None:
+    def accept(self, payload: bytes, now: float) -> None:
         """Apply a record.
 
         Raises:
-            WireError: It cannot be.
+            WireError: The record is invalid.
         """
         record = forward_pass.decode(payload, now)
         self._feed.put(self._feed.engine(_label(self._feed, record.rank)), record.item)
 
-    def broke(self, found: Break) -> None:
-        """Nothing: each record stands for itself."""
+    def on_discontinuity(self, found: Discontinuity) -> None:
+        """Do nothing: each record is independent."""
 
 
 class Loads:
-    """Load, and what its totals grow by."""
+    """Applies load records, and the increases of their totals."""
 
     feature: ClassVar[str] = LOAD
 
     def __init__(self, feed: RankFeed) -> None:
         self._feed = feed
-        self.mark: Sequence[int] = feed.mark[1:]
+        self.resume_values: Sequence[int] = feed.mark[1:]
 
-    def take(self, payload: bytes, now: float) -> None:
+    def accept(self, payload: bytes, now: float) -> None:
         """Apply a record.
 
         Raises:
-            WireError: It cannot be.
+            WireError: The record is invalid.
         """
         record = load.decode(payload, now)
         engine = self._feed.engine(_label(self._feed, record.rank))
-        known = len(self.mark) == len(record.totals)
-        load.add(record.item, record.totals, load.Totals(*self.mark) if known else None)
-        self.mark = record.totals
+        known = len(self.resume_values) == len(record.totals)
+        load.add_increase(
+            record.item, record.totals, load.Totals(*self.resume_values) if known else None
+        )
+        self.resume_values = record.totals
         self._feed.put(engine, record.item)
 
-    def broke(self, found: Break) -> None:
-        """Another process counts from nothing."""
+    def on_discontinuity(self, found: Discontinuity) -> None:
+        """Reset the totals: a restarted publisher counts from 0."""
         if found.restarted:
-            self.mark = load.Totals()
+            self.resume_values = load.Totals()
 
 
 READERS: Mapping[str, type[Reader]] = {
@@ -175,7 +177,7 @@ def _label(feed: RankFeed, rank: int | None) -> str:
 
 
 def _parts(changes: Sequence[CacheChange]) -> Iterator[list[CacheChange]]:
-    """``changes`` in parts that take a fraction of a millisecond each."""
+    """Yield ``changes`` in parts that take a fraction of a millisecond each."""
     part: list[CacheChange] = []
     size = 0
     for change in changes:

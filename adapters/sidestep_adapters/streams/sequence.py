@@ -1,16 +1,16 @@
-"""Which messages of a publisher are taken, once and in order: gaps, replays, restarts. No I/O.
+"""Sequencing of a publisher's messages: each once and in order, despite gaps and restarts. No I/O.
 
-A publisher numbers its messages, keeps the last ones for whoever asks, and says nothing of
-which process it is: after a restart its numbers begin anew. What is told of a message here is a
-checksum of its beginning, where its time stands, so that one number with two of
-them shows a restart, and with the same one a message that came twice.
+A publisher numbers its messages, keeps the last ones for replay requests and does not identify
+its process: after a restart its numbers start again. The sequencer therefore remembers a
+checksum of each message's beginning, which contains its time: one number with two checksums
+shows a restart, one number with the same checksum a duplicate.
 
-1. A number that was expected is taken.
-2. A higher one waits while what is missing is asked for, from the last message taken on: should that
-   be another by now, the publisher is another as well. What nobody has any more is lost.
-3. A lower one that was taken before, alike, is a duplicate; so is one that an answer overtook.
-   Any other lower one is a restart's.
-4. A connection that is new is asked likewise, since what was missed shows by no number yet.
+1. A message with the expected number is accepted.
+2. A message with a higher number waits while a replay is requested, from the last accepted message
+   on: if that one differs now, the publisher has restarted. What no replay returns is lost.
+3. A message with a lower number is a duplicate if it was accepted before with the same checksum, or
+   if a replay overtook it. Any other lower number shows a restart.
+4. A new connection also requests a replay, since its missed messages show as no gap yet.
 """
 
 from __future__ import annotations
@@ -20,112 +20,115 @@ from array import array
 from collections.abc import Iterator
 from typing import NamedTuple
 
-FIRST = 1
-"""Publishers count from 0 or from 1: before either nothing can be missing."""
-LAST = 1 << 62
-"""No number is higher."""
+FIRST_SEQ = 1
+"""Publishers start at 0 or at 1: no message can be missing before either."""
+MAX_SEQ = 1 << 62
+"""Highest valid number."""
 WINDOW = 4096
-"""Messages whose checksums are known: more than a socket holds that a replay overtakes."""
-CHECKSUM = (1 << 32) - 1
-PROBE = 128
-"""Bytes that a checksum is of."""
-TIMEOUT = 3.0
-"""Seconds without a message that helps after which an answer is taken for ended."""
-BACKOFF = 30.0
-"""Seconds after an answer that never came until anybody is asked again."""
+"""Number of remembered checksums: more than the messages in a socket that a replay overtakes."""
+CHECKSUM_MASK = (1 << 32) - 1
+CHECKSUM_BYTES = 128
+"""Number of bytes that a checksum covers."""
+REPLAY_TIMEOUT = 3.0
+"""Seconds without a useful message after which a replay counts as ended."""
+REPLAY_BACKOFF = 30.0
+"""Seconds until the next request after a replay request without any response."""
 LOST_LIMIT = 1 << 40
-"""Of one gap: a publisher may say any number."""
+"""Maximum loss counted for one gap: a publisher may send any number."""
 
 
-class Message(NamedTuple):
-    """To be taken, as the next one."""
+class Accepted(NamedTuple):
+    """A message to deliver next."""
 
     payload: bytes
     replayed: bool
 
 
-class Break(NamedTuple):
-    """What comes next does not continue what came before.
+class Discontinuity(NamedTuple):
+    """A break in the stream: the next message does not continue the previous one.
 
     Attributes:
-        lost: Messages that nobody has any more.
-        restarted: Whether the publisher is another process, of which nothing is known yet.
-        whole: Whether what comes is all that the publisher ever said.
+        lost: Messages that cannot be recovered.
+        restarted: Whether the publisher is a new process, whose state is unknown.
+        from_start: Whether the next message is the publisher's first one.
     """
 
     lost: int
     restarted: bool
-    whole: bool
+    from_start: bool
 
 
-Step = Message | Break
+Step = Accepted | Discontinuity
 
 
 class Position(NamedTuple):
-    """How far a stream was taken: the last number, and its message's checksum."""
+    """How far a stream is accepted: the last number, and its message's checksum."""
 
     seq: int
     checksum: int
 
 
-class Sequence:
-    """One publisher's messages.
+class Sequencer:
+    """Puts one publisher's messages in order.
 
     Args:
-        replays: Whether there is somebody to ask for what is missing.
+        replays: Whether missing messages can be requested.
         position: Where an earlier process stopped.
 
     Attributes:
-        doubtful: Whether the connection was lost and messages of before may still come: who would
-            answer need not be who said them, so nothing is asked for. Ends with ``connected``.
-        asked: From which number on messages are asked for; ``None``: nothing is. While it is
-            something no live message may be given.
-        requests: Times that something was asked for; each is to have answers of its own.
-        duplicates: Messages that had been taken before, or come too late.
-        gaps: Times that a number was not the expected one.
-        restarts: Times that the publisher was another process.
+        connection_lost: Whether the connection was lost while older messages may still arrive.
+            A replay could come from another process, so none is requested. ``connected`` ends
+            this state.
+        replay_from: First number of the replay in progress; ``None`` without one. During a
+            replay the caller must not pass live messages.
+        replay_requests: Replays requested so far; each needs a socket of its own.
+        duplicates: Messages that were accepted before, or arrived too late.
+        gaps: Live messages with a higher number than expected.
+        restarts: Restarts of the publisher.
     """
 
     def __init__(self, *, replays: bool, position: Position | None = None) -> None:
-        self.doubtful = False
-        self.asked: int | None = None
-        self.requests = self.duplicates = self.gaps = self.restarts = 0
+        self.connection_lost = False
+        self.replay_from: int | None = None
+        self.replay_requests = self.duplicates = self.gaps = self.restarts = 0
         self._replays = replays
         self._checksums = array("I", [0]) * WINDOW
         self._expected: int | None = None
         self._first = 0
         self._newest = -1
         self._restarted = False
-        self._held: tuple[int, bytes] | None = None
-        self._answered = self._helped = self._joined = self._insisted = False
-        self._deadline = self._ask_at = float("-inf")
+        self._waiting: tuple[int, bytes] | None = None
+        self._replay_started = self._replay_advanced = self._replay_overlaps = self._is_retried = (
+            False
+        )
+        self._deadline = self._next_request_at = float("-inf")
         if position is not None:
             self._first, self._expected = position.seq, position.seq + 1
             self._checksums[position.seq % WINDOW] = position.checksum
 
     @property
     def position(self) -> Position | None:
-        """How far the stream is taken."""
+        """Return how far the stream is accepted; ``None`` before any message."""
         if self._expected is None:
             return None
         seq = self._expected - 1
         return Position(seq, self._checksums[seq % WINDOW])
 
     def live(self, seq: int, payload: bytes, now: float) -> Iterator[Step]:
-        """A message as it is published."""
+        """Process a published message."""
         expected = self._expected
-        # Those that wait in the socket rise, wherever an answer has overtaken them.
+        # Messages that a replay has overtaken in the socket have increasing numbers.
         rises, self._newest = seq >= self._newest, seq
         if seq == expected:
-            yield self._take(seq, payload)
+            yield self._accept(seq, payload)
         elif expected is None or seq > expected:
             if expected is not None:
                 self.gaps += 1
-            if seq and not self.doubtful and self._ask(now):
-                self._held = seq, payload
+            if seq and not self.connection_lost and self._request_replay(now):
+                self._waiting = seq, payload
             else:
                 yield from self._skip_to(seq)
-                yield self._take(seq, payload)
+                yield self._accept(seq, payload)
         elif self._is_duplicate(seq, expected, payload, late=rises):
             self.duplicates += 1
         else:
@@ -133,132 +136,132 @@ class Sequence:
             yield from self.live(seq, payload, now)
 
     def replayed(self, seq: int, payload: bytes, now: float) -> Iterator[Step]:
-        """A message of an answer."""
-        if self.asked is None:
+        """Process a message of a replay."""
+        if self.replay_from is None:
             self.duplicates += 1
             return
-        expected, first = self._expected, not self._answered
-        self._answered = True
+        expected, first = self._expected, not self._replay_started
+        self._replay_started = True
         if expected is not None and seq < expected:
             if not self._is_duplicate(seq, expected, payload, late=True):
                 yield self._restart()
-                self._ask(now)
+                self._request_replay(now)
             elif not first:
                 self.duplicates += 1
             else:
-                self._joined = True
+                self._replay_overlaps = True
             return
-        if expected is not None and seq > expected and self._is_torn():
-            self._ask(now)
+        if expected is not None and seq > expected and self._is_incomplete():
+            self._request_replay(now)
             return
         if seq != expected:
             yield from self._skip_to(seq)
-        self._helped = True
-        self._deadline = now + TIMEOUT
-        yield self._take(seq, payload, replayed=True)
+        self._replay_advanced = True
+        self._deadline = now + REPLAY_TIMEOUT
+        yield self._accept(seq, payload, replayed=True)
 
-    def ended(self, now: float) -> Iterator[Step]:
-        """The answer is complete."""
-        if self.asked is None:
+    def replay_ended(self, now: float) -> Iterator[Step]:
+        """Process the end of a replay."""
+        if self.replay_from is None:
             return
-        if not self._answered and self._expected is not None and self._held is None:
-            # It had what was taken last, or later ones: this is none that ever did.
+        if not self._replay_started and self._expected is not None and self._waiting is None:
+            # The publisher had the last accepted message or later ones; this one has neither.
             yield self._restart()
-            self._ask(now)
+            self._request_replay(now)
             return
-        yield from self._settle(now)
+        yield from self._finish_replay(now)
 
     def connected(self, now: float) -> None:
-        """The connection is new, and all that came over an earlier one has been given."""
-        self._ask_at = float("-inf")
-        self.doubtful = False
-        if self.asked is None:
-            self._ask(now)
+        """Start on a new connection, after all messages of earlier ones were passed."""
+        self._next_request_at = float("-inf")
+        self.connection_lost = False
+        if self.replay_from is None:
+            self._request_replay(now)
 
-    def pass_time(self, now: float) -> Iterator[Step]:
-        """Wait no longer than one has to."""
-        if self.asked is not None and now >= self._deadline:
-            if not self._answered:
-                self._ask_at = now + BACKOFF
-            yield from self._settle(now)
+    def expire(self, now: float) -> Iterator[Step]:
+        """End a replay that takes too long."""
+        if self.replay_from is not None and now >= self._deadline:
+            if not self._replay_started:
+                self._next_request_at = now + REPLAY_BACKOFF
+            yield from self._finish_replay(now)
 
-    def _settle(self, now: float) -> Iterator[Step]:
-        """No more will be answered: go on with what waits."""
-        held, helped = self._held, self._helped
-        self.asked = self._held = None
-        if held is None:
+    def _finish_replay(self, now: float) -> Iterator[Step]:
+        """Continue with the waiting message; the replay returns no more."""
+        waiting, advanced = self._waiting, self._replay_advanced
+        self.replay_from = self._waiting = None
+        if waiting is None:
             return
-        seq, payload = held
+        seq, payload = waiting
         expected = self._expected
         if expected is not None and seq < expected:
             self.duplicates += 1
-        elif seq != expected and helped and self._ask(now):
-            self._held = held
+        elif seq != expected and advanced and self._request_replay(now):
+            self._waiting = waiting
         else:
             if seq != expected:
                 yield from self._skip_to(seq)
-            yield self._take(seq, payload)
+            yield self._accept(seq, payload)
 
-    def _ask(self, now: float) -> bool:
-        """Ask for what comes after, or nothing is known yet; whether anybody can be asked."""
-        if not self._replays or now < self._ask_at:
+    def _request_replay(self, now: float) -> bool:
+        """Request all messages after the last accepted one; return whether that is possible."""
+        if not self._replays or now < self._next_request_at:
             return False
-        self.asked = 0 if self._expected is None else max(self._expected - 1, 0)
-        self.requests += 1
-        self._answered = self._helped = self._joined = False
-        self._deadline = now + TIMEOUT
+        self.replay_from = 0 if self._expected is None else max(self._expected - 1, 0)
+        self.replay_requests += 1
+        self._replay_started = self._replay_advanced = self._replay_overlaps = False
+        self._deadline = now + REPLAY_TIMEOUT
         return True
 
-    def _is_torn(self) -> bool:
-        """Whether a part of the answer is missing: what was sent too fast is dropped on the way.
+    def _is_incomplete(self) -> bool:
+        """Return whether messages of the replay are missing: a publisher that sends too fast drops some.
 
-        One that joins what was taken, and has nothing of what comes next, is asked for
-        once more: a publisher may say so for ever.
+        A replay that overlaps the accepted messages but lacks the next one is requested only once
+        more, because a publisher may send such replays forever.
         """
-        torn = self._helped or (self._joined and not self._insisted)
-        self._insisted |= torn and not self._helped
-        return torn
+        incomplete = self._replay_advanced or (self._replay_overlaps and not self._is_retried)
+        self._is_retried |= incomplete and not self._replay_advanced
+        return incomplete
 
-    def _take(self, seq: int, payload: bytes, *, replayed: bool = False) -> Message:
+    def _accept(self, seq: int, payload: bytes, *, replayed: bool = False) -> Accepted:
         self._checksums[seq % WINDOW] = checksum(payload)
         self._expected = seq + 1
-        self._insisted = False
-        return Message(payload, replayed)
+        self._is_retried = False
+        return Accepted(payload, replayed)
 
-    def _skip_to(self, seq: int) -> Iterator[Break]:
-        """Go on at ``seq``, whatever is before it."""
+    def _skip_to(self, seq: int) -> Iterator[Discontinuity]:
+        """Continue at ``seq`` and give up the messages before it."""
         expected = self._expected
         if expected is None:
-            # What was said before this process came is nobody's loss.
-            lost = max(seq - FIRST, 0) if self._restarted else 0
+            # Messages published before this process started are not a loss.
+            lost = max(seq - FIRST_SEQ, 0) if self._restarted else 0
             self._first, self._restarted = seq, False
-            yield Break(min(lost, LOST_LIMIT), restarted=False, whole=seq <= FIRST)
+            yield Discontinuity(min(lost, LOST_LIMIT), restarted=False, from_start=seq <= FIRST_SEQ)
             return
         for missed in range(max(expected, seq - WINDOW), seq):
             self._checksums[missed % WINDOW] = 0
-        yield Break(min(seq - expected, LOST_LIMIT), restarted=False, whole=False)
+        yield Discontinuity(min(seq - expected, LOST_LIMIT), restarted=False, from_start=False)
 
     def _is_duplicate(self, seq: int, expected: int, payload: bytes, *, late: bool) -> bool:
-        """Whether a message of a number that was passed is the same publisher's.
+        """Return whether a message with a lower number comes from the same publisher process.
 
-        ``late``: it is where nothing is known of that number.
+        ``late`` is the result for a number whose checksum is unknown.
         """
         known = self._checksums[seq % WINDOW]
         if not known or seq < max(self._first, expected - WINDOW):
             return late
         return known == checksum(payload)
 
-    def _restart(self) -> Break:
-        """Know nothing of the publisher, which is another."""
+    def _restart(self) -> Discontinuity:
+        """Forget the publisher's state: it is a new process."""
         self.restarts += 1
         self._restarted = True
-        # What comes now is the new one's.
-        self.doubtful = False
+        # The next messages are those of the new process.
+        self.connection_lost = False
         self._newest = -1
-        self._expected = self.asked = self._held = None
-        return Break(0, restarted=True, whole=False)
+        self._expected = self.replay_from = self._waiting = None
+        return Discontinuity(0, restarted=True, from_start=False)
 
 
 def checksum(payload: bytes) -> int:
-    """Of a message's beginning; never 0."""
-    return zlib.crc32(payload[:PROBE], len(payload)) or 1
+    """Return a checksum of a message's beginning; never 0."""
+    return zlib.crc32(payload[:CHECKSUM_BYTES], len(payload)) or 1

@@ -1,4 +1,4 @@
-"""What runs in the exporter itself: the subscribers of ``--subscribe``, the pollers of ``--triton``."""
+"""The sources of ``--subscribe``: one subscriber for each engine stream."""
 
 from __future__ import annotations
 
@@ -10,39 +10,30 @@ from sidestep.config.settings import Config
 from sidestep.errors import ConfigError, WireError
 from sidestep.ingest.intake import Intake
 from sidestep.ingest.local_stream import RankFeed
-from sidestep.ingest.source import Source
 from sidestep_adapters.streams.readers import READERS
 from sidestep_adapters.streams.subscriber import Subscriber
-from sidestep_adapters.triton import sources as tritons
 
 
-def sources(config: Config, intake: Intake) -> Sequence[Source]:
-    """All that ``config`` asks for.
+def sources(config: Config, intake: Intake) -> Sequence[Subscriber]:
+    """Return one subscriber for each ``--subscribe``.
 
-    Raises:
-        ConfigError: One cannot be made.
-    """
-    return [*subscribers(config, intake), *tritons.sources(config, intake)]
-
-
-def subscribers(config: Config, intake: Intake) -> Sequence[Subscriber]:
-    """One for each publisher, all of one context, which ends with the last of them.
+    All share one ZeroMQ context, which ends when the last of them closes.
 
     Raises:
-        ConfigError: One's labels cannot be an engine's.
+        ConfigError: The labels of a subscription cannot be an engine's.
     """
     if not config.subscribe:
         return []
     context = zmq.Context()
-    left = len(config.subscribe)
+    open_subscribers = len(config.subscribe)
 
-    def released() -> None:
-        nonlocal left
-        left -= 1
-        if not left:
+    def on_closed() -> None:
+        nonlocal open_subscribers
+        open_subscribers -= 1
+        if not open_subscribers:
             context.term()
 
-    found: list[Subscriber] = []
+    subscribers: list[Subscriber] = []
     for subscription in config.subscribe:
         reader = READERS[subscription.kind]
         feed = RankFeed(intake, subscription, reader.feature)
@@ -50,9 +41,9 @@ def subscribers(config: Config, intake: Intake) -> Sequence[Subscriber]:
             feed.check()
         except WireError as error:
             raise ConfigError(f"--subscribe {subscription.name}: {error}") from None
-        found.append(Subscriber(feed, reader(feed), context, released))
+        subscribers.append(Subscriber(feed, reader(feed), context, on_closed))
     intake.metrics.read(
         "sidestep_subscription_connected",
-        lambda: [((each.subscription.name,), float(each.connected)) for each in found],
+        lambda: [((each.subscription.name,), float(each.connected)) for each in subscribers],
     )
-    return found
+    return subscribers

@@ -1,4 +1,4 @@
-"""One publisher's sockets on the event loop: what is published, and what was missed."""
+"""One subscription's sockets on the event loop: published messages and replays."""
 
 from __future__ import annotations
 
@@ -14,35 +14,38 @@ from sidestep.errors import ConfigError, WireError
 from sidestep.ingest.local_stream import RankFeed
 from sidestep.protocol.limits import MAX_FRAME_BYTES
 from sidestep.telemetry.logs import Limited
-from sidestep_adapters.streams.frames import Frames, Socket, make
+from sidestep_adapters.streams.frames import Frames, Socket, make_socket
 from sidestep_adapters.streams.readers import LOST, Reader
 from sidestep_adapters.streams.sequence import (
-    CHECKSUM,
-    LAST,
-    Break,
-    Message,
+    CHECKSUM_MASK,
+    MAX_SEQ,
+    Accepted,
+    Discontinuity,
     Position,
-    Sequence,
+    Sequencer,
     Step,
 )
 
 log = logging.getLogger(__name__)
 
-ABSENT = 10.0
-"""Seconds without a connection after which the socket is made anew: libzmq tries no more to connect to
-a peer that has said what cannot be."""
-END = b"\xff" * 8
+RECONNECT_AFTER = 10.0
+"""Seconds without a connection after which a new socket is made: libzmq stops reconnecting after
+some protocol errors of a peer.
+"""
+END_MARKER = b"\xff" * 8
 LIVE_FRAMES = 3
-WATCHED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+MONITORED_EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 _PREFIX = "sidestep_subscription_"
 
 
 class Subscriber:
-    """Reads one stream, in the place of a ``sources.Source``.
+    """Reads one stream; implements ``sidestep.ingest.source.Source``.
 
     Args:
-        context: Whose sockets it opens.
-        released: Called when it has closed them.
+        feed: The ingest side of the stream.
+        reader: Decodes and applies the messages.
+        context: Context of the sockets.
+        on_closed: Called after the sockets are closed.
 
     Attributes:
         connected: Whether there is a connection to the publisher.
@@ -53,21 +56,21 @@ class Subscriber:
         feed: RankFeed,
         reader: Reader,
         context: zmq.Context[Socket],
-        released: Callable[[], None] = lambda: None,
+        on_closed: Callable[[], None] = lambda: None,
     ) -> None:
         self.connected = False
         self.subscription = feed.subscription
         self._feed = feed
         self._reader = reader
         self._context = context
-        self._released = released
-        position = Position(feed.seq, feed.mark[0] & CHECKSUM) if feed.mark else None
-        self._sequence = Sequence(replays=bool(self.subscription.replay), position=position)
+        self._on_closed = on_closed
+        position = Position(feed.seq, feed.mark[0] & CHECKSUM_MASK) if feed.mark else None
+        self._sequencer = Sequencer(replays=bool(self.subscription.replay), position=position)
         self._counted = (0, 0, 0)
-        self._requested = 0
-        self._is_new = False
-        self._present = float("inf")
-        """When there was a connection, or it was last waited for anew."""
+        self._requests_sent = 0
+        self._is_reconnected = False
+        self._connected_at = float("inf")
+        """When the connection was last up, or the socket was last made again."""
         self._live: Frames | None = None
         self._monitor: Socket | None = None
         self._replay: Frames | None = None
@@ -75,19 +78,19 @@ class Subscriber:
         self._lines = Limited(log)
         for name in ("messages", "replayed_messages", "lost_messages"):
             self._count(name, 0)
-        self._note()
+        self._update_counters()
 
     def open(self, wake: Callable[[], None]) -> None:
-        """Connect; the publisher may come later.
+        """Connect; the publisher may start later.
 
         Raises:
-            ConfigError: The endpoint is none.
+            ConfigError: The endpoint is invalid.
         """
         self._wake = wake
         one = self.subscription
-        socket = make(self._context, zmq.SUB)
-        # Before there can be anything to watch.
-        self._monitor = socket.get_monitor_socket(WATCHED)
+        socket = make_socket(self._context, zmq.SUB)
+        # Must precede ``connect``, to see all events.
+        self._monitor = socket.get_monitor_socket(MONITORED_EVENTS)
         self._live = Frames(socket)
         socket.setsockopt(zmq.SUBSCRIBE, one.topic.encode())
         try:
@@ -99,53 +102,53 @@ class Subscriber:
             loop.add_reader(each.fileno(), wake)
 
     def receive(self, now: float) -> bool:
-        """Hand over one message at most; whether there may be more."""
-        self._look()
-        if self._sequence.asked is not None:
-            return self._hear_answer(now)
+        """Process at most one message; return whether there may be more."""
+        self._read_monitor()
+        if self._sequencer.replay_from is not None:
+            return self._receive_replay(now)
         skipping = self._live is not None and self._live.skipping
         frames = None if self._live is None else self._live.receive()
         if frames is None:
-            if not self._is_new:
+            if not self._is_reconnected:
                 return False
-            self._is_new = False
-            self._sequence.connected(now)
-            self._request()
-            return self._sequence.asked is not None
-        if len(frames) != LIVE_FRAMES or len(frames[1]) != len(END):
-            # Of a message with too many frames each thousand is read by itself.
+            self._is_reconnected = False
+            self._sequencer.connected(now)
+            self._send_replay_request()
+            return self._sequencer.replay_from is not None
+        if len(frames) != LIVE_FRAMES or len(frames[1]) != len(END_MARKER):
+            # A message with too many frames is read a thousand frames at a time, and counted once.
             self._feed.intake.reject("bad_frame", int(not skipping))
             return True
-        self._hear(frames[1], frames[2], now, self._sequence.live)
+        self._process(frames[1], frames[2], now, self._sequencer.live)
         return True
 
     def pass_time(self, now: float) -> None:
-        """Say that the publisher is there; wait no longer for an answer than one has to."""
-        self._look()
-        self._present = min(self._present, now)
+        """Report the publisher as present, reconnect if necessary, and end a replay that takes too long."""
+        self._read_monitor()
+        self._connected_at = min(self._connected_at, now)
         if self.connected:
-            self._present = now
+            self._connected_at = now
             self._feed.heard(now)
-        elif now - self._present >= ABSENT:
-            self._present = now
+        elif now - self._connected_at >= RECONNECT_AFTER:
+            self._connected_at = now
             self.cut()
-        self._follow(self._sequence.pass_time(now), now)
+        self._apply(self._sequencer.expire(now), now)
 
     def cut(self) -> None:
-        """Let go of all that waits in the sockets."""
+        """Discard everything that waits in the sockets, and reconnect."""
         self._disconnect()
         self.open(self._wake)
 
     def close(self) -> None:
         """Disconnect."""
         self._disconnect()
-        self._released()
+        self._on_closed()
 
     async def wait_closed(self) -> None:
-        """Its sockets end at once."""
+        """Return at once: ``close`` closes the sockets."""
 
     def _disconnect(self) -> None:
-        self._drop_replay()
+        self._close_replay()
         self.connected = False
         if self._live is None or self._monitor is None:
             return
@@ -157,31 +160,31 @@ class Subscriber:
         self._live.socket.close()
         self._live = self._monitor = None
 
-    def _look(self) -> None:
-        """What has become of the connection."""
+    def _read_monitor(self) -> None:
+        """Update the connection state from the socket's monitor."""
         while self._monitor is not None:
             try:
                 event = recv_monitor_message(self._monitor, zmq.NOBLOCK)["event"]
             except zmq.Again:
                 return
             self.connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
-            self._is_new |= self.connected
-            self._sequence.doubtful |= not self.connected
+            self._is_reconnected |= self.connected
+            self._sequencer.connection_lost |= not self.connected
 
-    def _hear_answer(self, now: float) -> bool:
+    def _receive_replay(self, now: float) -> bool:
         frames = None if self._replay is None else self._replay.receive()
         if frames is None:
             return False
         *_, number, payload = (b"", *frames) if frames else (b"", b"")
-        if number == END:
-            self._follow(self._sequence.ended(now), now)
-        elif len(number) != len(END):
+        if number == END_MARKER:
+            self._apply(self._sequencer.replay_ended(now), now)
+        elif len(number) != len(END_MARKER):
             self._feed.intake.reject("bad_frame")
         else:
-            self._hear(number, payload, now, self._sequence.replayed)
+            self._process(number, payload, now, self._sequencer.replayed)
         return True
 
-    def _hear(
+    def _process(
         self,
         number: bytes,
         payload: bytes,
@@ -189,73 +192,73 @@ class Subscriber:
         decide: Callable[[int, bytes, float], Iterable[Step]],
     ) -> None:
         seq = int.from_bytes(number, "big")
-        if seq > LAST:
+        if seq > MAX_SEQ:
             self._feed.intake.reject("bad_frame")
         else:
             self._feed.heard(now)
-            self._follow(decide(seq, payload, now), now)
+            self._apply(decide(seq, payload, now), now)
 
-    def _follow(self, steps: Iterable[Step], now: float) -> None:
-        """Let what was decided have its turn, then ask for what is missing."""
+    def _apply(self, steps: Iterable[Step], now: float) -> None:
+        """Queue the sequencer's decisions for ingest, then send a replay request if one is due."""
         for step in steps:
-            position = self._sequence.position
-            if isinstance(step, Message) and position is not None:
-                self._feed.intake.enqueue(partial(self._take, step, position, now))
-            elif isinstance(step, Break):
-                self._feed.intake.enqueue(partial(self._break, step))
-        self._note()
-        self._request()
+            position = self._sequencer.position
+            if isinstance(step, Accepted) and position is not None:
+                self._feed.intake.enqueue(partial(self._deliver, step, position, now))
+            elif isinstance(step, Discontinuity):
+                self._feed.intake.enqueue(partial(self._handle_discontinuity, step))
+        self._update_counters()
+        self._send_replay_request()
 
-    def _take(self, message: Message, position: Position, now: float) -> None:
+    def _deliver(self, message: Accepted, position: Position, now: float) -> None:
         self._count("messages", 1)
         self._count("replayed_messages", int(message.replayed))
         try:
             if len(message.payload) > MAX_FRAME_BYTES:
-                self._reader.broke(LOST)
+                self._reader.on_discontinuity(LOST)
                 raise WireError("too_big")
-            self._reader.take(message.payload, now)
+            self._reader.accept(message.payload, now)
         finally:
-            self._feed.took(position.seq, position.checksum, *self._reader.mark)
+            self._feed.took(position.seq, position.checksum, *self._reader.resume_values)
 
-    def _break(self, found: Break) -> None:
+    def _handle_discontinuity(self, found: Discontinuity) -> None:
         self._count("lost_messages", found.lost)
         if found.restarted:
-            log.info("%s: the publisher has begun anew", self.subscription.name)
+            log.info("%s: the publisher has restarted", self.subscription.name)
             for engine in self._feed.engines:
                 engine.restarts += 1
         if found.lost:
             self._lines.warning(
                 "lost", "%s: %d messages are lost", self.subscription.name, found.lost
             )
-        self._reader.broke(found)
+        self._reader.on_discontinuity(found)
 
-    def _request(self) -> None:
-        """Ask, where something is to be asked for that was not yet."""
-        sequence = self._sequence
-        if sequence.requests == self._requested or sequence.asked is None:
+    def _send_replay_request(self) -> None:
+        """Send the sequencer's replay request, unless it was sent."""
+        sequencer = self._sequencer
+        if sequencer.replay_requests == self._requests_sent or sequencer.replay_from is None:
             return
-        self._requested = sequence.requests
-        # Answers to an earlier question must not be taken for this one's.
-        self._drop_replay()
-        socket = make(self._context, zmq.DEALER)
+        self._requests_sent = sequencer.replay_requests
+        # A new socket: responses to an earlier request must not be taken for this one's.
+        self._close_replay()
+        socket = make_socket(self._context, zmq.DEALER)
         socket.connect(self.subscription.replay)
         self._replay = Frames(socket)
         asyncio.get_running_loop().add_reader(socket.fileno(), self._wake)
-        socket.send_multipart([b"", sequence.asked.to_bytes(8, "big")], zmq.NOBLOCK)
+        socket.send_multipart([b"", sequencer.replay_from.to_bytes(8, "big")], zmq.NOBLOCK)
 
-    def _drop_replay(self) -> None:
+    def _close_replay(self) -> None:
         if self._replay is not None:
             asyncio.get_running_loop().remove_reader(self._replay.socket.fileno())
             self._replay.socket.close()
             self._replay = None
 
-    def _note(self) -> None:
-        """Count what the sequence has counted."""
-        sequence = self._sequence
-        counted = sequence.gaps, sequence.duplicates, sequence.restarts
+    def _update_counters(self) -> None:
+        """Add what the sequencer has counted to the metrics."""
+        sequencer = self._sequencer
+        counted = sequencer.gaps, sequencer.duplicates, sequencer.restarts
         names = ("gaps", "duplicate_messages", "restarts")
-        for name, now, then in zip(names, counted, self._counted, strict=True):
-            self._count(name, now - then)
+        for name, now, before in zip(names, counted, self._counted, strict=True):
+            self._count(name, now - before)
         self._counted = counted
 
     def _count(self, name: str, more: int) -> None:

@@ -1,1 +1,1 @@
-"""Triton: pollers of its statistics extension."""
+"""Triton: polling of its statistics extension over HTTP and gRPC."""

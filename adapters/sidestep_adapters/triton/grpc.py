@@ -1,4 +1,4 @@
-"""Triton's answers over gRPC: one channel, which lasts as long as it works."""
+"""Triton's API over gRPC, on one channel that is replaced when it fails."""
 
 from __future__ import annotations
 
@@ -15,11 +15,16 @@ from sidestep.config.scrape_targets import Header, Target
 from sidestep.engines.triton.wire import ModelStats
 from sidestep.errors import ConfigError, PollError
 from sidestep.http.config_files import MAX_PEM_BYTES, Files
-from sidestep_adapters.scrape.http_client import CONNECT_SECONDS, client_context, line, secret
+from sidestep_adapters.scrape.http_client import (
+    CONNECT_SECONDS,
+    client_context,
+    printable_line,
+    secret,
+)
 from sidestep_adapters.triton.model_config import ModelConfig
-from sidestep_adapters.triton.statistics import Head, translate
+from sidestep_adapters.triton.statistics import ModelVersion, translate
 
-# It would write to standard error of each connection that fails, which polls tell by name.
+# gRPC would write failed connections to standard error; polls report them with names.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 try:
     import grpc
@@ -35,10 +40,10 @@ except ImportError as error:
 PORT = 8001
 SERVICE = "/inference.GRPCInferenceService"
 MAX_BYTES = 8 << 20
-"""Of one answer: the event loop stands still while it is taken apart."""
+"""Maximum bytes of an answer: decoding blocks the event loop."""
 OPTIONS = (
     ("grpc.max_receive_message_length", MAX_BYTES),
-    # A proxy that the environment names is for what is far away.
+    # Ignore proxies from the environment: they are meant for remote hosts.
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),
 )
@@ -53,22 +58,25 @@ CAUSES: Sequence[tuple[grpc.StatusCode, str, str]] = (
     (Code.DEADLINE_EXCEEDED, "", "slow"),
     (Code.RESOURCE_EXHAUSTED, "larger than max", "bad_answer"),
 )
-"""Status, what it says, and what that is called over HTTP, too."""
+"""gRPC status, a part of its details, and the cause, as over HTTP."""
 
 _KEY = re.compile(r"[0-9a-z_.-]+")
 _State = grpc.ChannelConnectivity
 
 
 class GrpcServer:
-    """A ``triton_server.Server``; asked again after ``close`` it connects again.
+    """Implements ``server.Server`` over gRPC; a query after ``close`` connects again.
+
+    Args:
+        target: The server's URL, files and headers.
 
     Raises:
-        ConfigError: A header's name cannot be sent.
+        ConfigError: A header's name is not allowed in gRPC metadata.
     """
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        self._place = place(target.url)
+        self._address = address(target.url)
         self._keys = [_key(header) for header in target.headers]
         self._has_files = any(header.file for header in target.headers)
         self._channel: grpc.aio.Channel | None = None
@@ -76,44 +84,44 @@ class GrpcServer:
         self._closing: set[asyncio.Task[None]] = set()
 
     def check(self) -> None:
-        """Read all files that questions need, once before the first.
+        """Read all files that queries need, once before the first query.
 
         Raises:
-            ConfigError: One cannot be read, or is not what it should be.
+            ConfigError: A file cannot be read, or is invalid.
         """
         self._credentials()
         self._metadata()
 
     def open(self) -> None:
-        """Begin; the first question connects."""
+        """Do nothing; the first query connects."""
 
     async def extensions(self) -> Sequence[str]:
         """See ``Server``."""
-        return list((await self._ask("ServerMetadata")).extensions)
+        return list((await self._query("ServerMetadata")).extensions)
 
     async def statistics(self, model: str = "") -> Sequence[bytes]:
         """See ``Server``."""
-        return list((await self._ask("ModelStatistics", name=model)).model_stats)
+        return list((await self._query("ModelStatistics", name=model)).model_stats)
 
     async def ready(self) -> Sequence[str]:
         """See ``Server``."""
-        models = (await self._ask("RepositoryIndex", ready=True)).models
+        models = (await self._query("RepositoryIndex", ready=True)).models
         return sorted({each.name for each in models if each.state == "READY"})
 
     async def config(self, model: str) -> ModelConfig:
         """See ``Server``."""
-        return proto.config((await self._ask("ModelConfig", name=model)).config)
+        return proto.config((await self._query("ModelConfig", name=model)).config)
 
-    def head(self, piece: bytes) -> Head:
+    def version_of(self, piece: bytes) -> ModelVersion:
         """See ``Server``."""
-        return proto.head(piece)
+        return proto.version_of(piece)
 
     def stats(self, piece: bytes, has_cache: bool) -> ModelStats:
         """See ``Server``."""
         return translate(proto.read(piece), has_cache=has_cache)
 
     async def close(self) -> None:
-        """Let go of the connection, and of questions in flight."""
+        """Close the connection and cancel its queries."""
         channel, self._channel = self._channel, None
         if channel is not None:
             await channel.close()
@@ -121,13 +129,13 @@ class GrpcServer:
             task.cancel()
         await asyncio.gather(*self._closing, return_exceptions=True)
 
-    async def _ask(self, method: str, **fields: str | bool) -> Any:
-        """The message that answers ``method``.
+    async def _query(self, method: str, **fields: str | bool) -> Any:
+        """Return the response message of ``method``.
 
         Raises:
             PollError: There is none.
         """
-        question = proto.MESSAGES[f"{method}Request"](**fields).SerializeToString()
+        request = proto.MESSAGES[f"{method}Request"](**fields).SerializeToString()
         try:
             if self._has_files:
                 metadata = await asyncio.to_thread(self._metadata)
@@ -138,9 +146,9 @@ class GrpcServer:
             raise PollError("unreadable", str(error)) from None
         try:
             await _connect(channel)
-            # As bytes: what cannot be read the library would log, and give None for.
+            # As bytes: for an invalid message the library would log and return None.
             answer: bytes = await channel.unary_unary(f"{SERVICE}/{method}")(
-                question, timeout=self._target.timeout, metadata=metadata
+                request, timeout=self._target.timeout, metadata=metadata
             )
         except grpc.aio.AioRpcError as error:
             found = failure(error.code(), error.details() or "")
@@ -150,7 +158,7 @@ class GrpcServer:
             try:
                 return proto.MESSAGES[f"{method}Response"].FromString(answer)
             except DecodeError as error:
-                raise PollError("bad_answer", line(error)) from None
+                raise PollError("bad_answer", printable_line(error)) from None
         if found.cause in ("slow", "unreachable"):
             self._replace(channel)
         raise found
@@ -160,26 +168,26 @@ class GrpcServer:
             if self._channel is None:
                 if self._target.url.startswith("grpcs://"):
                     credentials = await asyncio.to_thread(self._credentials)
-                    made = grpc.aio.secure_channel(self._place, credentials, options=OPTIONS)
+                    made = grpc.aio.secure_channel(self._address, credentials, options=OPTIONS)
                 else:
-                    made = grpc.aio.insecure_channel(self._place, options=OPTIONS)
+                    made = grpc.aio.insecure_channel(self._address, options=OPTIONS)
                 self._channel = made
             return self._channel
 
     def _replace(self, channel: grpc.aio.Channel) -> None:
-        """A new one connects at once, reads its files anew, and has no peer that is gone."""
+        """Drop a failed channel; a new one connects at once and reads its files again."""
         if channel is self._channel:
             self._channel = None
-            # Without grace other questions would end as if their tasks had been cancelled.
+            # Without a grace period other queries would fail as if their tasks had been cancelled.
             task = asyncio.ensure_future(channel.close(self._target.timeout + CONNECT_SECONDS))
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
 
     def _credentials(self) -> grpc.ChannelCredentials:
         target, files = self._target, Files()
-        # gRPC itself says nothing of a file that it cannot use.
+        # Check the files first: gRPC reports no error for a file that it cannot use.
         client_context(target, files)
-        # Those that it has with it are of another date than the system's.
+        # gRPC's built-in roots may be older than the system's.
         ca = target.ca or ssl.get_default_verify_paths().cafile
         roots, key, chain = (
             files.read(Path(name), MAX_PEM_BYTES) if name else None
@@ -195,13 +203,13 @@ class GrpcServer:
 
 
 async def _connect(channel: grpc.aio.Channel) -> None:
-    """Wait for the connection, or for one that failed: a call says why.
+    """Wait until the channel is connected or has failed; the call itself reports the failure.
 
     Raises:
-        PollError: There is neither.
+        PollError: It is neither within the limit.
     """
 
-    async def settle() -> None:
+    async def wait_settled() -> None:
         state = channel.get_state(try_to_connect=True)
         while state not in (_State.READY, _State.TRANSIENT_FAILURE):
             await channel.wait_for_state_change(state)
@@ -210,30 +218,30 @@ async def _connect(channel: grpc.aio.Channel) -> None:
     if channel.get_state() is _State.READY:
         return
     try:
-        await asyncio.wait_for(settle(), CONNECT_SECONDS)
+        await asyncio.wait_for(wait_settled(), CONNECT_SECONDS)
     except asyncio.TimeoutError:
         raise PollError("unreachable", f"no connection within {CONNECT_SECONDS:g} s") from None
 
 
-def place(url: str) -> str:
-    """Host and port of a URL."""
+def address(url: str) -> str:
+    """Return host and port of a URL."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     return f"{f'[{host}]' if ':' in host else host}:{parts.port or PORT}"
 
 
 def failure(code: grpc.StatusCode, details: str) -> PollError:
-    """What a status other than OK means."""
+    """Return the error for a status other than OK."""
     cause = f"grpc_{code.name.lower()}"
     for status, text, name in CAUSES:
         if code is status and text in details:
             cause = name
             break
-    return PollError(cause, f"gRPC {code.name}, {line(details)!r}")
+    return PollError(cause, f"gRPC {code.name}, {printable_line(details)!r}")
 
 
 def _key(header: Header) -> str:
-    """The header's name as metadata has it, where letters are small."""
+    """Return the header's name as a metadata key, in lower case."""
     key = header.name.lower()
     if not _KEY.fullmatch(key) or key.endswith("-bin") or key.startswith("grpc-"):
         raise ConfigError(f"header.{header.name}= cannot be sent over gRPC")

@@ -1,4 +1,4 @@
-"""Triton's answers over HTTP."""
+"""Triton's API over HTTP."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from sidestep_adapters.triton import model_config as triton_config
 from sidestep_adapters.triton import statistics as triton_statistics
 from sidestep_adapters.triton.model_config import ModelConfig
 from sidestep_adapters.triton.server import detail
-from sidestep_adapters.triton.statistics import Head
+from sidestep_adapters.triton.statistics import ModelVersion
 
 JSON = "application/json"
 MAX_BODY_BYTES = 8 << 20
-"""The event loop stands still while an answer is taken apart, a millisecond for each of them."""
+"""Maximum bytes of statistics: decoding blocks the event loop, a millisecond for each MiB."""
 MAX_SHORT_BYTES = 1 << 20
-"""Of answers about one model, or of names alone."""
+"""Maximum bytes of answers about one model, or of names only."""
 
 T = TypeVar("T")
 
 
 class HttpServer:
-    """A ``triton_server.Server``.
+    """Implements ``server.Server`` over HTTP.
 
     Args:
-        url: Of the server, without any path of Triton's.
+        client: HTTP client of the server.
+        url: The server's base URL, without Triton's paths.
     """
 
     def __init__(self, client: Client, url: str) -> None:
@@ -37,44 +38,44 @@ class HttpServer:
 
     async def extensions(self) -> Sequence[str]:
         """See ``Server``."""
-        return await self._ask("/v2", triton_config.extensions, most=MAX_SHORT_BYTES)
+        return await self._query("/v2", triton_config.extensions, max_bytes=MAX_SHORT_BYTES)
 
     async def statistics(self, model: str = "") -> Sequence[bytes]:
         """See ``Server``."""
         path = f"/v2/models/{_quoted(model)}/stats" if model else "/v2/models/stats"
-        return await self._ask(path, triton_statistics.split)
+        return await self._query(path, triton_statistics.split)
 
     async def ready(self) -> Sequence[str]:
         """See ``Server``."""
         path = "/v2/repository/index"
-        return await self._ask(path, triton_config.ready, "POST", most=MAX_SHORT_BYTES)
+        return await self._query(path, triton_config.ready, "POST", max_bytes=MAX_SHORT_BYTES)
 
     async def config(self, model: str) -> ModelConfig:
         """See ``Server``."""
         path = f"/v2/models/{_quoted(model)}/config"
-        return await self._ask(path, triton_config.config, most=MAX_SHORT_BYTES)
+        return await self._query(path, triton_config.config, max_bytes=MAX_SHORT_BYTES)
 
-    def head(self, piece: bytes) -> Head:
+    def version_of(self, piece: bytes) -> ModelVersion:
         """See ``Server``."""
-        return triton_statistics.head(piece)
+        return triton_statistics.version_of(piece)
 
     def stats(self, piece: bytes, has_cache: bool) -> ModelStats:
         """See ``Server``."""
         return triton_statistics.translate(triton_statistics.read(piece), has_cache=has_cache)
 
-    async def _ask(
+    async def _query(
         self,
         path: str,
         read: Callable[[bytes], T],
         method: str = "GET",
-        most: int = MAX_BODY_BYTES,
+        max_bytes: int = MAX_BODY_BYTES,
     ) -> T:
         try:
-            answer = await self._client.ask(self._url + path, JSON, (JSON,), method)
+            answer = await self._client.fetch(self._url + path, JSON, (JSON,), method)
         except PollError as error:
-            raise _translated(error) from None
-        if sum(map(len, answer.chunks)) > most:
-            raise PollError("bad_answer", f"more than {most >> 20} MiB")
+            raise _to_triton_error(error) from None
+        if sum(map(len, answer.chunks)) > max_bytes:
+            raise PollError("bad_answer", f"more than {max_bytes >> 20} MiB")
         try:
             return read(answer.body)
         except WireError as error:
@@ -85,8 +86,8 @@ def _quoted(model: str) -> str:
     return quote(model, safe="")
 
 
-def _translated(error: PollError) -> PollError:
-    """``error`` in Triton's terms."""
+def _to_triton_error(error: PollError) -> PollError:
+    """Return ``error`` with the cause that Triton means."""
     cause, detail = error.cause, str(error)
     if cause == "http_400":
         cause = "unknown_model"

@@ -1,4 +1,4 @@
-"""What Triton says of itself and of a model's configuration, as far as metrics need it."""
+"""Decoding of Triton's metadata and model configurations, as far as metrics need them."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from sidestep.protocol.limits import MAX_LABEL_CHARS, is_printable
 from sidestep.protocol.messages import DECODE_ERRORS
 
 STATISTICS = "statistics"
-"""The extension's name."""
+"""Name of the statistics extension."""
 MAX_TAGS = 16
 MAX_INSTANCES = 1 << 40
 MAX_PART_BYTES = 32 << 10
-"""Of a configuration's list of groups, or its tags: the loop stands still while they are read."""
+"""Maximum bytes of a configuration's instance groups or tags: decoding blocks the event loop."""
 
 _TAG = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_]{0,126}")
 
 
 class ModelConfig(msgspec.Struct, frozen=True):
-    """What is known of a model beside its statistics; by default nothing.
+    """Configuration of a model; the defaults stand for an unknown one.
 
     Attributes:
-        tags: More labels of its series, named as on Triton's own page.
-        instances: How many executions can run at once; 0 where that is not known.
-        has_cache: Whether its answers may come from the response cache.
-        executes: False for an ensemble, whose executions are its members'.
+        tags: Additional labels of its series, named as on Triton's own page.
+        instances: Concurrent executions of all instances; 0 if unknown.
+        has_cache: Whether its responses may come from the response cache.
+        executes: False for an ensemble, whose executions are those of its members.
     """
 
     tags: Mapping[str, str] = {}
@@ -39,7 +39,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
 
 
 class Group(msgspec.Struct, gc=False):
-    """One of ``instance_group``."""
+    """One entry of ``instance_group``."""
 
     kind: str = ""
     count: Whole = 1
@@ -75,10 +75,10 @@ _index = msgspec.json.Decoder(list[_Indexed])
 
 
 def config(body: bytes) -> ModelConfig:
-    """The answer to ``/v2/models/NAME/config``.
+    """Decode the answer to ``/v2/models/NAME/config``.
 
     Raises:
-        WireError: It is none.
+        WireError: ``body`` is not such an answer.
     """
     try:
         found = _config.decode(body)
@@ -93,17 +93,17 @@ def config(body: bytes) -> ModelConfig:
 def known(
     platform: str, groups: Iterable[Group], tags: Mapping[str, str], *, has_cache: bool
 ) -> ModelConfig:
-    """What a configuration's fields come to."""
+    """Return the configuration with these fields."""
     executes = platform != "ensemble"
     instances = sum(map(_instances, groups)) if executes else 0
     return ModelConfig(_tags(tags), min(instances, MAX_INSTANCES), has_cache, executes)
 
 
 def extensions(body: bytes) -> list[str]:
-    """The answer to ``/v2``: what the server can do.
+    """Decode the answer to ``/v2``: the names of the server's extensions.
 
     Raises:
-        WireError: It is none.
+        WireError: ``body`` is not such an answer.
     """
     try:
         return _server.decode(body).extensions
@@ -112,10 +112,10 @@ def extensions(body: bytes) -> list[str]:
 
 
 def ready(body: bytes) -> list[str]:
-    """The answer to ``/v2/repository/index``: names of models of which a version is ready.
+    """Decode the answer to ``/v2/repository/index``: names of models that have a ready version.
 
     Raises:
-        WireError: It is none.
+        WireError: ``body`` is not such an answer.
     """
     try:
         found = _index.decode(body)
@@ -132,14 +132,14 @@ def _checked(part: msgspec.Raw) -> bytes:
 
 
 def _instances(group: Group) -> int:
-    """Those that requests are given to: a passive one gets none."""
+    """Return the instances that execute requests; passive ones do not."""
     if group.passive:
         return 0
     return group.count * (max(len(group.gpus), 1) if group.kind == "KIND_GPU" else 1)
 
 
 def _tags(found: Mapping[str, str]) -> dict[str, str]:
-    """Those that can be labels; Triton puts ``_`` before their names."""
+    """Return the tags that are valid labels; Triton puts ``_`` before their names."""
     named = (
         (f"_{key}", text)
         for key, text in sorted(found.items())

@@ -1,4 +1,4 @@
-"""Versions of one server's models: what each was last found with, and under which labels. No I/O."""
+"""State of one server's models: last statistics, configuration and labels by version. No I/O."""
 
 from __future__ import annotations
 
@@ -14,29 +14,30 @@ from sidestep.engines.triton.wire import ModelStats, TritonStats
 from sidestep.protocol.limits import MAX_LABEL_CHARS
 from sidestep.protocol.messages import EngineInfo
 from sidestep_adapters.triton.model_config import ModelConfig
-from sidestep_adapters.triton.statistics import Head
+from sidestep_adapters.triton.statistics import ModelVersion
 
 DIALECT = "triton"
 
-Read = Callable[[bytes, bool], ModelStats]
-"""What a piece says, of a model with or without a response cache."""
+ReadPiece = Callable[[bytes, bool], ModelStats]
+"""Decodes a piece, of a model with or without a response cache."""
 
 
-class Look(NamedTuple):
-    """One version of a model at one moment.
+class VersionUpdate(NamedTuple):
+    """State of one version of a model at one time.
 
     Attributes:
-        item: None: nothing is known of it.
-        leaves: Whether nothing more will be told of it under these labels.
+        info: The version as an engine.
+        item: Its statistics; None if they are unknown.
+        detach: Whether the version exports nothing more under these labels.
     """
 
     info: EngineInfo
     item: TritonStats | None
-    leaves: bool = False
+    detach: bool = False
 
 
-class Moment(NamedTuple):
-    """When an answer was there: by this host's monotonic clock, and in Unix time."""
+class PollTime(NamedTuple):
+    """When an answer was received: by this host's monotonic clock, and in Unix time."""
 
     stamp: float
     wall: float
@@ -50,123 +51,125 @@ class _Version(msgspec.Struct):
 
 
 class Models:
-    """Those of one server.
+    """Models of one server.
 
     Args:
-        name: The server's, in the identities of its engines.
-        labels: Of all its series.
-        has_failures: Whether failed requests are shown from here.
-        read: Reads a piece of an answer.
+        name: The server's name, in the identities of its engines.
+        labels: Labels of all its series.
+        read: Decodes a piece of an answer.
+        has_failures: Whether failed requests are exposed from statistics.
     """
 
     def __init__(
-        self, name: str, labels: Mapping[str, str], read: Read, *, has_failures: bool
+        self, name: str, labels: Mapping[str, str], read: ReadPiece, *, has_failures: bool
     ) -> None:
         self.server = server_engine(name, labels)
         self._name = name
         self._labels = labels
         self._read = read
         self._has_failures = has_failures
-        self._versions: dict[Head, _Version] = {}
-        self._by_piece: dict[bytes, Head] = {}
+        self._versions: dict[ModelVersion, _Version] = {}
+        self._by_piece: dict[bytes, ModelVersion] = {}
         self._configs: dict[str, ModelConfig] = {}
 
     def __len__(self) -> int:
         return len(self._versions)
 
-    def find(self, piece: bytes) -> Head | None:
-        """Whose statistics ``piece`` is, where the last look found the same."""
+    def find_version(self, piece: bytes) -> ModelVersion | None:
+        """Return the version of ``piece``, if the last poll had the same piece."""
         return self._by_piece.get(piece)
 
-    def look(self, head: Head, piece: bytes, moment: Moment) -> Look | None:
-        """What ``piece`` says; None where the model's configuration has to be had first.
+    def update(self, key: ModelVersion, piece: bytes, poll_time: PollTime) -> VersionUpdate | None:
+        """Return the update of a known version; None if its configuration has to be queried first.
 
         Raises:
-            WireError: It contradicts itself.
+            WireError: ``piece`` is invalid.
         """
-        known = self._versions.get(head)
-        if known is None:
+        previous = self._versions.get(key)
+        if previous is None:
             return None
-        if known.piece != piece:
-            stats = self._read(piece, self._configs[head.name].has_cache)
-            if _is_loaded_anew(stats, known.stats):
+        if previous.piece != piece:
+            stats = self._read(piece, self._configs[key.name].has_cache)
+            if _is_reloaded(stats, previous.stats):
                 return None
-            self._keep(head, known, piece, stats)
-        return Look(known.info, _item(moment, known.stats, known.instances))
+            self._store(key, previous, piece, stats)
+        return VersionUpdate(previous.info, _item(poll_time, previous.stats, previous.instances))
 
-    def look_anew(
-        self, head: Head, piece: bytes, moment: Moment, config: ModelConfig
-    ) -> Iterator[Look]:
-        """Likewise, of a version that is new or has begun anew.
+    def update_new(
+        self, key: ModelVersion, piece: bytes, poll_time: PollTime, config: ModelConfig
+    ) -> Iterator[VersionUpdate]:
+        """Yield the updates of a version that is new or was reloaded.
 
         Raises:
-            WireError: It contradicts itself.
+            WireError: ``piece`` is invalid.
         """
         stats = self._read(piece, config.has_cache)
-        known = self._versions.get(head)
-        info = self._info(head, config)
-        if known is not None and known.info != info:
-            # Other labels are other series.
-            yield Look(known.info, None, leaves=True)
-        self._configs[head.name] = config
-        version = self._versions[head] = _Version(b"", stats, info, config.instances)
-        self._keep(head, version, piece, stats)
-        yield Look(info, _item(moment, stats, config.instances))
+        previous = self._versions.get(key)
+        info = self._info(key, config)
+        if previous is not None and previous.info != info:
+            # Changed labels are new series.
+            yield VersionUpdate(previous.info, None, detach=True)
+        self._configs[key.name] = config
+        version = self._versions[key] = _Version(b"", stats, info, config.instances)
+        self._store(key, version, piece, stats)
+        yield VersionUpdate(info, _item(poll_time, stats, config.instances))
 
     def absent(
-        self, found: Iterable[Head], moment: Moment, covers: Callable[[str], bool]
-    ) -> Iterator[Look]:
-        """Versions that an answer about all models of ``covers`` does not have among ``found``."""
-        for head in self._versions.keys() - set(found):
-            if covers(head.name):
-                yield from self._drop(head, moment)
-        names = {head.name for head in self._versions}
+        self, found: Iterable[ModelVersion], poll_time: PollTime, covers: Callable[[str], bool]
+    ) -> Iterator[VersionUpdate]:
+        """Yield updates of versions that are missing in an answer that ``covers`` their models."""
+        for key in self._versions.keys() - set(found):
+            if covers(key.name):
+                yield from self._drop(key, poll_time)
+        names = {key.name for key in self._versions}
         for name in self._configs.keys() - names:
             del self._configs[name]
 
-    def wait(self, head: Head, piece: bytes, moment: Moment) -> Iterator[Look]:
-        """Remember that a version has begun anew whose configuration is not there yet.
+    def defer(
+        self, key: ModelVersion, piece: bytes, poll_time: PollTime
+    ) -> Iterator[VersionUpdate]:
+        """Drop a reloaded version whose configuration is not known yet.
 
-        By the time that it is there, the version may look as if it had gone on.
+        By the time its configuration is known, its statistics may look continuous.
         """
-        known = self._versions.get(head)
-        if known is not None:
+        previous = self._versions.get(key)
+        if previous is not None:
             try:
-                difference(self._read(piece, False), known.stats)
+                difference(self._read(piece, False), previous.stats)
             except BegunAnewError:
-                yield from self._drop(head, moment)
+                yield from self._drop(key, poll_time)
 
-    def _drop(self, head: Head, moment: Moment) -> Iterator[Look]:
-        version = self._versions.pop(head)
+    def _drop(self, key: ModelVersion, poll_time: PollTime) -> Iterator[VersionUpdate]:
+        version = self._versions.pop(key)
         self._by_piece.pop(version.piece, None)
-        yield gone(version.info, moment)
+        yield detached_version(version.info, poll_time)
 
     @property
     def engines(self) -> set[str]:
-        """Identities of the server and of the versions that it has."""
+        """Return the identities of the server and its versions."""
         return {self.server.id, *(version.info.id for version in self._versions.values())}
 
-    def forget(self) -> None:
-        """Let go of all that the server has said."""
+    def clear(self) -> None:
+        """Forget the state of all models."""
         self._versions.clear()
         self._by_piece.clear()
         self._configs.clear()
 
-    def _keep(self, head: Head, version: _Version, piece: bytes, stats: ModelStats) -> None:
+    def _store(self, key: ModelVersion, version: _Version, piece: bytes, stats: ModelStats) -> None:
         self._by_piece.pop(version.piece, None)
-        self._by_piece[piece] = head
+        self._by_piece[piece] = key
         version.piece, version.stats = piece, stats
 
-    def _info(self, head: Head, config: ModelConfig) -> EngineInfo:
-        # What the operator says has the last word.
-        labels = {**config.tags, **self._labels, "model": head.name, "version": head.version}
+    def _info(self, key: ModelVersion, config: ModelConfig) -> EngineInfo:
+        # Configured labels override tags.
+        labels = {**config.tags, **self._labels, "model": key.name, "version": key.version}
         features = {
             FAILURES: self._has_failures,
             CACHE: config.has_cache,
             EXECUTES: config.executes,
         }
         return EngineInfo(
-            identity(self._name, head.name, head.version),
+            identity(self._name, key.name, key.version),
             DIALECT,
             labels,
             features=sorted(name for name, is_on in features.items() if is_on),
@@ -174,25 +177,25 @@ class Models:
 
 
 def server_engine(name: str, labels: Mapping[str, str]) -> EngineInfo:
-    """Return the engine that the server itself is."""
+    """Return the engine that represents the server itself."""
     return EngineInfo(identity(name), DIALECT, dict(labels))
 
 
 def identity(*parts: str) -> str:
-    """Of a server, or of a version of one of its models."""
+    """Return the identity of a server, or of a version of one of its models."""
     name = "/".join((DIALECT, *parts))
     if len(name) > MAX_LABEL_CHARS:
         name = f"{DIALECT}/{blake2b(name.encode(), digest_size=16).hexdigest()}"
     return name
 
 
-def gone(info: EngineInfo, moment: Moment) -> Look:
-    """A version that the server does not have ready."""
-    return Look(info, _item(moment, None, 0), leaves=True)
+def detached_version(info: EngineInfo, poll_time: PollTime) -> VersionUpdate:
+    """Return the update that detaches a version that is not ready."""
+    return VersionUpdate(info, _item(poll_time, None, 0), detach=True)
 
 
-def _is_loaded_anew(new: ModelStats, old: ModelStats) -> bool:
-    """Whether its configuration may be another; what is to be counted the exporter decides."""
+def _is_reloaded(new: ModelStats, old: ModelStats) -> bool:
+    """Return whether the configuration may have changed; the exporter detects counter resets itself."""
     now, before = new.inference_stats.success, old.inference_stats.success
     return (
         new.execution_count < old.execution_count
@@ -202,5 +205,5 @@ def _is_loaded_anew(new: ModelStats, old: ModelStats) -> bool:
     )
 
 
-def _item(moment: Moment, stats: ModelStats | None, instances: int) -> TritonStats:
-    return TritonStats(0, moment.stamp, moment.wall, stats, instances)
+def _item(poll_time: PollTime, stats: ModelStats | None, instances: int) -> TritonStats:
+    return TritonStats(0, poll_time.stamp, poll_time.wall, stats, instances)

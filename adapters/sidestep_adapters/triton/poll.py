@@ -1,4 +1,4 @@
-"""One poll of a Triton server: questions, answers, and what they say of each version."""
+"""One poll of a Triton server: query it, and derive an update for each version of its models."""
 
 from __future__ import annotations
 
@@ -10,37 +10,44 @@ from typing import NamedTuple
 from sidestep.errors import PollError, WireError
 from sidestep.protocol.messages import EngineInfo
 from sidestep.telemetry.logs import Limited
-from sidestep_adapters.triton.models import Look, Models, Moment, gone
-from sidestep_adapters.triton.queries import Answer, Questions
+from sidestep_adapters.triton.models import Models, PollTime, VersionUpdate, detached_version
+from sidestep_adapters.triton.queries import Queries, StatisticsAnswer
 from sidestep_adapters.triton.server import Server, detail
-from sidestep_adapters.triton.statistics import Head
+from sidestep_adapters.triton.statistics import ModelVersion
 
 SLICE = 0.001
-"""Seconds of reading after which the event loop gets its turn."""
+"""Seconds of decoding after which the event loop may run other tasks."""
 MAX_VERSIONS = 4096
-"""Of one server: each takes memory here, whether it is shown or not."""
+"""Maximum versions of one server: each takes memory here, whether it is exposed or not."""
 
 
-class Found(NamedTuple):
-    """What a poll came to.
+class PollResult(NamedTuple):
+    """Result of a poll.
 
     Attributes:
-        seconds: From asking for statistics until they were there.
+        poll_time: When the statistics were received.
+        seconds: Duration of the query for statistics.
+        failure: Why some statistics are missing.
     """
 
-    moment: Moment
+    poll_time: PollTime
     seconds: float
     failure: PollError | None
 
 
-class Poller:
-    """Polls one server.
+class StatisticsPoll:
+    """Polls the statistics of one server.
 
     Args:
-        heard: Called when statistics are there.
-        hand: Takes each look, in their order.
-        reject: Counts what could not be taken, by its reason.
-        known: Engines that are fed, those among them from before an exporter's restart.
+        server: The server's API.
+        models: State of the server's models.
+        queries: Queries to the server.
+        on_statistics: Called when statistics were received.
+        on_update: Called with each update, in order.
+        reject: Counts rejected statistics by reason.
+        attached: Returns the attached engines, with those from before a restart of the exporter.
+        lines: Rate-limited log.
+        name: The server's name in the log.
     """
 
     def __init__(
@@ -48,140 +55,142 @@ class Poller:
         *,
         server: Server,
         models: Models,
-        questions: Questions,
-        heard: Callable[[], None],
-        hand: Callable[[Look], None],
+        queries: Queries,
+        on_statistics: Callable[[], None],
+        on_update: Callable[[VersionUpdate], None],
         reject: Callable[[str], None],
-        known: Callable[[], Mapping[str, EngineInfo]],
+        attached: Callable[[], Mapping[str, EngineInfo]],
         lines: Limited,
         name: str,
     ) -> None:
         self.models = models
-        self.questions = questions
+        self.queries = queries
         self._server = server
-        self._heard = heard
-        self._hand = hand
+        self._on_statistics = on_statistics
+        self._on_update = on_update
         self._reject = reject
-        self._known = known
+        self._attached = attached
         self._lines = lines
         self._name = name
-        self._until = 0.0
-        """When the slice of reading that is under way is over."""
+        self._slice_end = 0.0
+        """End of the current slice of decoding."""
 
-    async def poll(self) -> Found:
-        """Ask, and hand on what is there.
+    async def poll(self) -> PollResult:
+        """Query the server and pass on the updates.
 
         Raises:
-            PollError: Nothing is.
+            PollError: There are no statistics.
         """
-        await self.questions.check()
-        asked = time.monotonic()
-        answer = await self.questions.statistics()
-        moment = Moment(time.monotonic(), time.time())
-        self._until = time.perf_counter() + SLICE
-        found = await self._heads(answer.pieces)
-        self._heard()
-        before = dict(self._known())
-        new: dict[Head, bytes] = {}
-        for head, piece in found.items():
-            await self._breathe()
-            if not self._look(head, piece, moment):
-                new[head] = piece
-        configs = await self.questions.configs(head.name for head in new)
-        for head, piece in new.items():
-            await self._breathe()
-            if head.name in configs:
+        await self.queries.check()
+        started = time.monotonic()
+        answer = await self.queries.statistics()
+        poll_time = PollTime(time.monotonic(), time.time())
+        self._slice_end = time.perf_counter() + SLICE
+        found = await self._pieces_by_version(answer.pieces)
+        self._on_statistics()
+        attached = dict(self._attached())
+        new: dict[ModelVersion, bytes] = {}
+        for version, piece in found.items():
+            await self._yield_to_loop()
+            if not self._update_known(version, piece, poll_time):
+                new[version] = piece
+        configs = await self.queries.configs(version.name for version in new)
+        for version, piece in new.items():
+            await self._yield_to_loop()
+            if version.name in configs:
                 try:
-                    for look in self.models.look_anew(head, piece, moment, configs[head.name]):
-                        self._hand_on(look, before)
+                    for update in self.models.update_new(
+                        version, piece, poll_time, configs[version.name]
+                    ):
+                        self._emit_new(update, attached)
                 except WireError as error:
-                    self._refuse(head, error)
+                    self._reject_version(version, error)
             else:
-                for look in self.models.wait(head, piece, moment):
-                    self._hand(look)
-        server = before.get(self.models.server.id)
+                for update in self.models.defer(version, piece, poll_time):
+                    self._on_update(update)
+        server = attached.get(self.models.server.id)
         if server is not None and server != self.models.server:
-            # An exporter before this one showed it with other labels.
-            self._hand(Look(server, None, leaves=True))
-        others = before.keys() - self.models.engines
-        for look in self.models.absent(found, moment, answer.covers):
-            self._hand(look)
-        self._leave((before[other] for other in others), found, answer, moment)
-        return Found(moment, moment.stamp - asked, answer.failure)
+            # Before its restart the exporter exposed the server with other labels.
+            self._on_update(VersionUpdate(server, None, detach=True))
+        others = attached.keys() - self.models.engines
+        for update in self.models.absent(found, poll_time, answer.covers):
+            self._on_update(update)
+        self._detach_unknown((attached[other] for other in others), found, answer, poll_time)
+        return PollResult(poll_time, poll_time.stamp - started, answer.failure)
 
-    async def _heads(self, pieces: Iterable[bytes]) -> dict[Head, bytes]:
-        """The pieces of models that are wanted, by whose they are.
+    async def _pieces_by_version(self, pieces: Iterable[bytes]) -> dict[ModelVersion, bytes]:
+        """Return the pieces of selected models by version.
 
         Raises:
-            PollError: One does not say, or two are the same version's.
+            PollError: A piece does not name its version, or two pieces name the same.
         """
-        found: dict[Head, bytes] = {}
+        found: dict[ModelVersion, bytes] = {}
         for piece in pieces:
-            await self._breathe()
+            await self._yield_to_loop()
             try:
-                head = self.models.find(piece) or self._server.head(piece)
+                version = self.models.find_version(piece) or self._server.version_of(piece)
             except WireError as error:
                 raise PollError("bad_answer", detail(error)) from None
-            if head in found:
-                twice = f"version {head.version!r:.200} of {head.name!r:.200} twice"
+            if version in found:
+                twice = f"version {version.version!r:.200} of {version.name!r:.200} twice"
                 raise PollError("bad_answer", twice)
             if len(found) >= MAX_VERSIONS:
                 raise PollError("bad_answer", f"more than {MAX_VERSIONS} versions of models")
-            if self.questions.wants(head.name):
-                found[head] = piece
+            if self.queries.wants(version.name):
+                found[version] = piece
         return found
 
-    def _look(self, head: Head, piece: bytes, moment: Moment) -> bool:
-        """Hand on what ``piece`` says; whether that is all that can be done with it."""
+    def _update_known(self, version: ModelVersion, piece: bytes, poll_time: PollTime) -> bool:
+        """Pass on the update of a known version; return whether the piece needs no more work."""
         try:
-            look = self.models.look(head, piece, moment)
-            if look is None:
-                # Nothing more is asked about what cannot be shown anyway.
+            update = self.models.update(version, piece, poll_time)
+            if update is None:
+                # No configuration is queried for invalid statistics.
                 self._server.stats(piece, False)
         except WireError as error:
-            self._refuse(head, error)
+            self._reject_version(version, error)
             return True
-        if look is not None:
-            self._hand(look)
-        return look is not None
+        if update is not None:
+            self._on_update(update)
+        return update is not None
 
-    def _hand_on(self, look: Look, before: Mapping[str, EngineInfo]) -> None:
-        """Hand on a look at a new version, which may have been known with other labels."""
-        known = before.get(look.info.id)
-        if known is not None and known != look.info and not look.leaves:
-            self._hand(Look(known, None, leaves=True))
-        self._hand(look)
+    def _emit_new(self, update: VersionUpdate, attached: Mapping[str, EngineInfo]) -> None:
+        """Pass on the update of a new version, and detach it under its previous labels."""
+        previous = attached.get(update.info.id)
+        if previous is not None and previous != update.info and not update.detach:
+            self._on_update(VersionUpdate(previous, None, detach=True))
+        self._on_update(update)
 
-    def _leave(
+    def _detach_unknown(
         self,
         others: Iterable[EngineInfo],
-        found: Collection[Head],
-        answer: Answer,
-        moment: Moment,
+        found: Collection[ModelVersion],
+        answer: StatisticsAnswer,
+        poll_time: PollTime,
     ) -> None:
-        """Part with versions of which only an exporter knew that was started anew."""
+        """Detach versions that only the exporter before a restart knew."""
         for info in others:
-            head = Head(info.labels["model"], info.labels["version"])
-            if head in found:
+            version = ModelVersion(info.labels["model"], info.labels["version"])
+            if version in found:
                 continue
-            if not self.questions.wants(head.name):
-                self._hand(Look(info, None, leaves=True))
-            elif answer.covers(head.name):
-                self._hand(gone(info, moment))
+            if not self.queries.wants(version.name):
+                self._on_update(VersionUpdate(info, None, detach=True))
+            elif answer.covers(version.name):
+                self._on_update(detached_version(info, poll_time))
 
-    def _refuse(self, head: Head, error: WireError) -> None:
-        """One version's statistics are no good: it stays as it was."""
+    def _reject_version(self, version: ModelVersion, error: WireError) -> None:
+        """Count and log invalid statistics of one version, which keeps its last values."""
         self._reject(error.reason)
         self._lines.warning(
             "refused",
             "%s: model %.200r, version %.200r: %s",
             self._name,
-            head.name,
-            head.version,
+            version.name,
+            version.version,
             error,
         )
 
-    async def _breathe(self) -> None:
-        if time.perf_counter() > self._until:
+    async def _yield_to_loop(self) -> None:
+        if time.perf_counter() > self._slice_end:
             await asyncio.sleep(0)
-            self._until = time.perf_counter() + SLICE
+            self._slice_end = time.perf_counter() + SLICE

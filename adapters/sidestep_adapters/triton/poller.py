@@ -1,4 +1,4 @@
-"""Polls one Triton server for as long as the exporter runs; see ``--triton``."""
+"""The source that polls one Triton server while the exporter runs; see ``--triton``."""
 
 from __future__ import annotations
 
@@ -15,50 +15,53 @@ from sidestep.engines.items import Item
 from sidestep.errors import PollError, WireError
 from sidestep.ingest.local_stream import ServerFeed
 from sidestep.telemetry.logs import Limited
-from sidestep_adapters.triton.models import Look, Models
-from sidestep_adapters.triton.poll import Poller
-from sidestep_adapters.triton.queries import Questions
-from sidestep_adapters.triton.server import Server as Answers
-from sidestep_adapters.triton.state import State
+from sidestep_adapters.scrape.poll_task import PollTask
+from sidestep_adapters.triton.models import Models, VersionUpdate
+from sidestep_adapters.triton.poll import StatisticsPoll
+from sidestep_adapters.triton.queries import Queries
+from sidestep_adapters.triton.server import Server as ServerApi
+from sidestep_adapters.triton.state import ServerState
 
 log = logging.getLogger("sidestep.triton")
 
-TOGETHER = 32
-"""Looks that are handed over at once: each turn costs as much as one of them."""
-TURN = 0.0005
-"""Seconds that one turn may take: to look at all other sources after each version costs more
-than the version."""
-REFUSED_FOR = 60.0
-"""Seconds after which a version that could not be shown is tried again."""
+UPDATES_PER_WAKE = 32
+"""Number of updates applied in one turn: waking the source costs as much as an update."""
+SLICE = 0.0005
+"""Maximum seconds of one turn: running all other sources after each update costs more than it."""
+REJECTED_FOR = 60.0
+"""Seconds after which a rejected version is tried again."""
 
 
 class Connection(Protocol):
-    """What the answers come over."""
+    """The connection to a server."""
 
     def open(self) -> None:
-        """Begin, in the running event loop."""
+        """Start, in the running event loop."""
 
     async def close(self) -> None:
-        """End."""
+        """Close the connection."""
 
 
-class Triton:
-    """Polls one server, in the place of a ``sources.Source``.
+class TritonSource:
+    """Polls one server; implements ``sidestep.ingest.source.Source``.
 
-    What a poll finds waits for its turn, some versions of models at a time; the next poll waits
-    until all have had theirs.
+    The updates of a poll wait for their turn and are applied in parts; the next poll waits until
+    all are applied.
 
     Args:
-        feed: Where it goes.
-        reject: Counts what could not be taken, by its reason.
-        has_failures: Whether failed requests are shown under Triton's own name: its page can
-            tell them by reason.
+        server: The configured server.
+        api: The server's API.
+        connection: The connection that ``api`` uses.
+        feed: The ingest side of the server.
+        reject: Counts rejected statistics by reason.
+        has_failures: Whether failed requests are exposed under Triton's own name: its page can
+            have them by reason.
     """
 
     def __init__(
         self,
         server: Server,
-        answers: Answers,
+        api: ServerApi,
         connection: Connection,
         feed: ServerFeed,
         reject: Callable[[str], None],
@@ -74,73 +77,70 @@ class Triton:
         self._models = Models(
             server.target.name,
             dict(server.target.labels),
-            answers.stats,
+            api.stats,
             has_failures=has_failures,
         )
-        questions = Questions(answers, server.models, self._name, self._lines)
-        self._poller = Poller(
-            server=answers,
+        queries = Queries(api, server.models, self._name, self._lines)
+        self._statistics_poll = StatisticsPoll(
+            server=api,
             models=self._models,
-            questions=questions,
-            heard=self._heard,
-            hand=self._hand,
+            queries=queries,
+            on_statistics=self._queue_statistics_received,
+            on_update=self._queue_update,
             reject=reject,
-            known=lambda: feed.engines,
+            attached=lambda: feed.engines,
             lines=self._lines,
             name=self._name,
         )
-        self.state = State(feed, self._name, self._interval, self._tell_server, log)
-        self._turns: deque[Callable[[], None]] = deque()
-        self._is_done = asyncio.Event()
-        """Whether all that was found has had its turn."""
-        self._refused: dict[str, float] = {}
-        """Engines that cannot be shown, and until when that is not tried."""
-        self._task: asyncio.Task[None] | None = None
-        self._polling: asyncio.Task[None] | None = None
+        self.state = ServerState(feed, self._name, self._interval, self._apply_server_item, log)
+        self._pending: deque[Callable[[], None]] = deque()
+        self._is_applied = asyncio.Event()
+        """Set when all updates of the last poll are applied."""
+        self._rejected_until: dict[str, float] = {}
+        """Rejected engines, and when each is tried again."""
+        self._task = PollTask()
+        self._poll_task: asyncio.Task[None] | None = None
         self._wake: Callable[[], None] = lambda: None
 
     def open(self, wake: Callable[[], None]) -> None:
-        """Begin to poll; the server may come later."""
+        """Start polling; the server may start later."""
         self._wake = wake
-        self._task = asyncio.ensure_future(self._run())
-        self._task.add_done_callback(lambda task: None if task.cancelled() else task.result())
+        self._task.start(self._run())
 
-    def receive(self, now: float) -> bool:  # noqa: ARG002 - what happened has its time with it
-        """Hand over some versions; whether there may be more."""
-        if not self._turns:
-            self._is_done.set()
+    def receive(self, now: float) -> bool:  # noqa: ARG002 - updates carry their own time
+        """Apply some updates; return whether there may be more."""
+        if not self._pending:
+            self._is_applied.set()
             return False
-        until = time.perf_counter() + TURN
-        while self._turns:
-            self._turns.popleft()()
+        until = time.perf_counter() + SLICE
+        while self._pending:
+            self._pending.popleft()()
             if time.perf_counter() > until:
                 break
         else:
-            self._is_done.set()
+            self._is_applied.set()
         return True
 
     def pass_time(self, now: float) -> None:
-        """Notice a server that takes long."""
-        self.state.pass_time(now)
+        """Detect a slow server."""
+        self.state.expire(now)
 
     def cut(self) -> None:
-        """Let go of all that the server has said."""
-        if self._polling is not None:
-            self._polling.cancel()
-        self._turns.clear()
-        self._refused.clear()
-        self._models.forget()
-        self._is_done.set()
+        """Discard the state of the server's models and the waiting updates."""
+        if self._poll_task is not None:
+            self._poll_task.cancel()
+        self._pending.clear()
+        self._rejected_until.clear()
+        self._models.clear()
+        self._is_applied.set()
 
     def close(self) -> None:
-        """End."""
-        if self._task is not None:
-            self._task.cancel()
+        """Stop polling."""
+        self._task.cancel()
 
     async def wait_closed(self) -> None:
-        """Once no connection is left."""
-        if self._task is not None:
-            await asyncio.wait((self._task,))
+        """Wait until the connection is closed."""
+        await self._task.wait()
 
     async def _run(self) -> None:
         self._connection.open()
@@ -153,65 +153,69 @@ class Triton:
         loop = asyncio.get_running_loop()
         due = loop.time()
         while True:
-            self.state.asking(time.monotonic())
-            polling = self._polling = asyncio.ensure_future(self._poll())
+            self.state.poll_started(time.monotonic())
+            poll_task = self._poll_task = asyncio.ensure_future(self._poll())
             try:
-                await asyncio.wait((polling,))
+                await asyncio.wait((poll_task,))
             finally:
-                polling.cancel()
-            if not polling.cancelled():
-                polling.result()
-            if self._turns:
-                self._is_done.clear()
+                poll_task.cancel()
+            if not poll_task.cancelled():
+                poll_task.result()
+            if self._pending:
+                self._is_applied.clear()
                 self._wake()
-                await self._is_done.wait()
-            # What took longer than an interval has missed its turns, which do not come back.
+                await self._is_applied.wait()
+            # Polls that are missed because one took longer than an interval are skipped.
             due = max(due + self._interval, loop.time())
             await asyncio.sleep(due - loop.time())
 
     async def _poll(self) -> None:
         try:
-            found = await self._poller.poll()
+            found = await self._statistics_poll.poll()
         except PollError as error:
             self._fail(error)
             return
-        now, seconds = found.moment.stamp, found.seconds
+        now, seconds = found.poll_time.stamp, found.seconds
         if found.failure is not None:
             self._fail(found.failure)
         else:
-            self._turns.append(lambda: self.state.succeeded(now, seconds, len(self._models)))
+            self._pending.append(lambda: self.state.succeeded(now, seconds, len(self._models)))
 
     def _fail(self, error: PollError) -> None:
         if error.cause == "unreachable":
-            self._poller.questions.connect_anew()
-        self._turns.append(partial(self.state.failed, time.monotonic(), error))
+            self._statistics_poll.queries.reset()
+        self._pending.append(partial(self.state.failed, time.monotonic(), error))
 
-    def _heard(self) -> None:
-        self._turns.append(partial(self.state.heard, time.monotonic()))
+    def _queue_statistics_received(self) -> None:
+        self._pending.append(partial(self.state.statistics_received, time.monotonic()))
 
-    def _hand(self, look: Look) -> None:
-        self._turns.append(partial(self._tell, look))
-        if len(self._turns) >= TOGETHER:
+    def _queue_update(self, update: VersionUpdate) -> None:
+        self._pending.append(partial(self._apply_update, update))
+        if len(self._pending) >= UPDATES_PER_WAKE:
             self._wake()
 
-    def _tell(self, look: Look) -> None:
-        identity = look.info.id
-        until = self._refused.get(identity, 0.0) if self._refused else 0.0
-        if look.item is not None and (not until or time.monotonic() >= until):
-            self._refused.pop(identity, None)
+    def _apply_update(self, update: VersionUpdate) -> None:
+        identity = update.info.id
+        until = self._rejected_until.get(identity, 0.0) if self._rejected_until else 0.0
+        if update.item is not None and (not until or time.monotonic() >= until):
+            self._rejected_until.pop(identity, None)
             try:
-                self._feed.tell(look.info, look.item)
+                self._feed.tell(update.info, update.item)
             except WireError as error:
-                self._refused[identity] = time.monotonic() + REFUSED_FOR
+                self._rejected_until[identity] = time.monotonic() + REJECTED_FOR
                 self._reject(error.reason)
-                self._lines.warning("tell", "%s: %s is not shown: %s", self._name, identity, error)
-        if look.leaves:
-            self._refused.pop(identity, None)
+                self._lines.warning(
+                    "export", "%s: %s is not exposed: %s", self._name, identity, error
+                )
+        if update.detach:
+            self._rejected_until.pop(identity, None)
             self._feed.leave(identity)
 
-    def _tell_server(self, item: Item) -> None:
+    def _apply_server_item(self, item: Item) -> None:
         try:
             self._feed.tell(self._models.server, item)
         except WireError as error:
             self._reject(error.reason)
-            self._lines.warning("tell", "%s: its state is not shown: %s", self._name, error)
+            self._lines.warning(
+                "export", "%s: the server's state is not exposed: %s", self._name, error
+            )

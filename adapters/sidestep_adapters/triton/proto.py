@@ -1,4 +1,4 @@
-"""What Triton's gRPC service says, as far as it is read here, and how to read it.
+"""Messages of Triton's gRPC service, as far as they are used here, and their decoding.
 
 The names are Triton's, and ``tritonclient`` may have registered its own messages under them in
 the same process.
@@ -18,24 +18,24 @@ from sidestep_adapters.triton.model_config import Group, ModelConfig, known
 from sidestep_adapters.triton.proto_table import Table, messages
 from sidestep_adapters.triton.statistics import (
     FIRST,
+    BatchStatistics,
     Duration,
-    Head,
     Inferences,
-    OfBatch,
-    OfMemory,
-    OfModel,
-    OfResponse,
+    MemoryUsage,
+    ModelStatistics,
+    ModelVersion,
+    ResponseStatistics,
 )
 
 PACKAGE = "inference"
 KIND_GPU = 1
-"""Of ``ModelInstanceGroup.Kind``."""
+"""Value of ``ModelInstanceGroup.Kind``."""
 
-# Numbers are those of grpc_service.proto and model_config.proto. Fields that are left out are
+# Field numbers are those of grpc_service.proto and model_config.proto. Omitted fields are
 # skipped by the parser.
 TABLE: Table = {
     "ModelStatisticsRequest": {1: ("name", "string"), 2: ("version", "string")},
-    # As bytes, so that one that is the same as before need not be decoded.
+    # As bytes, so that an unchanged entry is not decoded again.
     "ModelStatisticsResponse": {1: ("model_stats", "repeated bytes")},
     "ModelStatistics": {
         1: ("name", "string"),
@@ -48,8 +48,8 @@ TABLE: Table = {
         8: ("memory_usage", "repeated MemoryUsage"),
         9: ("response_stats", "repeated ResponseEntry"),
     },
-    # Likewise, read no further.
-    "ModelHead": {1: ("name", "string"), 2: ("version", "string")},
+    # The beginning of ModelStatistics, to read no more than that.
+    "ModelVersion": {1: ("name", "string"), 2: ("version", "string")},
     "StatisticDuration": {1: ("count", "uint64"), 2: ("ns", "uint64")},
     "InferStatistics": {
         1: ("success", "StatisticDuration"),
@@ -68,9 +68,9 @@ TABLE: Table = {
         4: ("compute_output", "StatisticDuration"),
     },
     "MemoryUsage": {1: ("type", "string"), 2: ("id", "int64"), 3: ("byte_size", "uint64")},
-    # A map's entry; the key is the response's index in its request.
+    # A map entry; the key is the index of the response in its request.
     "ResponseEntry": {1: ("key", "string"), 2: ("value", "InferResponseStatistics")},
-    # Most are empty, which bytes say without a message of their own.
+    # Most are empty; as bytes they need no message of their own.
     "InferResponseStatistics": {
         3: ("success", "StatisticDuration"),
         4: ("fail", "bytes"),
@@ -110,29 +110,32 @@ TABLE: Table = {
 }
 MESSAGES = messages(PACKAGE, TABLE, syntax="proto3")
 
-_head, _model = MESSAGES["ModelHead"].FromString, MESSAGES["ModelStatistics"].FromString
+_decode_version, _model = (
+    MESSAGES["ModelVersion"].FromString,
+    MESSAGES["ModelStatistics"].FromString,
+)
 _duration = MESSAGES["StatisticDuration"].FromString
 _NONE = Duration()
 
 
-def head(raw: bytes) -> Head:
-    """Whose statistics ``raw`` is.
+def version_of(raw: bytes) -> ModelVersion:
+    """Return the model and version of ``raw``.
 
     Raises:
-        WireError: It does not say.
+        WireError: ``raw`` does not have them.
     """
     try:
-        found = _head(raw)
+        found = _decode_version(raw)
     except DecodeError as error:
         raise WireError("bad_answer", str(error)) from None
-    return Head(found.name, found.version)
+    return ModelVersion(found.name, found.version)
 
 
-def read(raw: bytes) -> OfModel:
-    """The statistics of one version; of its responses the first, and all others as one.
+def read(raw: bytes) -> ModelStatistics:
+    """Decode the statistics of one version, with its first responses and all others combined.
 
     Raises:
-        WireError: They are none, or a batch size is there twice.
+        WireError: ``raw`` is invalid, or a batch size occurs twice.
     """
     try:
         found = _model(raw)
@@ -140,16 +143,16 @@ def read(raw: bytes) -> OfModel:
     except DecodeError as error:
         raise WireError("bad_item", str(error)) from None
     if not 0 < len(found.name) <= MAX_LABEL_CHARS or len(found.version) > MAX_LABEL_CHARS:
-        raise WireError("bad_item", "a model without a name, or with too long a one")
+        raise WireError("bad_item", "a model's name or version is missing or too long")
     if not is_printable(found.name + found.version):
-        raise WireError("bad_label", f"{found.name!r} cannot be shown")
+        raise WireError("bad_label", f"{found.name!r} is not printable")
     batches = tuple(map(_batch, found.batch_stats))
     memories = tuple(map(_memory, found.memory_usage))
     if len(batches) > MAX_SIZES or len(memories) > MAX_MEMORIES:
         raise WireError("bad_item", f"{found.name}: too many batch sizes or memories")
     if len({batch.batch_size for batch in batches}) < len(batches):
-        raise WireError("bad_item", f"{found.name}: a batch size is there twice")
-    return OfModel(
+        raise WireError("bad_item", f"{found.name}: a batch size occurs twice")
+    return ModelStatistics(
         found.name,
         found.version,
         found.last_inference,
@@ -163,9 +166,9 @@ def read(raw: bytes) -> OfModel:
 
 
 def config(found: Any) -> ModelConfig:
-    """What the message of a model's configuration says."""
+    """Translate the message of a model's configuration."""
     groups = (
-        # A negative count is none of Triton's; it must not take from the others'.
+        # A negative count is invalid and must not reduce the sum.
         Group(
             "KIND_GPU" if group.kind == KIND_GPU else "",
             max(group.count, 0),
@@ -195,8 +198,8 @@ def _inferences(found: Any) -> Inferences:
     )
 
 
-def _batch(found: Any) -> OfBatch:
-    return OfBatch(
+def _batch(found: Any) -> BatchStatistics:
+    return BatchStatistics(
         found.batch_size,
         _timed(found.compute_input),
         _timed(found.compute_infer),
@@ -204,14 +207,14 @@ def _batch(found: Any) -> OfBatch:
     )
 
 
-def _memory(found: Any) -> OfMemory:
+def _memory(found: Any) -> MemoryUsage:
     if len(found.type) > MAX_LABEL_CHARS or not -(1 << 62) <= found.id <= 1 << 62:
-        raise WireError("bad_item", "memory of a type or with a number that cannot be a label")
-    return OfMemory(found.type, found.id, found.byte_size)
+        raise WireError("bad_item", "a memory type or number that is not a valid label")
+    return MemoryUsage(found.type, found.id, found.byte_size)
 
 
-def _responses(entries: Any) -> dict[str, OfResponse]:
-    """There may be thousands: what is read of each is little."""
+def _responses(entries: Any) -> dict[str, ResponseStatistics]:
+    """Combine the responses: there may be thousands, so little of each is decoded."""
     if not entries:
         return {}
     first = _NONE
@@ -230,9 +233,9 @@ def _responses(entries: Any) -> dict[str, OfResponse]:
     fail = _sum(value.fail for value in values if value.fail)
     empty = _sum(value.empty_response for value in values if value.empty_response)
     cancel = _sum(value.cancel for value in values if value.cancel)
-    found = {FIRST: OfResponse(first, fail, empty, cancel)}
+    found = {FIRST: ResponseStatistics(first, fail, empty, cancel)}
     if others:
-        found["others"] = OfResponse(Duration(count, ns))
+        found["others"] = ResponseStatistics(Duration(count, ns))
     return found
 
 

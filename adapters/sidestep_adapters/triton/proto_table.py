@@ -1,4 +1,4 @@
-"""Protobuf messages made of a table, without generated code."""
+"""Protobuf message classes made from a table, without generated code."""
 
 from __future__ import annotations
 
@@ -8,19 +8,24 @@ from typing import Any
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 Table = Mapping[str, Mapping[int, tuple[str, str]]]
-"""By message and field number: the field's name, and its type, behind ``repeated`` where it is.
-A type that is no scalar's names a message of the table."""
+"""By message and field number: the field's name, and its type, behind ``repeated`` if it is.
+A type that is not a scalar names a message of the table.
+"""
 
 _REPEATED = "repeated "
 _Field = descriptor_pb2.FieldDescriptorProto
 
 
 def messages(package: str, table: Table, *, syntax: str) -> dict[str, Any]:
-    """The messages of ``table``, by name: their fields are attributes that no type checker knows.
+    """Return the message classes of ``table`` by name.
 
-    They are in a pool of their own: others of the process may have messages of these names.
+    They have a pool of their own: other libraries in the process may have messages with these
+    names.
 
-    ``syntax``: ``proto2`` or ``proto3``.
+    Args:
+        package: The messages' package.
+        table: The messages and their fields.
+        syntax: ``proto2`` or ``proto3``.
     """
     file = descriptor_pb2.FileDescriptorProto(
         name=f"sidestep/{package}.proto", package=package, syntax=syntax

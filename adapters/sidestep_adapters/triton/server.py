@@ -1,4 +1,4 @@
-"""What is asked of a Triton server, whichever way, and what to do where it does not answer."""
+"""The interface to a Triton server, the same over HTTP and gRPC, and advice about failed polls."""
 
 from __future__ import annotations
 
@@ -8,59 +8,59 @@ from typing import Protocol
 from sidestep.engines.triton.wire import ModelStats
 from sidestep.errors import WireError
 from sidestep_adapters.triton.model_config import ModelConfig
-from sidestep_adapters.triton.statistics import Head
+from sidestep_adapters.triton.statistics import ModelVersion
 
-NAMESPACED = "Request for unknown model: "
-"""With ``--model-namespacing`` the statistics of all models answer so, whatever the models."""
-_PORT = "see whether the URL is that of Triton's own HTTP port, by default 8000, or gRPC port, 8001"
+UNKNOWN_MODEL_PREFIX = "Request for unknown model: "
+"""Beginning of the answer to a query for all models from a server with ``--model-namespacing``."""
+_PORT = "check that the URL is that of Triton's own HTTP port, by default 8000, or gRPC port, 8001"
 _ADVICE: Mapping[str, str] = {
-    "unreachable": "see whether Triton runs, has loaded its models and listens there",
-    "slow": "a model that is loaded over HTTP blocks all of Triton's HTTP port until it is there;"
-    " nothing is lost meanwhile",
-    "restricted": "give the header that it expects, such as header.NAME=@/FILE",
-    "unsupported": "only Triton has statistics, and not if built with TRITON_ENABLE_STATS=OFF",
-    "not_ready": "it starts or ends",
-    "unknown_model": "the model is not there",
-    "unreadable": "the file is read again with every poll",
-    "http_401": "give the password, such as header.Authorization=@/FILE",
+    "unreachable": "check that Triton runs, has loaded its models and listens there",
+    "slow": "a model that is loaded over HTTP blocks Triton's HTTP port until it is loaded;"
+    " no counts are lost meanwhile",
+    "restricted": "set the header that the server expects, such as header.NAME=@/FILE",
+    "unsupported": "only Triton has statistics, unless it was built with TRITON_ENABLE_STATS=OFF",
+    "not_ready": "the server is starting or stopping",
+    "unknown_model": "the server does not have the model",
+    "unreadable": "every poll reads the file again",
+    "http_401": "set the password, such as header.Authorization=@/FILE",
 }
 
 
 def advice(cause: str) -> str:
-    """What to do about a poll that failed."""
+    """Return what to do about a failed poll."""
     return _ADVICE.get(cause, _PORT)
 
 
 def detail(error: WireError) -> str:
-    """What is wrong with an answer that was read, for an error that has a cause of its own."""
+    """Return the message of ``error`` without its reason."""
     return str(error).removeprefix(f"{error.reason}: ")
 
 
 class Server(Protocol):
-    """One server's answers; each question may raise ``PollError``, whose cause is the outcome."""
+    """One server's API; each query may raise ``PollError``, whose cause is the poll's outcome."""
 
     async def extensions(self) -> Sequence[str]:
-        """What it can do."""
+        """Return the names of the server's extensions."""
 
     async def statistics(self, model: str = "") -> Sequence[bytes]:
-        """Of all models or of one: an opaque piece for each version that is ready."""
+        """Return the statistics of all models or of one: an undecoded piece for each ready version."""
 
     async def ready(self) -> Sequence[str]:
-        """Names of models of which a version is ready."""
+        """Return the names of models that have a ready version."""
 
     async def config(self, model: str) -> ModelConfig:
-        """Of one model."""
+        """Return the configuration of one model."""
 
-    def head(self, piece: bytes) -> Head:
-        """Whose statistics ``piece`` is.
+    def version_of(self, piece: bytes) -> ModelVersion:
+        """Return the model and version of ``piece``.
 
         Raises:
-            WireError: It does not say.
+            WireError: ``piece`` does not have them.
         """
 
     def stats(self, piece: bytes, has_cache: bool) -> ModelStats:
-        """What ``piece`` says, of a model with or without a response cache.
+        """Decode ``piece``, of a model with or without a response cache.
 
         Raises:
-            WireError: It contradicts itself.
+            WireError: ``piece`` is invalid.
         """

@@ -1,4 +1,4 @@
-"""The pollers that ``--triton`` asks for."""
+"""The sources of ``--triton``: one poller for each server."""
 
 from __future__ import annotations
 
@@ -12,46 +12,46 @@ from sidestep.ingest.local_stream import ServerFeed
 from sidestep_adapters.scrape.http_client import Client
 from sidestep_adapters.triton.http import HttpServer
 from sidestep_adapters.triton.models import server_engine
-from sidestep_adapters.triton.poller import Triton
+from sidestep_adapters.triton.poller import TritonSource
 from sidestep_adapters.triton.queries import IN_FLIGHT
 
 
-def sources(config: Config, intake: Intake) -> Sequence[Triton]:
-    """One for each server.
+def sources(config: Config, intake: Intake) -> Sequence[TritonSource]:
+    """Return one poller for each ``--triton``.
 
     Raises:
-        ConfigError: One's labels cannot be shown, or a file that it needs cannot be read.
+        ConfigError: The labels of a server are invalid, or a file it needs cannot be read.
     """
-    # One family cannot come from a page and from statistics, with other labels.
+    # A family cannot come from both a page and statistics, which have other labels.
     has_failures = not any(server.metrics for server in config.triton)
-    return [_source(server, intake, has_failures=has_failures) for server in config.triton]
+    return [_checked_source(server, intake, has_failures=has_failures) for server in config.triton]
 
 
-def _source(server: Server, intake: Intake, *, has_failures: bool) -> Triton:
+def _checked_source(server: Server, intake: Intake, *, has_failures: bool) -> TritonSource:
     try:
         intake.registry.check(server_engine(server.target.name, dict(server.target.labels)))
         feed = ServerFeed(intake, f"triton {server.target.name}")
-        return poller(server, feed, intake.reject, has_failures=has_failures)
+        return make_source(server, feed, intake.reject, has_failures=has_failures)
     except (ConfigError, WireError) as error:
         raise ConfigError(f"--triton {server.target.name}: {error}") from None
 
 
-def poller(
+def make_source(
     server: Server, feed: ServerFeed, reject: Callable[[str], None], *, has_failures: bool
-) -> Triton:
-    """The one of ``server``; see ``Triton``.
+) -> TritonSource:
+    """Return the poller of ``server``; see ``TritonSource`` for the arguments.
 
     Raises:
-        ConfigError: A file that it needs cannot be read, or gRPC's libraries are not there.
+        ConfigError: A file cannot be read, or the libraries for gRPC are not installed.
     """
     if server.is_grpc:
-        # Of an extra that most do without.
+        # Imported here: it needs the extra ``grpc``.
         from sidestep_adapters.triton.grpc import GrpcServer  # noqa: PLC0415
 
-        asked = GrpcServer(server.target)
-        asked.check()
-        return Triton(server, asked, asked, feed, reject, has_failures=has_failures)
+        server_api = GrpcServer(server.target)
+        server_api.check()
+        return TritonSource(server, server_api, server_api, feed, reject, has_failures=has_failures)
     client = Client(server.target, IN_FLIGHT)
     client.check()
-    answers = HttpServer(client, server.target.url)
-    return Triton(server, answers, client, feed, reject, has_failures=has_failures)
+    api = HttpServer(client, server.target.url)
+    return TritonSource(server, api, client, feed, reject, has_failures=has_failures)

@@ -1,4 +1,4 @@
-"""What polls say of a server: there, slow, or gone; to its feed, its metrics and the log."""
+"""State of a polled server (up, slow or down), reported to its feed, its metrics and the log."""
 
 from __future__ import annotations
 
@@ -16,24 +16,27 @@ from sidestep_adapters.triton.server import advice
 
 UNREACHABLE = "unreachable"
 OUTCOMES = ("ok", "slow", UNREACHABLE)
-"""Those that are shown from the begin."""
-CONNECTING = 6.0
-"""Seconds after which a poll that has not ended has at least reached the server."""
-PATIENCE = 1.0
-"""Seconds that an answer may take at least before the server is stale."""
-DOUBT = 30.0
-"""Seconds without statistics after which gauges may be wrong."""
+"""Poll outcomes that are exposed from the start."""
+CONNECT_LIMIT = 6.0
+"""Seconds after which a running poll has at least connected to the server."""
+MIN_TIMEOUT = 1.0
+"""Minimum seconds without an answer after which the server is stale."""
+STALE_AFTER = 30.0
+"""Seconds without statistics after which gauges are stale."""
 
 
-class State:
-    """Of one server.
+class ServerState:
+    """State of one server.
 
-    A slow server is not a dead one: a model that is loaded over HTTP blocks Triton's HTTP port
-    for as long as that takes. So all but what cannot be reached stays up, and is only doubted.
+    A slow server is not down: a model that is loaded over HTTP blocks Triton's HTTP port meanwhile.
+    So every server that can be reached stays up, and only its gauges become stale.
 
     Args:
+        feed: The ingest side of the server.
+        name: The server's name in the log.
         interval: Seconds between polls.
-        tell: Takes items of the server itself.
+        export: Applies items of the server itself.
+        log: Log of polls.
     """
 
     def __init__(
@@ -41,42 +44,42 @@ class State:
         feed: ServerFeed,
         name: str,
         interval: float,
-        tell: Callable[[Item], None],
+        export: Callable[[Item], None],
         log: logging.Logger,
     ) -> None:
-        self._patience = max(interval, PATIENCE)
-        self._state = PollState(self._patience, math.inf)
+        self._timeout = max(interval, MIN_TIMEOUT)
+        self._state = PollState(self._timeout, math.inf)
         self._feed = feed
         self._name = name
-        self._tell = tell
+        self._export = export
         self._lines = Limited(log)
         self._cause = ""
-        """Why the last poll failed."""
-        self._is_heard = self._is_lost = False
-        """What the feed was told last; nothing yet."""
-        self._is_doubted = False
-        self._good = -math.inf
-        """When statistics were last there."""
-        self._asking = math.inf
-        """When the poll under way began."""
+        """Why the last poll failed; empty after a success."""
+        self._is_up = self._is_down = False
+        """State last reported to the feed; initially none."""
+        self._is_stale = False
+        self._statistics_at = -math.inf
+        """When statistics were last received."""
+        self._poll_started_at = math.inf
+        """When the running poll began."""
 
-    def asking(self, now: float) -> None:
-        """A poll begins."""
-        self._asking = now
+    def poll_started(self, now: float) -> None:
+        """Note that a poll begins."""
+        self._poll_started_at = now
         self._state.started(now)
 
-    def heard(self, now: float) -> None:
-        """Statistics are there."""
-        self._good = now
-        self._is_heard, self._is_lost, self._is_doubted = True, False, False
+    def statistics_received(self, now: float) -> None:
+        """Note that statistics were received."""
+        self._statistics_at = now
+        self._is_up, self._is_down, self._is_stale = True, False, False
         self._feed.heard(now)
 
     def succeeded(self, now: float, seconds: float, versions: int) -> None:
-        """All statistics are there, of so many versions, after so many seconds."""
-        self._asking = math.inf
+        """Note a complete poll, with its number of versions and its duration in seconds."""
+        self._poll_started_at = math.inf
         self._state.answered()
         if self._cause:
-            self._lines.info("again", "%s: polled again", self._name)
+            self._lines.info("recovered", "%s: polls succeed again", self._name)
         self._cause = ""
         duration = Family(
             "sidestep_triton_poll_duration_seconds",
@@ -86,60 +89,60 @@ class State:
         number = Family(
             "sidestep_triton_model_versions", "gauge", samples=[Sample(value=float(versions))]
         )
-        self._say(now, "ok", duration, number)
+        self._export_state(now, "ok", duration, number)
 
     def failed(self, now: float, error: PollError) -> None:
-        """The poll came to nothing, or not to all."""
-        self._asking = math.inf
+        """Note a poll without statistics, or with a part of them."""
+        self._poll_started_at = math.inf
         is_gone = error.cause == UNREACHABLE
         self._state.failed(UNREACHABLE if is_gone else "slow", now)
-        self._note(error.cause, str(error))
-        self._say(now, error.cause)
-        if (is_gone or not self._is_heard) and not self._is_lost:
-            self._lose(now)
-        self._stay(now)
+        self._log_failure(error.cause, str(error))
+        self._export_state(now, error.cause)
+        if (is_gone or not self._is_up) and not self._is_down:
+            self._report_down(now)
+        self._report_up(now)
 
-    def pass_time(self, now: float) -> None:
-        """Notice a poll that takes long."""
-        waited = now - self._asking
-        if waited >= CONNECTING:
-            self._stay(now)
+    def expire(self, now: float) -> None:
+        """Detect a poll that takes long."""
+        waited = now - self._poll_started_at
+        if waited >= CONNECT_LIMIT:
+            self._report_up(now)
         before = self._state.state
         if self._state.tick(now) != before:
-            self._say(now, "")
-        if not self._is_heard and not self._is_lost:
-            self._say(now, "")
-            self._lose(now)
-        is_slow = waited >= (self._patience if self._is_heard else CONNECTING)
+            self._export_state(now, "")
+        if not self._is_up and not self._is_down:
+            self._export_state(now, "")
+            self._report_down(now)
+        is_slow = waited >= (self._timeout if self._is_up else CONNECT_LIMIT)
         if is_slow and self._cause != "slow":
-            self._note("slow", f"slow: no answer for {waited:.1f} s so far")
+            self._log_failure("slow", f"slow: no answer for {waited:.1f} s so far")
 
-    def _lose(self, now: float) -> None:
-        self._is_heard, self._is_lost = False, True
+    def _report_down(self, now: float) -> None:
+        self._is_up, self._is_down = False, True
         self._feed.lost(now)
 
-    def _stay(self, now: float) -> None:
-        """The server is there, but what it had may not be true any more."""
-        if self._is_heard:
+    def _report_up(self, now: float) -> None:
+        """Report the server as up, and its gauges as stale after ``STALE_AFTER``."""
+        if self._is_up:
             self._feed.heard(now)
-            if now - self._good >= DOUBT and not self._is_doubted:
-                self._is_doubted = True
+            if now - self._statistics_at >= STALE_AFTER and not self._is_stale:
+                self._is_stale = True
                 self._feed.doubt()
-                # Which does not mean what is known of the server itself.
-                self._say(now, "")
+                # The server's own gauges stay valid.
+                self._export_state(now, "")
 
-    def _note(self, cause: str, detail: str) -> None:
+    def _log_failure(self, cause: str, detail: str) -> None:
         self._cause = cause
         self._lines.warning(cause, "%s: %s; %s", self._name, detail, advice(cause))
 
-    def _say(self, now: float, outcome: str, *families: Family) -> None:
-        """The state, and what came of a poll, if one has ended."""
+    def _export_state(self, now: float, outcome: str, *families: Family) -> None:
+        """Export the state, and the outcome of a poll that has ended."""
         states = [Sample([state], float(state == self._state.state)) for state in STATES]
         counted = dict.fromkeys(OUTCOMES, 0.0)
         if outcome:
             counted[outcome] = 1.0
         polls = [Sample([name], count) for name, count in counted.items()]
-        self._tell(
+        self._export(
             Samples(
                 0,
                 now,

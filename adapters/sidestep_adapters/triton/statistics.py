@@ -1,6 +1,6 @@
-"""What Triton's statistics extension answers over HTTP, and what it says in the wire's words.
+"""Decoding of Triton's statistics over HTTP, and translation into wire structs.
 
-Fields may be missing, come in any order, or be of a later release: 24.03 brought
+Fields may be missing, come in any order, or be of a later release: 24.03 added
 ``response_stats`` and 23.06 ``memory_usage``.
 """
 
@@ -28,20 +28,20 @@ from sidestep.protocol.limits import Identifier, Text, is_printable
 from sidestep.protocol.messages import DECODE_ERRORS
 
 LARGEST = 2**64 - 1
-"""Triton counts in 64 bits; a bound of msgspec is one bit short of it."""
+"""Maximum of Triton's 64-bit counters; the largest bound of msgspec is one bit shorter."""
 FIRST = "0"
-"""Index of a request's first response; each other is told together with all others."""
+"""Index of a request's first response; all later ones are combined."""
 
 
 class Duration(msgspec.Struct, gc=False, frozen=True):
-    """Of one kind of event: how often, and the nanoseconds in all."""
+    """Count and total nanoseconds of one kind of event."""
 
     count: Whole = 0
     ns: Whole = 0
 
 
 class Inferences(msgspec.Struct, gc=False, frozen=True):
-    """``inference_stats``."""
+    """Triton's ``inference_stats``."""
 
     success: Duration = Duration()
     fail: Duration = Duration()
@@ -53,8 +53,8 @@ class Inferences(msgspec.Struct, gc=False, frozen=True):
     cache_miss: Duration = Duration()
 
 
-class OfBatch(msgspec.Struct, gc=False, frozen=True):
-    """One of ``batch_stats``."""
+class BatchStatistics(msgspec.Struct, gc=False, frozen=True):
+    """One entry of ``batch_stats``."""
 
     batch_size: Whole = 0
     compute_input: Duration = Duration()
@@ -62,8 +62,8 @@ class OfBatch(msgspec.Struct, gc=False, frozen=True):
     compute_output: Duration = Duration()
 
 
-class OfResponse(msgspec.Struct, gc=False, frozen=True):
-    """One of ``response_stats``."""
+class ResponseStatistics(msgspec.Struct, gc=False, frozen=True):
+    """One entry of ``response_stats``."""
 
     success: Duration = Duration()
     fail: Duration = Duration()
@@ -71,23 +71,23 @@ class OfResponse(msgspec.Struct, gc=False, frozen=True):
     cancel: Duration = Duration()
 
 
-class OfMemory(msgspec.Struct, gc=False, frozen=True):
-    """One of ``memory_usage``."""
+class MemoryUsage(msgspec.Struct, gc=False, frozen=True):
+    """One entry of ``memory_usage``."""
 
     type: Text = ""
     id: Annotated[int, Meta(ge=-(1 << 62), le=1 << 62)] = 0
     byte_size: Whole = 0
 
 
-class Head(msgspec.Struct, gc=False, frozen=True):
-    """Which version of which model; servers without versions leave the latter away."""
+class ModelVersion(msgspec.Struct, gc=False, frozen=True):
+    """A model and its version; servers without versions omit the latter."""
 
     name: str
     version: str = ""
 
 
-class OfModel(Head, gc=False, frozen=True):
-    """One of ``model_stats``, whose name and version can be labels."""
+class ModelStatistics(ModelVersion, gc=False, frozen=True):
+    """One entry of ``model_stats``, whose name and version are valid labels."""
 
     name: Identifier
     version: Text = ""
@@ -95,9 +95,9 @@ class OfModel(Head, gc=False, frozen=True):
     inference_count: Whole = 0
     execution_count: Whole = 0
     inference_stats: Inferences = Inferences()
-    response_stats: Mapping[str, OfResponse] = {}
-    batch_stats: Annotated[tuple[OfBatch, ...], Meta(max_length=MAX_SIZES)] = ()
-    memory_usage: Annotated[tuple[OfMemory, ...], Meta(max_length=MAX_MEMORIES)] = ()
+    response_stats: Mapping[str, ResponseStatistics] = {}
+    batch_stats: Annotated[tuple[BatchStatistics, ...], Meta(max_length=MAX_SIZES)] = ()
+    memory_usage: Annotated[tuple[MemoryUsage, ...], Meta(max_length=MAX_MEMORIES)] = ()
 
 
 class _Answer(msgspec.Struct):
@@ -105,15 +105,15 @@ class _Answer(msgspec.Struct):
 
 
 _answer = msgspec.json.Decoder(_Answer)
-_head = msgspec.json.Decoder(Head)
-_model = msgspec.json.Decoder(OfModel)
+_decode_version = msgspec.json.Decoder(ModelVersion)
+_model = msgspec.json.Decoder(ModelStatistics)
 
 
 def split(body: bytes) -> list[bytes]:
-    """One JSON object for each version of a model, unread.
+    """Return one undecoded JSON object for each version of a model.
 
     Raises:
-        WireError: ``body`` is no answer of the extension.
+        WireError: ``body`` is not an answer of the extension.
     """
     try:
         return [bytes(raw) for raw in _answer.decode(body).model_stats]
@@ -121,38 +121,40 @@ def split(body: bytes) -> list[bytes]:
         raise WireError("bad_answer", str(error)) from None
 
 
-def head(raw: bytes) -> Head:
-    """Whose statistics ``raw`` is.
+def version_of(raw: bytes) -> ModelVersion:
+    """Return the model and version of ``raw``.
 
     Raises:
-        WireError: It does not say.
+        WireError: ``raw`` does not have them.
     """
     try:
-        return _head.decode(raw)
+        return _decode_version.decode(raw)
     except DECODE_ERRORS as error:
         raise WireError("bad_answer", str(error)) from None
 
 
-def read(raw: bytes) -> OfModel:
-    """The statistics of one version.
+def read(raw: bytes) -> ModelStatistics:
+    """Decode the statistics of one version.
 
     Raises:
-        WireError: They are none: a number is negative, no integer or beyond 64 bits, or a batch
-            size is there twice, or its name cannot be shown.
+        WireError: A number is negative, no integer or beyond 64 bits, a batch size occurs twice,
+            or the name is not printable.
     """
     try:
         found = _model.decode(raw)
     except DECODE_ERRORS as error:
         raise WireError("bad_item", str(error)) from None
     if not is_printable(found.name + found.version):
-        raise WireError("bad_label", f"{found.name!r} cannot be shown")
+        raise WireError("bad_label", f"{found.name!r} is not printable")
     if len({batch.batch_size for batch in found.batch_stats}) < len(found.batch_stats):
-        raise WireError("bad_item", f"{found.name}: a batch size is there twice")
+        raise WireError("bad_item", f"{found.name}: a batch size occurs twice")
     return found
 
 
-def translate(found: OfModel, *, has_cache: bool) -> ModelStats:
-    """What ``found`` says; where nothing was ever cached, ``has_cache`` tells whether it could be.
+def translate(found: ModelStatistics, *, has_cache: bool) -> ModelStats:
+    """Translate ``found`` into wire structs.
+
+    Without any cache hit or miss, ``has_cache`` decides whether there are cache counters.
 
     Raises:
         WireError: A number is beyond 64 bits.
@@ -202,7 +204,7 @@ def _inferences(found: Inferences, *, has_cache: bool) -> InferenceStats:
     )
 
 
-def _batch(found: OfBatch) -> Batch:
+def _batch(found: BatchStatistics) -> Batch:
     # Triton writes the same count into all three.
     infer = _timed(found.compute_infer)
     return Batch(
@@ -214,9 +216,9 @@ def _batch(found: OfBatch) -> Batch:
     )
 
 
-def _responses(found: Mapping[str, OfResponse]) -> Responses:
-    """A request has one index for each of its responses, without end: they cannot be told apart."""
-    first = found.get(FIRST, OfResponse())
+def _responses(found: Mapping[str, ResponseStatistics]) -> Responses:
+    """Combine the responses: a request has one index for each response, without a limit."""
+    first = found.get(FIRST, ResponseStatistics())
     return Responses(
         _timed(first.success),
         _sum(each.success for index, each in found.items() if index != FIRST),

@@ -1,1 +1,1 @@
-"""vLLM: the stat logger plugin, and the tap in the engine's core."""
+"""vLLM: the stat logger plugin, and the scheduler tap in the engine core."""

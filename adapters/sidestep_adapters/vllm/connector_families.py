@@ -1,6 +1,6 @@
-"""Values that a KV connector reports, as families of the wire: whatever its payload looks like.
+"""Conversion of values that a KV connector reports into self-described families.
 
-What the wire does not take is left out, and costs nothing else.
+Values that the wire does not allow are left out; the other values of the payload are kept.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from sidestep.protocol.self_described import Family, Sample
 
 Payload = Mapping[object, object]
 Children = dict[tuple[str, ...], list[float]]
-"""What was reported, by own label values in the order of the row's ``own_labels``."""
+"""Reported values by own label values, in the order of the row's ``own_labels``."""
 
 KNOWN: Final = {row.name: row for row in ROWS}
 _NUMBER: Final = (int, float)
 _LIST: Final = (list, tuple)
-"""Made once: this runs for each value."""
+"""Tuples for ``isinstance``, made once: it runs for each value."""
 _NAME: Final = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]{0,127}\Z")
-_STRANGE_LABELS: Final = tuple(f"label_{number}" for number in range(1, 10))
-_STRANGE_SECONDS: Final = (
+_UNKNOWN_LABELS: Final = tuple(f"label_{number}" for number in range(1, 10))
+_UNKNOWN_SECONDS_BOUNDS: Final = (
     0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
 )  # fmt: skip
-"""What the engine shows where a family names no bounds: those of prometheus_client."""
-_STRANGE_SIZES: Final = tuple(float(10**power) for power in range(11))
+"""Bounds that vLLM exposes for a family without bounds: the defaults of prometheus_client."""
+_UNKNOWN_SIZE_BOUNDS: Final = tuple(float(10**power) for power in range(11))
 
 T = TypeVar("T")
 
 
 def families_of(row: Row, children: Children) -> Iterator[Family]:
-    """What ``children`` of ``row`` reported, in parts of what the wire takes."""
+    """Yield the families of ``row``, in parts that fit the wire's limits."""
     samples: list[Sample] = []
     for labels, values in children.items():
         if row.kind == "histogram":
@@ -57,13 +57,13 @@ def families_of(row: Row, children: Children) -> Iterator[Family]:
 
 
 def _parts(values: list[T]) -> Iterator[list[T]]:
-    """``values`` in lists of what the wire takes; of nothing, one empty list."""
+    """Yield ``values`` in lists within the wire's limit; one empty list if there are none."""
     for start in range(0, max(len(values), 1), MAX_OBSERVATIONS):
         yield values[start : start + MAX_OBSERVATIONS]
 
 
 def numbers_of(value: object) -> list[float]:
-    """Those of ``value``, one or a list, that are numbers the wire takes."""
+    """Return the numbers in ``value``, a number or a list, that the wire allows."""
     values = value if isinstance(value, _LIST) else (value,)
     return [
         float(each)
@@ -73,14 +73,14 @@ def numbers_of(value: object) -> list[float]:
 
 
 def records_of(value: object) -> Iterator[Payload]:
-    """Those of ``value``, one or a list, that are records."""
+    """Yield the mappings in ``value``, a mapping or a list."""
     for each in value if isinstance(value, _LIST) else (value,):
         if isinstance(each, Mapping):
             yield each
 
 
 def label_values(values: Iterable[object]) -> tuple[str, ...] | None:
-    """``values`` as the engine would show them, unless one of them cannot travel."""
+    """Return ``values`` as the label values that vLLM exposes; None if one is not allowed."""
     texts = []
     for value in values:
         if isinstance(value, str):
@@ -95,17 +95,17 @@ def label_values(values: Iterable[object]) -> tuple[str, ...] | None:
     return tuple(texts)
 
 
-def stranger(name: str, kind: Kind, labels: int) -> Row | None:
-    """A row for a family that the catalogue does not know, from a tier or a spec of the user's."""
+def uncatalogued_row(name: str, kind: Kind, labels: int) -> Row | None:
+    """Return a row for a family outside the catalogue, from a tier or a user's spec."""
     countable = (kind == "counter") == name.endswith("_total")
-    if not countable or not _NAME.match(name) or labels > len(_STRANGE_LABELS):
+    if not countable or not _NAME.match(name) or labels > len(_UNKNOWN_LABELS):
         return None
-    bounds = _STRANGE_SECONDS if "seconds" in name else _STRANGE_SIZES
+    bounds = _UNKNOWN_SECONDS_BOUNDS if "seconds" in name else _UNKNOWN_SIZE_BOUNDS
     return Row(
         name=name,
         kind=kind,
         source=Sampled(),
         help="Reported by the KV connector of the engine.",
-        labels=_STRANGE_LABELS[:labels],
+        labels=_UNKNOWN_LABELS[:labels],
         bounds=bounds if kind == "histogram" else (),
     )

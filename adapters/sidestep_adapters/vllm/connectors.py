@@ -1,10 +1,9 @@
-"""What a KV connector reports, as families: pure translation, without vLLM.
+"""Translation of KV connector statistics into families, without vLLM.
 
-vLLM hands the payload of ``SchedulerStats.kv_connector_stats`` to a class of the
-connector, which alone knows what it means; the forms below say the same as those
-classes do (0.32 and 0.33). Nothing of a payload is kept: vLLM goes on filling its
-lists. What cannot be read is left out. EC connectors need no form: no class of
-vLLM exposes ``ec_connector_stats``.
+vLLM passes ``SchedulerStats.kv_connector_stats`` to a class of the connector, which alone
+knows the payload's format; the parsers below match those classes (0.32 and 0.33). No part of
+a payload is kept, because vLLM keeps filling its lists. Unreadable values are left out. EC
+connectors need no parser: no class of vLLM exposes ``ec_connector_stats``.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from sidestep_adapters.vllm.connector_families import (
     label_values,
     numbers_of,
     records_of,
-    stranger,
+    uncatalogued_row,
 )
 
 FEATURES: Final[Mapping[str, str]] = {
@@ -36,9 +35,9 @@ FEATURES: Final[Mapping[str, str]] = {
     "HiSparseConnector": "hisparse",
     "OffloadingConnector": "kv_offload",
 }
-"""The catalogue's ``feature`` by connector, for the hello: series that exist before any data."""
+"""The catalogue's ``feature`` by connector, for the Hello: series that exist before any data."""
 
-Form = Callable[[Payload], Iterator[Family]]
+PayloadParser = Callable[[Payload], Iterator[Family]]
 
 _KINDS: Final[Mapping[str, Kind]] = {
     "counter": "counter",
@@ -58,7 +57,7 @@ _UMBP_FIELDS: Final[Mapping[str, str]] = {
     "vllm:umbp_transfer_failed_total": "failed",
     "vllm:umbp_transfer_bytes_total": "num_bytes",
 }
-_OLD_OFFLOAD: Final[Mapping[str, tuple[str, str]]] = {
+_DEPRECATED_OFFLOAD: Final[Mapping[str, tuple[str, str]]] = {
     "vllm:kv_offload_total_bytes_total": (
         "vllm:kv_offload_load_bytes",
         "vllm:kv_offload_store_bytes",
@@ -69,25 +68,25 @@ _OLD_OFFLOAD: Final[Mapping[str, tuple[str, str]]] = {
     ),
     "vllm:kv_offload_size": ("vllm:kv_offload_load_size", "vllm:kv_offload_store_size"),
 }
-"""Deprecated families, which the engine feeds from the payload's names of loads and of stores."""
+"""Deprecated families, and the payload's names for loads and stores that vLLM feeds them from."""
 _SENT_ORDER: Final[Mapping[str, tuple[str, ...]]] = {
     "vllm:simple_kv_offload_info": ("backend", "page_cache", "lazy_offload", "capacity_blocks"),
     "vllm:kv_offload_tiering_promotion_latency_seconds": ("tier", "result"),
 }
-"""The payload has label values only, in the engine's order; elsewhere that is the sorted one."""
+"""Label order of payloads that have label values only, where vLLM's order is not the sorted one."""
 
 
 def families(payload: object, connector: str) -> list[Family]:
-    """What ``payload`` reports.
+    """Return the families that ``payload`` reports.
 
     Args:
-        payload: ``kv_connector_stats`` of one step; never changed, never kept.
-        connector: ``kv_transfer_config.kv_connector``; where it is none we know,
-            the payload's shape decides.
+        payload: ``kv_connector_stats`` of one step; neither changed nor kept.
+        connector: ``kv_transfer_config.kv_connector``; for an unknown connector the
+            payload's keys select the parser.
 
     Returns:
-        Families with their own labels only. The same name may come twice, from
-        two connectors behind a MultiConnector. Nothing for an unknown payload.
+        Families with their own labels only. A name may occur twice, from two connectors
+        behind a MultiConnector. Empty for an unknown payload.
     """
     return list(_read(payload, connector))[:MAX_FAMILIES]
 
@@ -96,13 +95,13 @@ def _read(payload: object, connector: str) -> Iterator[Family]:
     content = _content(payload)
     if content is None:
         return
-    form = _FORMS.get(connector) or _recognised(content)
-    if form is not None:
-        yield from form(content)
+    parser = _PARSERS.get(connector) or _find_parser(content)
+    if parser is not None:
+        yield from parser(content)
 
 
 def _content(payload: object) -> Payload | None:
-    """The payload itself; behind a MultiConnector, older releases send the object around it."""
+    """Return the payload's mapping; behind a MultiConnector, older releases wrap it in an object."""
     if isinstance(payload, Mapping):
         wrapped = payload.get("data") if len(payload) == 1 else None
         return wrapped if isinstance(wrapped, Mapping) else payload
@@ -110,41 +109,41 @@ def _content(payload: object) -> Payload | None:
     return inner if isinstance(inner, Mapping) else None
 
 
-def _recognised(payload: Payload) -> Form | None:
+def _find_parser(payload: Payload) -> PayloadParser | None:
     if isinstance(payload.get("types"), Mapping) and isinstance(payload.get("data"), Mapping):
-        return _self_described
-    for mark, form in _MARKS.items():
-        if mark in payload:
-            return form
-    if any(isinstance(key, str) and key in _FORMS for key in payload):
-        return _several
+        return _parse_self_described
+    for key, parser in _DISTINCTIVE_KEYS.items():
+        if key in payload:
+            return parser
+    if any(isinstance(key, str) and key in _PARSERS for key in payload):
+        return _parse_multi
     for part in payload.values():
         if isinstance(part, Mapping) and "submitted" in part:
-            return _umbp
+            return _parse_umbp
         if any("duration_seconds" in record for record in records_of(part)):
-            return _store
+            return _parse_mooncake_store
     return None
 
 
-def _listed(table: Mapping[str, tuple[str, ...]]) -> Form:
-    """The form {key: [value, ...]} of connectors that list what happened.
+def _list_parser(table: Mapping[str, tuple[str, ...]]) -> PayloadParser:
+    """Return a parser for the format {key: [value, ...]}.
 
     Args:
-        table: The payload's keys that make each family. The lists of a counter
-            hold increments, those of a gauge readings, of which the last is valid.
+        table: The payload's keys that feed each family. The lists of a counter contain
+            increments, those of a gauge readings, of which the last counts.
     """
 
-    def form(payload: Payload) -> Iterator[Family]:
+    def parser(payload: Payload) -> Iterator[Family]:
         for name, keys in table.items():
             values = [value for key in keys for value in numbers_of(payload.get(key))]
             if values:
                 yield from families_of(KNOWN[name], {(): values})
 
-    return form
+    return parser
 
 
-def _store(payload: Payload) -> Iterator[Family]:
-    """Mooncake's store: {operation: [record of one call, ...]}."""
+def _parse_mooncake_store(payload: Payload) -> Iterator[Family]:
+    """Parse Mooncake's store: {operation: [record of one call, ...]}."""
     found: dict[str, Children] = {name: {} for name in _STORE_FIELDS}
     for operation, records in payload.items():
         for record in records_of(records):
@@ -152,15 +151,15 @@ def _store(payload: Payload) -> Iterator[Family]:
             if labels is None:
                 continue
             for name, field in _STORE_FIELDS.items():
-                # The engine shows all five series from the first call on, zeros too.
+                # vLLM exposes all five series from the first call on, with zeros.
                 values = found[name].setdefault(labels, [])
                 values.extend(numbers_of(record.get(field)) if field else (1.0,))
     for name, children in found.items():
         yield from families_of(KNOWN[name], children)
 
 
-def _umbp(payload: Payload) -> Iterator[Family]:
-    """UMBP: {operation: {outcome: number}}."""
+def _parse_umbp(payload: Payload) -> Iterator[Family]:
+    """Parse UMBP: {operation: {outcome: number}}."""
     for name, field in _UMBP_FIELDS.items():
         children: Children = {}
         for operation, outcomes in payload.items():
@@ -170,21 +169,21 @@ def _umbp(payload: Payload) -> Iterator[Family]:
         yield from families_of(KNOWN[name], children)
 
 
-def _several(payload: Payload) -> Iterator[Family]:
-    """MultiConnector: {connector: its payload}."""
+def _parse_multi(payload: Payload) -> Iterator[Family]:
+    """Parse MultiConnector: {connector: its payload}."""
     for connector, part in payload.items():
         if isinstance(connector, str):
             yield from _read(part, connector)
 
 
-def _self_described(payload: Payload) -> Iterator[Family]:
-    """Offloading: {types: {name: kind}, data: {name: {label values: value}}, info: [labels]}."""
+def _parse_self_described(payload: Payload) -> Iterator[Family]:
+    """Parse offloading: {types: {name: kind}, data: {name: {label values: value}}, info: [labels]}."""
     types, data = payload.get("types"), payload.get("data")
     if isinstance(types, Mapping) and isinstance(data, Mapping):
         for name, values in data.items():
             if isinstance(name, str) and isinstance(values, Mapping):
-                yield from _described(name, types.get(name), values)
-        for old, parts in _OLD_OFFLOAD.items():
+                yield from _described_family(name, types.get(name), values)
+        for old, parts in _DEPRECATED_OFFLOAD.items():
             row = KNOWN[old]
             of_kind = [data.get(part) if types.get(part) == row.kind else None for part in parts]
             yield from families_of(row, _by_direction(of_kind))
@@ -192,9 +191,9 @@ def _self_described(payload: Payload) -> Iterator[Family]:
     yield from families_of(info, _label_sets(info, payload.get("info")))
 
 
-def _described(name: str, said: object, values: Payload) -> Iterator[Family]:
-    """One family of the self-described form, which names everything but the labels."""
-    kind = _KINDS.get(said) if isinstance(said, str) else None
+def _described_family(name: str, kind_name: object, values: Payload) -> Iterator[Family]:
+    """Yield one family of the self-described format, which omits label names only."""
+    kind = _KINDS.get(kind_name) if isinstance(kind_name, str) else None
     children = {
         labels: numbers_of(value)
         for key, value in values.items()
@@ -203,20 +202,22 @@ def _described(name: str, said: object, values: Payload) -> Iterator[Family]:
     if kind is None or not children:
         return
     exposed = name if kind != "counter" or name.endswith("_total") else f"{name}_total"
-    row = KNOWN.get(exposed) or stranger(exposed, kind, len(next(iter(children))))
+    row = KNOWN.get(exposed) or uncatalogued_row(exposed, kind, len(next(iter(children))))
     if row is None or row.kind != kind:
         return
     own = row.own_labels
     fitting = {labels: found for labels, found in children.items() if len(labels) == len(own)}
     sent = _SENT_ORDER.get(exposed)
     if sent is not None:
-        places = [sent.index(label) for label in own]
-        fitting = {tuple(labels[at] for at in places): found for labels, found in fitting.items()}
+        positions = [sent.index(label) for label in own]
+        fitting = {
+            tuple(labels[at] for at in positions): found for labels, found in fitting.items()
+        }
     yield from families_of(row, fitting)
 
 
 def _by_direction(parts: Iterable[object]) -> Children:
-    """What a deprecated family shows: the unlabelled series of loads and of stores."""
+    """Return the children of a deprecated family from the unlabelled series of loads and stores."""
     children: Children = {}
     for direction, values in zip(TRANSFER_TYPES, parts, strict=True):
         if isinstance(values, Mapping) and () in values:
@@ -225,12 +226,12 @@ def _by_direction(parts: Iterable[object]) -> Children:
 
 
 def _label_sets(row: Row, info: object) -> Children:
-    """The children of an info metric; a label that nobody filled is empty."""
+    """Return the children of an info metric; a missing label is empty."""
     sets = ([facts.get(name, "") for name in row.own_labels] for facts in records_of(info))
     return {labels: [1.0] for each in sets if (labels := label_values(each)) is not None}
 
 
-_NIXL: Final = _listed(
+_NIXL: Final = _list_parser(
     {
         "vllm:nixl_xfer_time_seconds": ("transfer_duration",),
         "vllm:nixl_post_time_seconds": ("post_duration",),
@@ -246,7 +247,7 @@ _NIXL: Final = _listed(
         "vllm:nixl_num_notifications_after_expiry_total": ("num_notifications_after_expiry",),
     }
 )
-_MOONCAKE: Final = _listed(
+_MOONCAKE: Final = _list_parser(
     {
         "vllm:mooncake_xfer_time_seconds": ("transfer_duration",),
         "vllm:mooncake_bytes_transferred": ("bytes_transferred",),
@@ -256,7 +257,7 @@ _MOONCAKE: Final = _listed(
         "vllm:mooncake_num_kv_expired_reqs_total": ("num_kv_expired_reqs",),
     }
 )
-_HF3FS: Final = _listed(
+_HF3FS: Final = _list_parser(
     {
         "vllm:hf3fs_save_duration_seconds": ("save_duration",),
         "vllm:hf3fs_load_duration_seconds": ("load_duration",),
@@ -264,7 +265,7 @@ _HF3FS: Final = _listed(
         "vllm:hf3fs_num_failed_load_total": ("num_failed_load",),
     }
 )
-_HISPARSE: Final = _listed(
+_HISPARSE: Final = _list_parser(
     {
         "vllm:hisparse_cache_hits_total": ("cache_hits",),
         "vllm:hisparse_cache_misses_total": ("cache_misses",),
@@ -278,23 +279,23 @@ _HISPARSE: Final = _listed(
         "vllm:hisparse_host_block_reuse_gap_seconds": ("host_block_reuse_gap_seconds",),
     }
 )
-_FORMS: Final[Mapping[str, Form]] = {
+_PARSERS: Final[Mapping[str, PayloadParser]] = {
     "NixlConnector": _NIXL,
     "NixlPullConnector": _NIXL,
     "NixlPushConnector": _NIXL,
     "MooncakeConnector": _MOONCAKE,
-    "MooncakeStoreConnector": _store,
+    "MooncakeStoreConnector": _parse_mooncake_store,
     "HF3FSKVConnector": _HF3FS,
     "HiSparseConnector": _HISPARSE,
-    "UMBPStoreConnector": _umbp,
-    "OffloadingConnector": _self_described,
-    "SimpleCPUOffloadConnector": _self_described,
-    "MultiConnector": _several,
+    "UMBPStoreConnector": _parse_umbp,
+    "OffloadingConnector": _parse_self_described,
+    "SimpleCPUOffloadConnector": _parse_self_described,
+    "MultiConnector": _parse_multi,
 }
-_MARKS: Final[Mapping[str, Form]] = {
+_DISTINCTIVE_KEYS: Final[Mapping[str, PayloadParser]] = {
     "post_duration": _NIXL,
     "num_failed_recvs": _MOONCAKE,
     "save_duration": _HF3FS,
     "cache_hits": _HISPARSE,
 }
-"""A key that only this form has."""
+"""A key that occurs in the payloads of one connector only."""

@@ -1,4 +1,4 @@
-"""What vLLM's configuration says about the engines of one front end, for the hello."""
+"""Descriptions of a vLLM front end's engines for the Hello, read from vLLM's configuration."""
 
 from __future__ import annotations
 
@@ -17,16 +17,20 @@ from sidestep_adapters.vllm.ownership import is_tapped
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Description:
-    """What vLLM's configuration says about the engines of one front end.
+    """Description of one vLLM front end and its engines.
 
     Attributes:
         model: The served model name, the label ``model_name``.
+        max_model_len: Maximum tokens of a request.
+        engines: vLLM's indexes of the engines.
+        namespace: Prefix of all identities, see ``environment.namespace``.
         api_server: This front end's number among its engine's API servers.
         features: Options that are on, as the catalogue names them.
+        custom_buckets: Histogram bounds by bucket family, where configured.
         info: Info metrics by short name.
-        num_spec_tokens: Positions of a draft.
+        num_spec_tokens: Positions of a speculative draft.
         connector: Class of the KV connector, or empty.
-        tapped: Whether the engine's core tells of itself.
+        tapped: Whether the engine core has a scheduler tap.
     """
 
     model: str
@@ -43,21 +47,21 @@ class Description:
 
     @property
     def stream(self) -> str:
-        """Stable over restarts, and apart from every other process of this deployment."""
+        """Return the stream name: stable over restarts, unique among this deployment's processes."""
         return self.identity(f"engine{self.engines[0]}/api{self.api_server}")
 
     @property
     def core_stream(self) -> str:
-        """Likewise, of the engine's core."""
+        """Return the stream name of the engine core."""
         return self.identity(f"engine{self.engines[0]}/core")
 
     def identity(self, what: str) -> str:
-        """See ``environment.identity``."""
+        """Return an identity within this namespace and model; see ``environment.identity``."""
         return identity(self.namespace, self.model, what)
 
     @property
     def engine_infos(self) -> list[EngineInfo]:
-        """For the hello, in the order of ``engines``."""
+        """Return the engine descriptions for the Hello, in the order of ``engines``."""
         tokens = one_two_five(self.max_model_len)
         bounds = {"request_tokens": [*tokens], **{k: [*v] for k, v in self.custom_buckets.items()}}
         return [
@@ -78,9 +82,12 @@ class Description:
 
 
 def describe(config: Any, engines: Iterable[int], *, core: bool = False) -> Description:
-    """Read a ``VllmConfig``; options that its release does not have are off.
+    """Describe the engines of a ``VllmConfig``; options that its release lacks are off.
 
-    ``core``: for the tap, which need not ask whether it is there.
+    Args:
+        config: The ``VllmConfig``.
+        engines: vLLM's engine indexes.
+        core: Whether the caller is the tap in the engine core, which is tapped by definition.
     """
     model = config.model_config
     observability = getattr(config, "observability_config", None)
@@ -126,7 +133,7 @@ def _info(lora: Any, observability: Any) -> dict[str, dict[str, str]]:
 
 
 def with_cache(description: Description, config: Any, prefix: str = "") -> Description:
-    """``description`` with the cache configuration, every field of it, as a label."""
+    """Return ``description`` with each field of the cache configuration as a label."""
     labels = {name: printable(value) for name, value in config.cache_config.metrics_info().items()}
     return dataclasses.replace(
         description, info={**description.info, f"{prefix}cache_config": labels}
@@ -134,12 +141,12 @@ def with_cache(description: Description, config: Any, prefix: str = "") -> Descr
 
 
 def served_name(name: Any) -> str:
-    """The first of a model's names is the one on the page."""
+    """Return the first served model name, the one that vLLM exposes."""
     return str(name[0] if isinstance(name, list | tuple) and name else name)
 
 
 def _connector_features(transfer: Any) -> list[str]:
-    """Options of the catalogue that the KV connector stands for, or those it is made of."""
+    """Return the catalogue features of the KV connector, or of the connectors it combines."""
     extra = getattr(transfer, "kv_connector_extra_config", None)
     inner = extra.get("connectors") if isinstance(extra, dict) else None
     parts = [part for part in inner or () if isinstance(part, dict)]
@@ -148,11 +155,14 @@ def _connector_features(transfer: Any) -> list[str]:
 
 
 def _api_server(config: Any) -> int:
-    """This process's number among several API servers; older releases name the process only."""
+    """Return this process's number among several API servers.
+
+    Older releases have the number in the process name only.
+    """
     rank = getattr(getattr(config, "parallel_config", None), "_api_process_rank", None)
     if isinstance(rank, int) and rank >= 0:
         return rank
-    from multiprocessing import current_process  # noqa: PLC0415 - only where it is needed
+    from multiprocessing import current_process  # noqa: PLC0415 - only older releases need it
 
     number = current_process().name.rpartition("_")[2]
     return int(number) if number.isdecimal() else 0

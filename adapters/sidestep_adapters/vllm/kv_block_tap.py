@@ -1,7 +1,7 @@
-"""Sampled KV blocks, as vLLM's block pool tells of them; needs no vLLM itself.
+"""Sampled KV block events from vLLM's block pool; needs no vLLM itself.
 
-Takes the place of vLLM's own collector, whose calls it understands. A block that is
-not sampled costs the test of one integer at its birth, a look into a set later.
+Replaces vLLM's own collector and has the same methods. A block that is not sampled costs one
+integer comparison when it is allocated and a set lookup later.
 """
 
 from __future__ import annotations
@@ -19,75 +19,75 @@ _monotonic = time.monotonic
 
 
 class BlockTap:
-    """One block pool's collector. Its calls come from inside the scheduler's step.
+    """Metrics collector of one block pool, called inside the scheduler's step.
 
-    It samples nothing until ``flush`` is told a rate.
+    It samples nothing until ``flush`` sets a rate.
 
     Attributes:
-        renew: Set by another thread: events were dropped, follow other blocks from now on.
+        resample: Set by another thread after events were dropped: sample other blocks.
     """
 
     def __init__(self, push: Callable[[BlockEvents], None]) -> None:
         self._push = push
         self._source = secrets.randbits(40)
         self._sampled: set[int] = set()
-        self.renew = False
-        self._births = 0
-        self._begin()
-        self._sample(0.0)
+        self.resample = False
+        self._allocations = 0
+        self._clear_events()
+        self._set_rate(0.0)
 
     def on_block_allocated(self, block: Any) -> None:
-        """A block was handed out; its number and birth decide whether it is followed."""
-        self._births = births = self._births + 1
-        if hash((block.block_id, births)) % _SPACE < self._threshold:
+        """Decide by block number and allocation count whether to sample an allocated block."""
+        self._allocations = allocations = self._allocations + 1
+        if hash((block.block_id, allocations)) % _SPACE < self._threshold:
             self._sampled.add(block.block_id)
-            self._note(ALLOCATED, block.block_id)
+            self._record(ALLOCATED, block.block_id)
 
     def on_block_accessed(self, block: Any) -> None:
-        """A block's content served another request."""
+        """Record that another request used the content of a sampled block."""
         if block.block_id in self._sampled:
-            self._note(TOUCHED, block.block_id)
+            self._record(TOUCHED, block.block_id)
 
     def on_block_evicted(self, block: Any) -> None:
-        """A block is handed out again, or lost its content."""
+        """Record that a sampled block was allocated again or lost its content."""
         if block.block_id in self._sampled:
             self._sampled.discard(block.block_id)
-            self._note(EVICTED, block.block_id)
+            self._record(EVICTED, block.block_id)
 
     def reset(self) -> None:
-        """The whole cache was emptied."""
+        """Record that the whole cache was emptied."""
         self._sampled.clear()
-        self._note(RESET, 0)
+        self._record(RESET, 0)
 
     def flush(self, rate: float) -> None:
-        """Push what happened since the last time, and sample at ``rate`` from now on."""
+        """Push the events since the previous flush, and sample at ``rate`` from now on."""
         kinds, blocks, stamps = self._kinds, self._blocks, self._stamps
         source, old = self._source, self._rate
-        if self.renew:
-            # What was dropped may have been the end of any life: begin anew.
-            self.renew = False
+        if self.resample:
+            # Any sampled block may have ended among the dropped events: sample other blocks.
+            self.resample = False
             self._source = secrets.randbits(40)
             self._sampled.clear()
         if rate != old:
-            self._sample(rate)
+            self._set_rate(rate)
         if not kinds:
             return
-        self._begin()
+        self._clear_events()
         for start in range(0, len(kinds), MAX_OBSERVATIONS):
             part = slice(start, start + MAX_OBSERVATIONS)
-            told = (bytes(kinds[part]), blocks[part], stamps[part])
-            self._push(BlockEvents(0, _monotonic(), source, old, *told))
+            columns = (bytes(kinds[part]), blocks[part], stamps[part])
+            self._push(BlockEvents(0, _monotonic(), source, old, *columns))
 
-    def _begin(self) -> None:
+    def _clear_events(self) -> None:
         self._kinds = bytearray()
         self._blocks: list[int] = []
         self._stamps: list[float] = []
 
-    def _sample(self, rate: float) -> None:
+    def _set_rate(self, rate: float) -> None:
         self._rate = rate
         self._threshold = int(rate * _SPACE)
 
-    def _note(self, kind: int, block: int) -> None:
+    def _record(self, kind: int, block: int) -> None:
         self._kinds.append(kind)
         self._blocks.append(block)
         self._stamps.append(_monotonic())

@@ -1,7 +1,7 @@
-"""Who counts what, where vLLM's core is tapped and its front ends have the plugin, too.
+"""Ownership of fields where both vLLM's core and its front ends report to the exporter.
 
-The core tells of everything that the scheduler decides or sees; a front end of what
-never reaches it. Each field has one owner, so that nothing is counted twice.
+The core reports everything that the scheduler decides or sees, a front end the rest. Each
+field has one owner, so that nothing is counted twice.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import importlib
 from typing import Any, Literal
 
 Role = Literal["alone", "core", "front_end"]
-"""``alone``: a front end whose engine's core is not tapped; it owns all."""
+"""Role of a reporting process; ``alone`` is a front end without a tapped core, which owns all."""
 
 SCHEDULER_MODULE = "sidestep_adapters.vllm.scheduler"
 
@@ -21,15 +21,16 @@ FRONT_END = {
     ),
     "mm_cache": frozenset({"reset", "requests", "queries", "hits"}),
 }
-"""Fields of a step that a front end owns; it owns sleep states, admission rejections and
-the families of its own process as well. All other fields are the core's."""
+"""Fields of a step that a front end owns, besides sleep states, admission rejections and the
+families of its own process. All other fields are the core's.
+"""
 
 UNOWNED = frozenset({"iteration_details"})
-"""The core times its iterations itself: what vLLM attaches after the step is left out."""
+"""Fields that neither reports from the record: the core times its iterations itself."""
 
 
 def is_tapped(config: Any) -> bool:
-    """Whether a ``VllmConfig`` names our scheduler, or one that derives from it."""
+    """Return whether a ``VllmConfig`` names sidestep's scheduler, or a class derived from it."""
     chosen = getattr(getattr(config, "scheduler_config", None), "scheduler_cls", None)
     if isinstance(chosen, str):
         module, _, name = chosen.rpartition(".")
@@ -39,13 +40,13 @@ def is_tapped(config: Any) -> bool:
             return False
         try:
             chosen = getattr(importlib.import_module(module), name)
-        except Exception:  # noqa: BLE001 - it is vLLM's to complain of it
+        except Exception:  # noqa: BLE001 - vLLM reports the error itself
             return False
     return any(kind.__module__ == SCHEDULER_MODULE for kind in getattr(chosen, "__mro__", ()))
 
 
 class FrontEndPart:
-    """What a front end owns of an iteration; an object of its own, as stats objects are."""
+    """The fields of an iteration that a front end owns, as attributes like those of a stats object."""
 
     def __init__(self, iteration: Any) -> None:
         for name in FRONT_END["iteration"]:
@@ -53,5 +54,5 @@ class FrontEndPart:
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to count."""
+        """Return whether there is nothing to count."""
         return not any(vars(self).values())

@@ -1,6 +1,6 @@
 """The stat logger that vLLM loads through the entry-point group ``vllm.stat_logger_plugins``.
 
-Without ``SIDESTEP_ENDPOINT`` it does nothing at all: no socket, no thread.
+Without ``SIDESTEP_ENDPOINT`` it does nothing: no socket, no thread.
 ``SIDESTEP_VLLM_MODE`` is ``beside`` (vLLM's own metrics stay) or ``instead``
 (vLLM keeps none: it takes any PrometheusStatLogger subclass as its replacement).
 """
@@ -15,7 +15,12 @@ from typing import Any
 from vllm.v1.metrics import loggers
 
 from sidestep.protocol.self_described import Family, Samples
-from sidestep_adapters.publisher.environment import endpoint, log_as, mode, usable_endpoint
+from sidestep_adapters.publisher.environment import (
+    endpoint,
+    mode,
+    usable_endpoint,
+    use_log_handlers_of,
+)
 from sidestep_adapters.publisher.process_metrics import ProcessTap
 from sidestep_adapters.publisher.publisher import Publisher
 from sidestep_adapters.vllm.description import Description, describe, with_cache
@@ -26,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 def _base() -> Any:
-    """What to derive from: it decides whether vLLM adds its own Prometheus logger.
+    """Return the base class, which decides whether vLLM adds its own Prometheus logger.
 
     Releases before the aggregate base wrap the plain one per engine.
     """
@@ -36,14 +41,14 @@ def _base() -> Any:
 
 
 if endpoint():
-    log_as("vllm")
+    use_log_handlers_of("vllm")
 
 
 class SidestepStatLogger(_base()):  # type: ignore[misc]
-    """Pushes what vLLM's front end records to sidestep's exporter."""
+    """Pushes the records of vLLM's front end to the exporter."""
 
     def __init__(self, vllm_config: Any, engine_indexes: Sequence[int] | int | None = None) -> None:
-        # Deliberately not the base's: PrometheusStatLogger's would register every metric.
+        # Without super().__init__(): PrometheusStatLogger's would register every metric.
         self.engine_indexes = _indexes(engine_indexes)
         self._tap: VllmTap | None = None
         self._publisher: Publisher | None = None
@@ -53,7 +58,7 @@ class SidestepStatLogger(_base()):  # type: ignore[misc]
         try:
             self._connect(describe(vllm_config, self.engine_indexes))
         except Exception:
-            log.exception("sidestep: the plugin could not start; the engine goes on without it")
+            log.exception("sidestep: the plugin could not start; the engine runs without it")
 
     def _connect(self, description: Description) -> None:
         frontend = FrontendTap()
@@ -62,8 +67,8 @@ class SidestepStatLogger(_base()):  # type: ignore[misc]
             endpoint(),
             description.stream,
             description.engine_infos,
-            extra=lambda: _samples([*frontend.families(), *process.families()]),
-            again=lambda: self._tap.again() if self._tap is not None else (),
+            periodic_items=lambda: _samples([*frontend.families(), *process.families()]),
+            current_state=lambda: self._tap.current_state() if self._tap is not None else (),
         )
         self._description = description
         self._publisher = publisher
@@ -84,12 +89,12 @@ class SidestepStatLogger(_base()):  # type: ignore[misc]
         mm_cache_stats: Any = None,
         engine_idx: int = 0,
     ) -> None:
-        """One engine step; never blocks and never raises."""
+        """Record one engine step; never blocks and never raises."""
         if self._tap is not None:
             self._tap.record(scheduler_stats, iteration_stats, mm_cache_stats, engine_idx)
 
     def log_engine_initialized(self) -> None:
-        """The cache's size is known now: say it again in the hello."""
+        """Send the description again, with the cache size that is known now."""
         if self._publisher is None:
             return
         try:
@@ -98,27 +103,27 @@ class SidestepStatLogger(_base()):  # type: ignore[misc]
             self._publisher.fail("the cache configuration could not be read")
 
     def record_sleep_state(self, sleep: int = 0, level: int = 0) -> None:
-        """The engines fell asleep or woke up."""
+        """Record that the engines fell asleep or woke up."""
         if self._tap is not None:
             self._tap.record_sleep_state(sleep, level)
 
     def record_admission_rejection(self, reason: str) -> None:
-        """The front end's queue was full."""
+        """Record a request rejected because the front end's queue was full."""
         if self._tap is not None:
             self._tap.record_admission_rejection(reason)
 
     def log(self) -> None:
-        """Nothing: the exporter prints the statistics line."""
+        """Do nothing: the exporter prints the statistics line."""
 
 
 def _samples(families: Iterable[Family]) -> list[Samples]:
-    """Runs in the publisher thread, about once a second; a family an item, as connectors'."""
+    """Return one item per family; runs in the publisher thread, about once a second."""
     now = time.monotonic()
     return [Samples(0, now, [family]) for family in families]
 
 
 def _indexes(given: Sequence[int] | int | None) -> list[int]:
-    """Older releases make one logger per engine and pass its index alone."""
+    """Return the engine indexes; older releases make one logger per engine and pass its index alone."""
     if given is None:
         return [0]
     return [given] if isinstance(given, int) else list(given)

@@ -1,7 +1,7 @@
 """vLLM's scheduler with a tap: ``--scheduler-cls sidestep_adapters.vllm.scheduler.SidestepScheduler``.
 
-It runs inside the engine's core, whatever the front end, and schedules exactly as
-the scheduler it derives from. Without ``SIDESTEP_ENDPOINT`` it is that scheduler.
+It runs inside the engine core, with any front end, and schedules exactly as the scheduler it
+derives from. Without ``SIDESTEP_ENDPOINT`` it is that scheduler.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from sidestep.protocol.messages import CORE_INFO
 from sidestep.protocol.self_described import Samples
-from sidestep_adapters.publisher.environment import endpoint, log_as, usable_endpoint
+from sidestep_adapters.publisher.environment import endpoint, usable_endpoint, use_log_handlers_of
 from sidestep_adapters.publisher.process_metrics import ProcessTap
 from sidestep_adapters.publisher.publisher import Publisher
 from sidestep_adapters.vllm.description import describe, with_cache
@@ -29,15 +29,15 @@ Base: Any = object
 
 
 class _Core:
-    """All that the tap of one engine's core consists of."""
+    """The taps and the publisher of one engine core."""
 
     def __init__(self, config: Any, kv_cache_manager: Any) -> None:
-        # A few of its fields are another's in the front end, which the engine's page shows.
+        # Some cache fields differ in the front end, whose values the engine's page shows.
         description = with_cache(describe(config, [_rank(config)], core=True), config, CORE_INFO)
         self._process = ProcessTap("core")
         self._rank = description.engines[0]
-        self._held: list[Any] = []
-        self._updating = False
+        self._held_stats: list[Any] = []
+        self._is_updating = False
         self._dropped = 0
         self._resync = False
         self.requests = SchedulerTap(
@@ -54,68 +54,71 @@ class _Core:
         self._blocks: BlockTap | None = None
         pool: Any = getattr(kv_cache_manager, "block_pool", None)
         if getattr(pool, "metrics_collector", pool) is None:
-            # Otherwise --kv-cache-metrics is on: the engine samples, at its own rate.
+            # With --kv-cache-metrics the engine samples blocks itself, at its own rate.
             self._blocks = BlockTap(self._push)
-        # The last: its thread asks the others for more.
+        # Made last: its thread calls the taps.
         self.publisher = Publisher(
             endpoint(),
             description.core_stream,
             description.engine_infos,
-            extra=self._extra,
-            again=lambda: [*self.requests.events.again(), *self.stats.again()],
+            periodic_items=self._periodic_items,
+            current_state=lambda: [
+                *self.requests.events.current_state(),
+                *self.stats.current_state(),
+            ],
         )
         if self._blocks is not None:
             pool.metrics_collector = self._blocks
 
-    def updating(self) -> None:
-        """The scheduler takes in a step's output from now on."""
-        self._updating = True
-        self.requests.updating()
+    def update_started(self) -> None:
+        """Note that the scheduler starts to process the output of a step."""
+        self._is_updating = True
+        self.requests.update_started()
 
-    def updated(self, batch: Any, outputs: Any) -> None:
-        """The step is over."""
-        self._updating = False
-        self.requests.updated(batch, outputs)
-        held, self._held = self._held, []
+    def update_finished(self, batch: Any, outputs: Any) -> None:
+        """Note that the scheduler has processed the output of ``batch``, and push what it recorded."""
+        self._is_updating = False
+        self.requests.update_finished(batch, outputs)
+        held, self._held_stats = self._held_stats, []
         for stats in held:
             self.record(stats)
         self.flush_blocks()
 
     def flush_blocks(self) -> None:
-        """Push block events, and sample as the exporter wants it from now on."""
+        """Push block events, and sample at the exporter's current rate from now on."""
         if self._blocks is None:
             return
         try:
-            # An exporter that names no rate knows nothing of blocks.
+            # An exporter that sends no rate does not support block events.
             self._blocks.flush(self.publisher.kv_sample_rate or 0.0)
         except Exception:  # noqa: BLE001 - an exception here kills the engine
             self._fail("block events could not be pushed")
 
     def record(self, stats: Any) -> None:
-        """Stats were made; those of a step go out after the events that led to them."""
-        if self._updating:
-            self._held.append(stats)
+        """Push scheduler stats; stats made during a step follow the events of that step."""
+        if self._is_updating:
+            self._held_stats.append(stats)
         else:
             self.stats.record(stats, None, None, self._rank)
 
     def close(self) -> None:
-        """Send what is left, and say goodbye."""
+        """Send what is left and close the stream."""
         self.requests.flush()
         self.flush_blocks()
         self.publisher.close()
 
-    def _extra(self) -> list[Any]:
-        """About once a second, in the publisher's thread."""
+    def _periodic_items(self) -> list[Any]:
+        """Return items about once a second, in the publisher thread."""
         more = [self.requests.events.tick()]
         if self.publisher.dropped != self._dropped:
             self._dropped = self.publisher.dropped
             self._resync = True
         elif self._resync and self.publisher.connected:
-            # Once, when the dropping is over.
+            # Once, after dropping has ended.
             self._resync = False
             more = self.requests.events.resync()
             if self._blocks is not None:
-                self._blocks.renew = True
+                self._blocks.resample = True
         return [Samples(0, time.monotonic(), self._process.families()), *more]
 
     def _push(self, item: Any) -> None:
@@ -126,34 +129,36 @@ class _Core:
 
 
 class _Tapped(Base):  # type: ignore[misc]
-    """Overrides what a scheduler's events pass through; each calls the scheduler's own first."""
+    """Overrides the methods that a scheduler's events pass through; each calls the original."""
 
     _core: _Core | None = None
     _log_to_front_end = True
 
     def __init__(self, *args: Any, log_stats: bool = False, **kwargs: Any) -> None:
-        # The core records whatever its front ends do; they get what they asked for.
+        # The core always records stats; front ends get them only if they asked for them.
         super().__init__(*args, log_stats=log_stats or usable_endpoint(), **kwargs)
         self._log_to_front_end = log_stats
         if not usable_endpoint():
             return
-        log_as("vllm")
+        use_log_handlers_of("vllm")
         try:
             self._core = _Core(self.vllm_config, self.kv_cache_manager)
         except Exception:
-            log.exception("sidestep: the scheduler's tap could not start; it schedules without")
+            log.exception(
+                "sidestep: the scheduler tap could not start; the scheduler runs without it"
+            )
 
     def add_request(self, request: Any) -> None:
-        """A new request, or more input for one that is known."""
+        """Add a request, or more input to a known one."""
         known = request.request_id in self.requests
         if self._core is not None and known and not getattr(request, "resumable", True):
-            self._core.requests.ending(request.request_id)
+            self._core.requests.session_closed(request.request_id)
         super().add_request(request)
         if self._core is not None and not known:
             self._core.requests.queued(request)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        """The next batch."""
+        """Schedule the next batch."""
         if self._core is not None:
             self._core.flush_blocks()
         started = time.monotonic()
@@ -163,24 +168,24 @@ class _Tapped(Base):  # type: ignore[misc]
         return output
 
     def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        """The output of a batch."""
+        """Process the output of a batch."""
         core = self._core
         if core is None:
             return super().update_from_output(scheduler_output, *args, **kwargs)
-        core.updating()
+        core.update_started()
         outputs = super().update_from_output(scheduler_output, *args, **kwargs)
-        core.updated(scheduler_output, outputs)
+        core.update_finished(scheduler_output, outputs)
         return outputs
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> Any:
-        """Empty the cache; an idle engine has no step that would tell of it."""
+        """Empty the cache and flush block events; an idle engine has no step that would flush them."""
         result = super().reset_prefix_cache(*args, **kwargs)
         if self._core is not None:
             self._core.flush_blocks()
         return result
 
     def make_stats(self, *args: Any, **kwargs: Any) -> Any:
-        """What was counted since the last time."""
+        """Return the scheduler's stats, and record them."""
         stats = super().make_stats(*args, **kwargs)
         if self._core is not None and stats is not None:
             self._core.record(stats)
@@ -203,28 +208,28 @@ class _Tapped(Base):  # type: ignore[misc]
             self._core.requests.queued(session)
 
     def shutdown(self) -> None:
-        """Send what is left, and say goodbye."""
+        """Shut down, send what is left and close the stream."""
         super().shutdown()
         if self._core is not None:
             self._core.close()
 
 
 class SidestepScheduler:
-    """The tapped form of whichever scheduler vLLM would have taken."""
+    """The tapped form of the scheduler class that vLLM would select."""
 
     def __new__(cls, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
-        """An instance of a class that derives from vLLM's own."""
+        """Return an instance of a class that derives from vLLM's own."""
         return tapped(_chosen(vllm_config))(vllm_config, *args, **kwargs)
 
 
 @functools.cache
 def tapped(scheduler: type[Scheduler]) -> Any:
-    """``scheduler`` with a tap."""
+    """Return a subclass of ``scheduler`` with a tap."""
     return type(f"Sidestep{scheduler.__name__}", (_Tapped, scheduler), {"__module__": __name__})
 
 
 def _chosen(config: Any) -> Any:
-    """The class that ``get_scheduler_cls`` would name, had it not been told ours."""
+    """Return the class that ``get_scheduler_cls`` would select without ``--scheduler-cls``."""
     asynchronous = bool(getattr(config.scheduler_config, "async_scheduling", False))
     if getattr(config, "diffusion_config", None) is not None:
         from vllm.v1.core.sched import diffusion_scheduler  # noqa: PLC0415 - only some releases
@@ -232,14 +237,14 @@ def _chosen(config: Any) -> Any:
         name = "DiffusionAsyncScheduler" if asynchronous else "DiffusionScheduler"
         return getattr(diffusion_scheduler, name)
     if asynchronous:
-        from vllm.v1.core.sched.async_scheduler import AsyncScheduler  # noqa: PLC0415 - likewise
+        from vllm.v1.core.sched.async_scheduler import AsyncScheduler  # noqa: PLC0415 - as above
 
         return AsyncScheduler
     return Scheduler
 
 
 def _rank(config: Any) -> int:
-    """The engine's number among all of the deployment; a label of its series."""
+    """Return the engine's number among all of the deployment; a label of its series."""
     parallel = config.parallel_config
     index = getattr(parallel, "data_parallel_index", None)
     return int(parallel.data_parallel_rank if index is None else index)

@@ -1,4 +1,4 @@
-"""What a vLLM scheduler did, in the form of the wire; runs in the publisher's thread.
+"""Conversion of a vLLM scheduler's events to wire items; runs in the publisher thread.
 
 Requests get numbers here; their ids, prompts and tokens stay in the process.
 """
@@ -33,11 +33,11 @@ from sidestep.protocol.request_events import (
 )
 from sidestep_adapters.publisher.translate import printable
 
-Raw = tuple[Callable[..., Event | None], Any]
-"""What makes an event, in the publisher's thread, and of what."""
+DeferredEvent = tuple[Callable[..., Event | None], Any]
+"""A function that makes an event in the publisher thread, and its arguments."""
 
 _SAMPLE = re.compile(r"(\d+)_(.+)", re.DOTALL)
-"""Id of a parallel sample: its number, and its question's id."""
+"""Id of a parallel sample: its number, and the id of the original request."""
 STOP = FINISH_REASONS.index("stop")
 _monotonic = time.monotonic
 
@@ -46,8 +46,8 @@ class SchedulerEvents:
     """Makes the items of one scheduler.
 
     Args:
-        fail: Called inside ``except`` with what went wrong.
-        nan_check: Whether outputs say that logits held a NaN.
+        fail: Called inside ``except`` with a description of the problem.
+        nan_check: Whether outputs report NaNs in logits.
     """
 
     def __init__(self, fail: Callable[[str], None], *, nan_check: bool = False) -> None:
@@ -56,74 +56,74 @@ class SchedulerEvents:
         self._source = secrets.randbits(40)
         self._numbers: dict[str, int] = {}
         self._requests: dict[int, Any] = {}
-        self._unprompted: set[str] = set()
+        self._awaiting_output: set[str] = set()
         self._corrupted: set[int] = set()
-        self._last = 0
+        self._last_number = 0
 
     def tick(self) -> RequestEvents:
-        """No event, but the time: an idle engine's exporter waits for nothing then."""
+        """Return an item without events, which advances the exporter's clock of an idle engine."""
         return RequestEvents(0, _monotonic(), self._source)
 
-    def again(self) -> list[RequestEvents]:
-        """The requests in the scheduler, for an exporter that has not heard of them."""
+    def current_state(self) -> list[RequestEvents]:
+        """Return the scheduler's requests, for an exporter that did not receive their events."""
         stamp = _monotonic()
         raw = [(_alive, (number, request, stamp)) for number, request in self._requests.items()]
         return self.items(raw)
 
     def resync(self) -> list[RequestEvents]:
-        """Begin anew after events were dropped: an end among them would never be heard.
+        """Restart the event stream after events were dropped, as requests may have ended among them.
 
-        What the exporter follows is cut off, by a new source, and it hears who is there.
+        A new source discards the requests that the exporter tracks; it then gets the current ones.
         """
         for number, request in list(self._requests.items()):
             if request.is_finished():
                 del self._requests[number]
                 self._numbers.pop(request.request_id, None)
-                self._unprompted.discard(request.request_id)
+                self._awaiting_output.discard(request.request_id)
                 self._corrupted.discard(number)
         self._numbers = {r.request_id: number for number, r in self._requests.items()}
         self._source = secrets.randbits(40)
-        return self.again() or [self.tick()]
+        return self.current_state() or [self.tick()]
 
-    def items(self, raw: Iterable[Raw]) -> list[RequestEvents]:
-        """The items of what was collected; what cannot be read is left out, and told."""
+    def items(self, raw: Iterable[DeferredEvent]) -> list[RequestEvents]:
+        """Return the items of the recorded events; unreadable events are counted and left out."""
         events: list[Event] = []
-        for make, known in raw:
+        for make, args in raw:
             try:
-                event = make(*known)
-            except Exception:  # noqa: BLE001 - an odd value costs its own event
+                event = make(*args)
+            except Exception:  # noqa: BLE001 - an invalid value drops its own event only
                 self._fail("a scheduler event could not be translated")
                 continue
             if event is not None:
                 events.append(event)
-        return self._cut(events)
+        return self._split(events)
 
-    def _cut(self, events: Sequence[Event]) -> list[RequestEvents]:
+    def _split(self, events: Sequence[Event]) -> list[RequestEvents]:
         stamp = _monotonic()
-        cut: list[list[Event]] = []
-        room = 0
+        batches: list[list[Event]] = []
+        capacity = 0
         for event in events:
             size = event.size if isinstance(event, Iteration) else 0
-            if not cut or size > room or len(cut[-1]) >= MAX_EVENTS:
-                cut.append([])
-                room = MAX_REQUESTS
-            cut[-1].append(event)
-            room -= size
-        return [RequestEvents(0, stamp, self._source, some) for some in cut]
+            if not batches or size > capacity or len(batches[-1]) >= MAX_EVENTS:
+                batches.append([])
+                capacity = MAX_REQUESTS
+            batches[-1].append(event)
+            capacity -= size
+        return [RequestEvents(0, stamp, self._source, some) for some in batches]
 
     def _number(self, request_id: str) -> int:
         number = self._numbers.get(request_id)
         if number is None:
-            self._last += 1
-            number = self._numbers[request_id] = self._last
+            self._last_number += 1
+            number = self._numbers[request_id] = self._last_number
         return number
 
     def queued(self, request: Any, stamp: float, arrival: float, tokens: int) -> Queued:
-        """A request in the queue, with what it said of itself at that time."""
+        """Return the event of a queued request, with its attributes at that time."""
         number = self._number(request.request_id)
         self._requests[number] = request
-        self._unprompted.add(request.request_id)
-        group, sample = _sample(request.request_id)
+        self._awaiting_output.add(request.request_id)
+        group, sample = _parallel_sample(request.request_id)
         return Queued(
             number,
             stamp,
@@ -135,11 +135,11 @@ class SchedulerEvents:
         )
 
     def scheduled(self, request_id: str, stamp: float) -> Scheduled:
-        """A request that joined the batch."""
+        """Return the event of a request that joined the batch."""
         return Scheduled(self._number(request_id), stamp)
 
     def preempted(self, request_id: str, stamp: float) -> Preempted:
-        """A request that lost its place."""
+        """Return the event of a preempted request."""
         return Preempted(self._number(request_id), stamp)
 
     def iteration(
@@ -150,7 +150,7 @@ class SchedulerEvents:
         batch: Any,
         clients: Sequence[tuple[float, Sequence[Any]]],
     ) -> Iteration:
-        """A step: ``clients`` are the stamp and the outputs of each API server."""
+        """Return the event of a step; ``clients`` has the timestamp and outputs of each API server."""
         outputs: list[Output] = []
         prompts: list[Prompt] = []
         names: list[str] = []
@@ -161,19 +161,19 @@ class SchedulerEvents:
                 prompts += self._prompts(found, served)
                 names += served
         stamp = outputs[0].stamp if outputs else stamp
-        made = Iteration(started if started is not None else stamp, stamp, wall, outputs)
-        made.prompts = prompts
-        self._batch(made, names, batch.num_scheduled_tokens)
+        step = Iteration(started if started is not None else stamp, stamp, wall, outputs)
+        step.prompts = prompts
+        self._batch(step, names, batch.num_scheduled_tokens)
         cached = batch.scheduled_cached_reqs
-        made.kv_tokens = sum(cached.num_computed_tokens) + sum(
+        step.kv_tokens = sum(cached.num_computed_tokens) + sum(
             new.num_computed_tokens for new in batch.scheduled_new_reqs
         )
-        return made
+        return step
 
     def _output(self, stamp: float, found: Sequence[Any], names: Sequence[str]) -> Output:
         requests = [*map(self._numbers.get, names)]
         if None in requests:
-            # Its queueing was dropped, or is not told of by this release.
+            # Its queued event was dropped, or this release has none.
             requests = [self._number(name) for name in names]
         if self._nan_check:
             self._corrupted.update(
@@ -183,20 +183,20 @@ class SchedulerEvents:
         even = tokens.count(1) == len(tokens)
         return Output(stamp, cast("list[int]", requests), [] if even else tokens)
 
-    def _batch(self, made: Iteration, names: Sequence[str], scheduled: Mapping[str, int]) -> None:
-        """The batch, where it is not just who got output, with a token each."""
+    def _batch(self, step: Iteration, names: Sequence[str], scheduled: Mapping[str, int]) -> None:
+        """Add the batch, unless it equals the requests with output, with one token each."""
         even = sum(scheduled.values()) == len(scheduled)
-        if even and list(scheduled) == names and not any(o.tokens for o in made.outputs):
+        if even and list(scheduled) == names and not any(o.tokens for o in step.outputs):
             return
         numbers = self._numbers
         known = [(number, scheduled[n]) for n in scheduled if (number := numbers.get(n))]
-        made.scheduled = [number for number, _ in known]
-        made.tokens = [] if even else [count for _, count in known]
+        step.scheduled = [number for number, _ in known]
+        step.tokens = [] if even else [count for _, count in known]
 
     def _prompts(self, found: Sequence[Any], names: Sequence[str]) -> list[Prompt]:
-        """Of those that have output for the first time."""
-        first = self._unprompted.intersection(names) if self._unprompted else ()
-        self._unprompted.difference_update(first)
+        """Return the prompts of requests that have their first output."""
+        first = self._awaiting_output.intersection(names) if self._awaiting_output else ()
+        self._awaiting_output.difference_update(first)
         prompts = (self._prompt(name, found[names.index(name)]) for name in first)
         return [prompt for prompt in prompts if prompt is not None]
 
@@ -206,18 +206,18 @@ class SchedulerEvents:
         if stats is not None:
             local, external = stats.num_local_cached_tokens, stats.num_external_cached_tokens
             return Prompt(number, stats.num_computed_tokens, local, external)
-        # Releases before the split by source say how much was cached, or nothing.
+        # Releases before the split by source report the cached tokens, or nothing.
         cached = getattr(output, "num_cached_tokens", None)
         if cached is None or number not in self._requests:
             return None
         return Prompt(number, self._requests[number].num_prompt_tokens - cached, cached)
 
     def finished(self, request: Any, stamp: float, wall: float, stopped: bool) -> Finished:
-        """A request that left; ``stopped``: as its user had said."""
+        """Return the event of a request that ended; ``stopped`` if its user closed the session."""
         number = self._number(request.request_id)
         del self._numbers[request.request_id]
         self._requests.pop(number, None)
-        self._unprompted.discard(request.request_id)
+        self._awaiting_output.discard(request.request_id)
         corrupted = number in self._corrupted
         self._corrupted.discard(number)
         sampling = request.sampling_params
@@ -239,7 +239,7 @@ class SchedulerEvents:
 
 
 def _cached_elsewhere(request: Any) -> int | None:
-    """What vLLM reports as cached of a prompt that another engine has computed."""
+    """Return the cached prompt tokens that vLLM reports for a prompt computed by another engine."""
     params = getattr(request, "kv_transfer_params", None)
     if not isinstance(params, dict) or not params.get("do_remote_prefill"):
         return None
@@ -252,8 +252,8 @@ def _adapter(request: Any) -> str:
     return "" if adapter is None else printable(adapter.lora_name)
 
 
-def _sample(request_id: str) -> tuple[int, int]:
-    """What tells the question of a parallel sample from others, and its number; 0 if lone."""
+def _parallel_sample(request_id: str) -> tuple[int, int]:
+    """Return a number for the original request of a parallel sample, and the sample's; 0 if single."""
     found = _SAMPLE.fullmatch(request_id)
     if found is None or len(found[1]) > len(str(MAX_OBSERVATIONS)):
         return 0, 0

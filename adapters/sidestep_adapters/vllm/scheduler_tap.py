@@ -1,7 +1,7 @@
-"""What the tap does with vLLM's scheduler; needs no vLLM itself.
+"""Recording of a vLLM scheduler's events; needs no vLLM itself.
 
-Events are appended to a list as they happen, by reference: this runs on the thread of the
-engine's step. The publisher's thread makes items of the list (``scheduler_events``).
+Events are appended to a list as they happen, by reference, because this runs on the thread of
+the engine's step. The publisher thread makes items of the list (``scheduler_events``).
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from functools import partial
 from typing import Any
 
 from sidestep.protocol.request_events import RequestEvents
-from sidestep_adapters.vllm.scheduler_events import Raw, SchedulerEvents
+from sidestep_adapters.vllm.scheduler_events import DeferredEvent, SchedulerEvents
 
-LONG = 0.05
-"""Seconds after which a step's beginning is told of before its end."""
+LONG_STEP = 0.05
+"""Seconds after which the start of a step is sent before its end."""
 _monotonic, _wall = time.monotonic, time.time
 
 
 class SchedulerTap:
-    """One scheduler's events, collected on its step's thread and pushed. Nothing here ever raises.
+    """Collects one scheduler's events on its step thread and pushes them. It never raises.
 
     Args:
-        push: Takes a function that makes items; a Publisher's.
-        fail: Called inside ``except`` with what went wrong.
-        nan_check: Whether outputs say that logits held a NaN.
+        push: ``Publisher.push``; takes a function that makes items.
+        fail: Called inside ``except`` with a description of the problem.
+        nan_check: Whether outputs report NaNs in logits.
 
     Attributes:
-        events: Makes items of what was collected.
+        events: Makes items of the recorded events.
     """
 
     def __init__(
@@ -41,33 +41,33 @@ class SchedulerTap:
     ) -> None:
         self._push = push
         self._fail = fail
-        self._raw: list[Raw] = []
-        self._ended: list[Raw] = []
-        self._updating = False
+        self._raw: list[DeferredEvent] = []
+        self._ended_in_update: list[DeferredEvent] = []
+        self._is_updating = False
         self._flushed_at = 0.0
-        self._ending = ""
+        self._closed_session = ""
         self._started: deque[tuple[Any, float]] = deque(maxlen=64)
         self.events = SchedulerEvents(fail, nan_check=nan_check)
 
     def queued(self, request: Any) -> None:
-        """A request entered the queue, or a session went on.
+        """Record a request that entered the queue, or a session that continues.
 
-        A session's next input may come with its last output, which it follows.
+        A session's next input may arrive with its last output, which it follows.
         """
         try:
             stamp = request.events[-1].timestamp
             known = (request, stamp, request.arrival_time, request.num_prompt_tokens)
-            target = self._ended if self._updating else self._raw
+            target = self._ended_in_update if self._is_updating else self._raw
             target.append((self.events.queued, known))
         except Exception:  # noqa: BLE001 - an exception here kills the engine
             self._fail("a queued request could not be recorded")
 
     def preempted(self, request_id: str, stamp: float) -> None:
-        """A request lost its place."""
+        """Record a preempted request."""
         self._raw.append((self.events.preempted, (request_id, stamp)))
 
     def scheduled(self, output: Any, requests: Mapping[str, Any], started: float) -> None:
-        """A batch was put together; those who are new in it have a fresh event."""
+        """Record a batch; requests that are new in it have a fresh event."""
         try:
             self._started.append((output, started))
             raw = self._raw
@@ -77,45 +77,45 @@ class SchedulerTap:
             for request_id in _resumed(output.scheduled_cached_reqs):
                 stamp = requests[request_id].events[-1].timestamp
                 raw.append((self.events.scheduled, (request_id, stamp)))
-            # With the step's own events, but for a step that takes its time.
-            if raw and started - self._flushed_at > LONG:
+            # Normally sent with the events of the step's end, except in a long step.
+            if raw and started - self._flushed_at > LONG_STEP:
                 self._flush()
-        except Exception:  # noqa: BLE001 - likewise
+        except Exception:  # noqa: BLE001 - as above
             self._fail("a batch could not be recorded")
 
-    def ending(self, request_id: str) -> None:
-        """A session's user has said that no more input comes; vLLM ends it as an abort."""
-        self._ending = request_id
+    def session_closed(self, request_id: str) -> None:
+        """Record that a session's user sends no more input; vLLM ends the request as aborted."""
+        self._closed_session = request_id
 
     def freed(self, request: Any) -> None:
-        """A request has ended, whichever way."""
-        target = self._ended if self._updating else self._raw
-        stopped = bool(self._ending) and request.request_id == self._ending
-        self._ending = ""
+        """Record the end of a request, for any reason."""
+        target = self._ended_in_update if self._is_updating else self._raw
+        stopped = bool(self._closed_session) and request.request_id == self._closed_session
+        self._closed_session = ""
         target.append((self.events.finished, (request, _monotonic(), _wall(), stopped)))
 
-    def updating(self) -> None:
-        """The scheduler takes in a step's output from now on."""
-        self._updating = True
+    def update_started(self) -> None:
+        """Note that the scheduler starts to process the output of a step."""
+        self._is_updating = True
 
-    def updated(self, batch: Any, outputs: Mapping[int, Any]) -> None:
-        """The scheduler has taken in the output of ``batch``."""
-        self._updating = False
+    def update_finished(self, batch: Any, outputs: Mapping[int, Any]) -> None:
+        """Record the step of ``batch``, whose output the scheduler has processed."""
+        self._is_updating = False
         try:
             found = [(client.timestamp, client.outputs) for client in outputs.values()]
             started = self._started_at(batch)
             self._raw.append(
                 (self.events.iteration, (started, _monotonic(), _wall(), batch, found))
             )
-            if self._ended:
-                self._raw += self._ended
-                self._ended.clear()
+            if self._ended_in_update:
+                self._raw += self._ended_in_update
+                self._ended_in_update.clear()
             self._flush()
-        except Exception:  # noqa: BLE001 - likewise
+        except Exception:  # noqa: BLE001 - as above
             self._fail("a step could not be recorded")
 
     def _started_at(self, batch: Any) -> float | None:
-        """When the scheduling of ``batch`` began; batches come back in their order."""
+        """Return when the scheduling of ``batch`` began; batches come back in order."""
         while self._started:
             scheduled, started = self._started.popleft()
             if scheduled is batch:
@@ -128,16 +128,16 @@ class SchedulerTap:
         self._push(partial(self.events.items, raw))
 
     def flush(self) -> None:
-        """Push what happened since the last step; there will be no other."""
+        """Push the events since the last step; no step follows."""
         if self._raw:
             self._flush()
 
 
 def _resumed(cached: Any) -> Iterable[str]:
-    """Preempted requests that are in the batch again, as far as they are not among the new."""
+    """Return preempted requests that rejoin the batch, unless they are among the new ones."""
     known = getattr(cached, "resumed_req_ids", None)
     if known is None:
-        # Releases before 0.11 have a flag a request.
+        # Releases before 0.11 have one flag per request.
         flags = getattr(cached, "resumed_from_preemption", ())
         return [name for name, again in zip(cached.req_ids, flags, strict=False) if again]
     names: Iterable[str] = known

@@ -1,7 +1,6 @@
-"""What the vLLM plugin does with vLLM's stats objects; needs no vLLM itself.
+"""Translation of vLLM's stats objects; needs no vLLM itself.
 
-``plugin`` wraps this in the class that vLLM loads; recordings are replayed
-through the very same code.
+``plugin`` wraps this in the class that vLLM loads; replayed recordings use the same code.
 """
 
 from __future__ import annotations
@@ -27,14 +26,15 @@ PIECE_OBSERVATIONS = 2 * MAX_OBSERVATIONS
 
 
 class VllmTap:
-    """One process's records, translated and pushed. Nothing here ever raises.
+    """Translates and pushes one process's records. It never raises.
 
     Args:
-        push: Takes an item that owns its values; a Publisher's.
-        fail: Called inside ``except`` with what went wrong.
-        engines: vLLM's engine indexes, in the hello's order.
-        role: What of a record is this process's to tell.
+        push: ``Publisher.push``; takes an item that owns its values, or a function.
+        fail: Called inside ``except`` with a description of the problem.
+        engines: vLLM's engine indexes, in the order of the Hello.
+        role: Which fields of a record this process owns.
         connector: Class name of the KV connector, or empty.
+        diffusion: Whether the model is a diffusion model.
     """
 
     def __init__(
@@ -54,8 +54,8 @@ class VllmTap:
         self._connector = connector
         self._diffusion = diffusion
         self._sleep = 0, 0
-        self._last: dict[int, tuple[float, SchedulerStats]] = {}
-        self._infos: dict[tuple[int, str], Samples] = {}
+        self._last_stats: dict[int, tuple[float, SchedulerStats]] = {}
+        self._info_items: dict[tuple[int, str], Samples] = {}
 
     def record(
         self,
@@ -64,7 +64,7 @@ class VllmTap:
         mm_cache_stats: Any = None,
         engine_idx: int = 0,
     ) -> None:
-        """One engine step, as vLLM's stat loggers get it; runs on the serving event loop."""
+        """Record one engine step, with the arguments of vLLM's stat loggers, on the serving event loop."""
         try:
             if isinstance(mm_cache_stats, int):
                 # vLLM 0.10 passes the engine's index third.
@@ -83,56 +83,56 @@ class VllmTap:
                     self._items,
                     index,
                     stamp,
-                    None if scheduler_stats is None else _own(scheduler_stats),
-                    None if iteration_stats is None else _own(iteration_stats),
-                    None if mm_cache_stats is None else _own(mm_cache_stats),
+                    None if scheduler_stats is None else _capture(scheduler_stats),
+                    None if iteration_stats is None else _capture(iteration_stats),
+                    None if mm_cache_stats is None else _capture(mm_cache_stats),
                 )
             )
             payload = getattr(scheduler_stats, "kv_connector_stats", None)
             if payload:
-                # vLLM goes on extending these lists: this is the fastest copy there is
+                # vLLM keeps extending these lists: this is the fastest copy there is
                 # (0.2-4 us), and the publisher thread makes families of it (12-130 us).
                 copy = msgspec.msgpack.encode(payload)
                 self._push(partial(self._connector_items, index, stamp, copy))
-        except Exception:  # noqa: BLE001 - an exception here kills the engine's serving
+        except Exception:  # noqa: BLE001 - an exception here stops the engine from serving
             self._fail("a record could not be translated")
 
     def record_sleep_state(self, sleep: int = 0, level: int = 0) -> None:
-        """All engines of this front end fall asleep or wake up."""
+        """Record that all engines of this front end fall asleep or wake up."""
         try:
             self._sleep = int(sleep), int(level)
             for index in self._index.values():
                 self._push(VllmSleep(index, time.monotonic(), *self._sleep))
-        except Exception:  # noqa: BLE001 - likewise
+        except Exception:  # noqa: BLE001 - as above
             self._fail("a sleep state could not be translated")
 
     def record_admission_rejection(self, reason: str) -> None:
-        """The front end turned a request away; vLLM does not say for which engine."""
+        """Record a rejected request; vLLM does not report for which engine."""
         try:
             self._push(VllmRejection(0, time.monotonic(), printable(reason)))
-        except Exception:  # noqa: BLE001 - likewise
+        except Exception:  # noqa: BLE001 - as above
             self._fail("a rejection could not be translated")
 
     def _items(
         self, engine: int, stamp: float, scheduler: Any, iteration: Any, mm_cache: Any
     ) -> list[VllmStep]:
-        """What a record holds; in the publisher's thread."""
+        """Return the items of a record; runs in the publisher thread."""
         record = _Record(engine, stamp, time.time())
-        record.scheduler = _again(scheduler)
-        record.iteration = output = _again(iteration)
-        record.mm_cache = _again(mm_cache)
+        record.scheduler = _rebuild(scheduler)
+        record.iteration = output = _rebuild(iteration)
+        record.mm_cache = _rebuild(mm_cache)
         # Before anything reads its hundreds of values one by one.
         run = run_of(getattr(output, "inter_token_latencies_iter", None))
         if run is not None and iteration is not None and output is not iteration[0]:
             output.inter_token_latencies_iter = ()
         else:
             run = None
-        step, lost = to_wire(record, VllmStep)
-        if lost:
-            self._fail(f"{lost} values of a record were left out")
+        step, dropped = to_wire(record, VllmStep)
+        if dropped:
+            self._fail(f"{dropped} values of a record were left out")
         stats = step.scheduler
         if self._role == "core" and stats is not None:
-            # vLLM attaches them when the record is on its way here, or was.
+            # vLLM may attach them before or after the record arrives here.
             stats.iteration_details = None
         if self._diffusion and stats is not None:
             # vLLM keeps a diffusion model's numbers in its struct of speculative decoding.
@@ -140,38 +140,38 @@ class VllmTap:
         if run is not None and step.iteration is not None:
             step.iteration.inter_token_latencies_iter_runs = [run]
         if stats is not None:
-            self._last[engine] = (stamp, stats)
+            self._last_stats[engine] = (stamp, stats)
         return split(step)
 
     def _connector_items(self, engine: int, stamp: float, payload: bytes) -> list[Samples]:
-        """What a KV connector reports, a family an item: one that is refused costs no other."""
+        """Return the items of a KV connector, one per family, so that a rejected one affects no other."""
         found = families(msgspec.msgpack.decode(payload), self._connector)
         items = [Samples(engine, stamp, [part]) for family in found for part in pieces(family)]
-        self._infos.update(
+        self._info_items.update(
             {(engine, i.families[0].name): i for i in items if i.families[0].name.endswith("_info")}
         )
         return items
 
-    def again(self) -> list[VllmStep | VllmSleep | Samples]:
-        """Gauges as they were last, for an exporter that has not heard them; in its thread.
+    def current_state(self) -> list[VllmStep | VllmSleep | Samples]:
+        """Return the last gauge values, for an exporter that did not receive them.
 
-        An engine that has nothing to do sends nothing, and says some things only once.
+        Runs in the publisher thread. An idle engine sends nothing, and some values are sent once.
         """
         now = time.time()
         steps = [
             VllmStep(engine, stamp, now, gauges_of(stats))
-            for engine, (stamp, stats) in list(self._last.items())
+            for engine, (stamp, stats) in list(self._last_stats.items())
         ]
         if self._role == "core":
-            # It does not hear of sleeping.
-            return [*steps, *list(self._infos.values())]
+            # The core is not notified of sleep states.
+            return [*steps, *list(self._info_items.values())]
         sleep, level = self._sleep
         asleep = [VllmSleep(i, time.monotonic(), sleep, level) for i in self._index.values()]
-        return [*steps, *asleep, *list(self._infos.values())]
+        return [*steps, *asleep, *list(self._info_items.values())]
 
 
 def gauges_of(stats: SchedulerStats) -> SchedulerStats:
-    """The scheduler's state alone, without what it counted since the step before."""
+    """Return the scheduler's state without the counts since the previous step."""
     return SchedulerStats(
         num_running_reqs=stats.num_running_reqs,
         num_waiting_reqs=stats.num_waiting_reqs,
@@ -184,7 +184,7 @@ def gauges_of(stats: SchedulerStats) -> SchedulerStats:
 
 
 def pieces(family: Family) -> list[Family]:
-    """``family`` in parts of so few observations that each fits into an item."""
+    """Return ``family`` in parts whose observations fit into one item."""
     parts: list[list[Sample]] = [[]] if family.samples else []
     held = 0
     for sample in family.samples:
@@ -197,7 +197,7 @@ def pieces(family: Family) -> list[Family]:
 
 
 class _Record:
-    """A record's objects under the step's field names."""
+    """Holder of a record's objects, with the step's field names."""
 
     __slots__ = ("engine", "iteration", "mm_cache", "scheduler", "stamp", "wall")
     scheduler: Any
@@ -211,25 +211,24 @@ class _Record:
 
 
 _numbers: dict[type, tuple[tuple[str, ...], Callable[[Any], Any]]] = {}
-"""By class of stats: which of its attributes are numbers, and what reads them at once."""
+"""By class of stats: the names of its numeric attributes, and a function that reads them."""
 
 
-Owned = tuple[Any, tuple[str, ...], Any]
+Captured = tuple[Any, tuple[str, ...], Any]
 
 
-def _own(source: Any) -> Owned:
-    """``source`` and its numbers as they are now, for the publisher's thread.
+def _capture(source: Any) -> Captured:
+    """Return ``source`` with a copy of its numbers, for the publisher thread.
 
-    Lists and the structs below are referenced: vLLM makes them, and the object,
-    for this one step (the scheduler's are decoded from a message) and no longer
-    touches them after it, as of 0.32; what it does go on changing, a KV
-    connector's payload, is copied by the caller.
+    Lists and nested structs are referenced: vLLM makes them, and the object, for one step (the
+    scheduler's are decoded from a message) and does not change them afterwards, as of 0.32.
+    The caller copies what vLLM does change, a KV connector's payload.
     """
     try:
         names, read = _numbers[source.__class__]
         return source, names, read(source)
     except (KeyError, AttributeError):
-        # The first of its class, or one with other attributes than the first.
+        # The first object of its class, or one with other attributes than the first.
         names, read = _numbers[source.__class__] = _find_numbers(source)
         return source, names, read(source)
 
@@ -242,8 +241,8 @@ def _find_numbers(source: Any) -> tuple[tuple[str, ...], Callable[[Any], Any]]:
     return names, attrgetter(*names) if names else lambda _: ()
 
 
-def _again(owned: Owned | None) -> Any:
-    """An object of our own with what ``_own`` kept."""
+def _rebuild(owned: Captured | None) -> Any:
+    """Return a new object with the values that ``_capture`` copied."""
     if owned is None:
         return None
     source, names, numbers = owned
@@ -266,11 +265,11 @@ LISTS = (
     ("iteration", "finished_requests", MAX_STRUCTS),
     ("scheduler", "kv_cache_eviction_events", MAX_STRUCTS),
 )
-"""What a step may have more of than an item holds."""
+"""Lists of a step that may exceed an item's limits."""
 
 
 def split(step: VllmStep) -> list[VllmStep]:
-    """``step`` as items within the wire's limits; what follows the first is observations only."""
+    """Return ``step`` as items within the wire's limits; all but the first have observations only."""
     steps = [step]
     for part, name, limit in LISTS:
         owner = getattr(step, part)

@@ -302,7 +302,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "kv.sample-rate",
-        "Share of KV blocks whose life is followed; 0 is off.",
+        "Share of KV blocks whose lifetime is tracked; 0 is off.",
         parsing.share,
         0.01,
         metavar="SHARE",
@@ -317,8 +317,8 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "kv.max-tracked",
-        "Sampled blocks followed at once, per engine; over it the rate halves itself. All"
-        " engines together follow ten times as many at most, in equal shares.",
+        "Sampled KV blocks tracked at once, per engine; more are refused and counted. All"
+        " engines together track ten times as many at most, in equal shares.",
         parsing.positive,
         100_000,
         metavar="NUMBER",

@@ -61,10 +61,10 @@ class Applier:
                 self.registry.touch(engine)
 
     def drain(self) -> None:
-        """Tell of a slice of the lives that wait for it: a cache that was emptied has many."""
+        """Observe a slice of the blocks that wait for it: a reset evicts many at once."""
         for engine in self.registry.engines.values():
             if engine.blocks is not None and engine.blocks.waiting:
-                self._of[engine.layout.dialect].lives(engine, engine.blocks.tell())
+                self._of[engine.layout.dialect].observe_blocks(engine, engine.blocks.take())
                 self.registry.touch(engine)
                 break
 
@@ -92,5 +92,5 @@ class Applier:
         return moved
 
     def abandon(self, engine: Engine) -> None:
-        """Let go of all lives of the engine's blocks: what comes does not continue them."""
+        """Abandon the engine's tracked blocks: what comes does not continue them."""
         self._of[engine.layout.dialect].abandon(engine)

@@ -17,11 +17,12 @@ from sidestep.engines.items import decode_item
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.native_histogram import Native
 from sidestep.metrics.record_codec import encode_record, totals_of
-from sidestep.metrics.registry import Registry, Sampling
+from sidestep.metrics.registry import Registry
 from sidestep.protocol.folding import Folded
 from sidestep.protocol.limits import COUNT_LIMIT, MAX_FRAME_BYTES
 from sidestep.protocol.messages import EngineInfo, Settings
 from sidestep.protocol.records import Child, Totals
+from sidestep.tracking.kv_blocks.sampling import Sampling
 from sidestep.tracking.requests.rules import Rules
 
 ENVELOPE = 1024

@@ -9,7 +9,7 @@ from sidestep.catalog.layout import Layout
 from sidestep.engines.items import Item
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.registry import Registry
-from sidestep.tracking.kv_blocks.tracker import Lives
+from sidestep.tracking.kv_blocks.tracker import BlockObservations
 
 
 class Handlers:
@@ -42,11 +42,11 @@ class Handlers:
         """Make the observations that wait; return the engines that they are of."""
         return ()
 
-    def lives(self, engine: Engine, lives: Lives) -> None:
-        """Observe lifetimes of blocks that ended."""
+    def observe_blocks(self, engine: Engine, found: BlockObservations) -> None:
+        """Add what was observed of KV blocks."""
 
     def untracked(self, engine: Engine, found: Mapping[str, int]) -> None:
         """Count requests whose intervals cannot all be known, by reason."""
 
     def abandon(self, engine: Engine) -> None:
-        """Stop tracking all blocks of the engine."""
+        """Abandon the engine's tracked blocks."""

@@ -65,7 +65,7 @@ def catalogued(registry: Registry, dialects: Collection[str]) -> Iterator[Family
 
 def described(registry: Registry) -> Iterator[Family]:
     """Those that engines described themselves."""
-    if not registry.room.families:
+    if not registry.quota.families:
         return
     sampled = {name for layout in registry.layouts.values() for name in layout.sampled}
     seen: set[str] = set()

@@ -120,6 +120,9 @@ class Store:
             WireError: It cannot be shown.
         """
         *ended, current = records
+        is_taken = name in self._registry.engines or name in self._registry.kept
+        if is_taken or self.find(current.source, current.engine) is not None:
+            raise WireError("engine_conflict", f"{name} is there already")
         record = decode_record(current.data)
         info = replace(described(self._registry, current, record.head), id=name)
         engine = engine_for(self._registry, info, None)

@@ -88,7 +88,7 @@ class Intake:
         """Bytes of items whose observations are not made yet."""
         self._arrived = 0.0
         """Unix time of the frame whose items are being applied."""
-        self._bugs = Limited(log, clock=clock)
+        self._lines = Limited(log, clock=clock)
         read_metrics(metrics, registry, self.receiver)
         metrics.read("sidestep_forward_sources", lambda: [((), self.federation.sources(clock()))])
         metrics.read("sidestep_items_total", lambda: [((), self.items)])
@@ -206,7 +206,7 @@ class Intake:
 
     def _has_bug(self, error: Exception) -> None:
         self.reject("bug")
-        self._bugs.error(
+        self._lines.error(
             "bug", "an item could not be applied; this is a bug in sidestep", trace=error
         )
 
@@ -238,6 +238,18 @@ class Intake:
         self.feeding.pass_time(now)
         self.federation.pass_time(now)
         self.registry.pass_time(now)
+        self._log_refused_blocks()
+
+    def _log_refused_blocks(self) -> None:
+        for name, count in self.registry.refused_blocks.items():
+            self._lines.warning(
+                "refused blocks",
+                "engine %r: %d sampled KV blocks are not tracked, --kv.max-tracked is reached;"
+                " histograms of KV blocks are biased: lower --kv.sample-rate",
+                name,
+                count,
+            )
+        self.registry.refused_blocks.clear()
 
     def restore(self, streams: Sequence[Stream], now: float) -> None:
         """Know streams from a snapshot; what they feed shows no gauges until they greet."""

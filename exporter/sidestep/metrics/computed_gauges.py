@@ -36,7 +36,7 @@ def _sample_ratio(engine: Engine) -> float | None:
     own = engine.own_sample_rate
     if own is not None or engine.blocks is None:
         return own
-    return engine.blocks.block_ratio
+    return engine.blocks.rate
 
 
 READINGS: Mapping[str, Callable[[Engine], float | None]] = {
@@ -46,7 +46,7 @@ READINGS: Mapping[str, Callable[[Engine], float | None]] = {
     "draft_acceptance_rate": _acceptance_rate,
     "draft_efficiency": _efficiency,
     "kv_sample_ratio": _sample_ratio,
-    "kv_cached_sample_ratio": lambda engine: engine.blocks.cached_ratio if engine.blocks else None,
+    "kv_cached_sample_ratio": lambda engine: engine.blocks.rate if engine.blocks else None,
     "saturation": lambda engine: engine.saturation.ratio if engine.saturation else None,
     "kv_tracked_blocks": lambda engine: engine.blocks.tracked if engine.blocks else None,
 }

@@ -19,7 +19,7 @@ from sidestep.metrics.saturation import Saturation
 from sidestep.metrics.slo_histogram import Judge, judged
 from sidestep.protocol.limits import MAX_OPEN_VALUES
 from sidestep.protocol.messages import CORE_INFO, ENGINE_CORE, KV_SAMPLING, EngineInfo
-from sidestep.tracking.kv_blocks.tracker import Residency
+from sidestep.tracking.kv_blocks.tracker import BlockTracker
 from sidestep.tracking.requests.machine import Lifecycle
 from sidestep.tracking.requests.rules import UNTRACKED
 
@@ -180,7 +180,7 @@ class Engine:
         self.throughput: tuple[float, float] | None = None
         self.saturation: Saturation | None = None
         self.requests: Lifecycle | None = None
-        self.blocks: Residency | None = None
+        self.blocks: BlockTracker | None = None
         self.looked: Polled | None = None
         self.absent = self.forwarded = False
         self.told: Mapping[str, float] = {}

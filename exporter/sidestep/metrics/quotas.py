@@ -1,4 +1,4 @@
-"""What families that describe themselves take, of all engines: series, bytes on a page, names."""
+"""Quota of families that describe themselves, of all engines: series, bytes on a page, names."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ MAX_BYTES = 16 << 20
 """What these take on a page, about: a line repeats all labels, a histogram has many lines."""
 
 
-class Room:
-    """How much of it there is left.
+class OpenFamilyQuota:
+    """What the self-described families of all engines take, and the limits of that.
 
     Attributes:
         series: Children of self-described families, of all engines.

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
+from typing import TypeVar
 
 from sidestep.catalog.buckets import Bounds
 from sidestep.catalog.layout import Layout, Placed
@@ -15,15 +15,17 @@ from sidestep.errors import WireError
 from sidestep.exposition.passthrough.registry import Passed
 from sidestep.metrics.engine import ORIGIN, Engine, Key
 from sidestep.metrics.native_histogram import Native
-from sidestep.metrics.quotas import Room
+from sidestep.metrics.quotas import OpenFamilyQuota
 from sidestep.protocol.limits import MAX_LABEL_CHARS, MAX_OPEN_VALUES, OTHER, is_printable
 from sidestep.protocol.messages import EngineInfo
-from sidestep.tracking.kv_blocks.tracker import Residency
+from sidestep.tracking.kv_blocks.sampling import Sampling
+from sidestep.tracking.kv_blocks.tracker import BlockTracker
 from sidestep.tracking.requests.machine import Lifecycle
 from sidestep.tracking.requests.parallel_samples import Questions
 from sidestep.tracking.requests.rules import Rules
 
 Look = tuple[bool, frozenset[tuple[str, str]]]
+Tracker = TypeVar("Tracker", bound=BlockTracker)
 
 MAX_ENGINES = 1024
 """Shown, and as many that are kept."""
@@ -34,7 +36,7 @@ GONE = 300.0
 KEPT = 86_400.0
 """After which its totals are forgotten: should it come back, they begin at 0."""
 FULL_SHARES = 10
-"""Engines that may follow as many KV blocks as one may; more of them share."""
+"""Engines that may track as many KV blocks as one may; more of them share."""
 LIMITS = (
     "label_values",
     "engine_series",
@@ -47,27 +49,13 @@ LIMITS = (
 )
 
 
-@dataclasses.dataclass(slots=True)
-class Sampling:
-    """How KV blocks are followed.
-
-    Attributes:
-        rate: Which share of them.
-        scale: Whether each counts for all that it stands for.
-        capacity: How many at once, per engine.
-    """
-
-    rate: float = 0.01
-    scale: bool = False
-    capacity: int = 100_000
-
-
 class Registry:
     """Engines by identity.
 
     Attributes:
         rules: How request events are read.
-        sampling: How KV blocks are followed; see ``sample_blocks``.
+        sampling: How KV blocks are sampled; see ``sample_blocks``.
+        refused_blocks: KV blocks that were refused at the capacity, by engine; logged and cleared.
         native: How native histograms are kept; None: they are not.
         objectives: What requests are held against that are counted here.
         questions: Parallel samples, which may be spread over engines.
@@ -76,7 +64,7 @@ class Registry:
         version: Changes with every applied item, so that a page can be reused.
         limited: What went to ``__other__`` or was refused since there were too many, by limit.
         parts: How many engines are but parts of others.
-        room: What families take that describe themselves.
+        quota: What families take that describe themselves, and their limits.
         reserved: Those that the exporter's own collectors take.
         passed: Other exporters' families.
         shows: Whether a family is to be on pages.
@@ -103,8 +91,9 @@ class Registry:
         self.kept: dict[str, Engine] = {}
         self.version = 0
         self.limited: Counter[str] = Counter(dict.fromkeys(LIMITS, 0))
+        self.refused_blocks: Counter[str] = Counter()
         self.parts = 0
-        self.room = Room()
+        self.quota = OpenFamilyQuota()
         self.reserved: frozenset[str] = frozenset()
         self.passed = Passed(self._names)
         self.shows: Callable[[str], bool] = lambda _: True
@@ -183,11 +172,11 @@ class Registry:
     def _forget(self, engine: Engine) -> None:
         """Nobody will hear of ``engine`` again: what it took is there for others."""
         engine.forget_core()
-        self.room.release(engine)
+        self.quota.release(engine)
 
     def empty(self, engine: Engine) -> None:
         """Let ``engine`` have no series at all, not even those that begin at 0."""
-        self.room.release(engine)
+        self.quota.release(engine)
         engine.empty()
 
     def retire(self, engine: Engine) -> None:
@@ -217,7 +206,7 @@ class Registry:
         for engine in self.engines.values():
             features.setdefault(engine.layout, set()).update(engine.features)
         names = [layout.names_with(found) for layout, found in features.items()]
-        return [self.reserved, self.room.names, *names]
+        return [self.reserved, self.quota.names, *names]
 
     def _is_renamed(self, engine: Engine, info: EngineInfo) -> bool:
         """Whether it comes back under other labels; while one stream says others, the first stand."""
@@ -230,8 +219,9 @@ class Registry:
         self.kept.clear()
         self._looks.clear()
         self.parts = 0
-        self.room = Room()
+        self.quota = OpenFamilyQuota()
         self.limited = Counter(dict.fromkeys(LIMITS, 0))
+        self.refused_blocks.clear()
         self.questions = Questions()
         self.version += 1
 
@@ -251,7 +241,7 @@ class Registry:
         for children, row in zip(engine.keyed, engine.layout.keyed, strict=True):
             if row.kind == "gauge":
                 children.clear()
-        self.room.without_gauges(engine)
+        self.quota.without_gauges(engine)
 
     def pass_time(self, now: float) -> None:
         """Hide what nobody tells of any more: first gauges, then all of an engine."""
@@ -274,12 +264,9 @@ class Registry:
                 self.version += 1
 
     def sample_blocks(self, rate: float) -> None:
-        """Follow this share of KV blocks from now on."""
+        """Sample this share of cached KV blocks from now on."""
         self.version += 1
         self.sampling.rate = rate
-        for engine in self.engines.values():
-            if engine.blocks is not None:
-                engine.blocks.rate = rate
 
     def requests_of(self, engine: Engine) -> Lifecycle:
         """The requests of ``engine``, followed from now on."""
@@ -287,23 +274,20 @@ class Registry:
             engine.requests = Lifecycle(self.rules, self.questions)
         return engine.requests
 
-    def blocks_of(self, engine: Engine) -> Residency:
-        """The KV blocks of ``engine``, followed from now on."""
-        if engine.blocks is None:
-            chosen = self.sampling
-            engine.blocks = Residency(
-                rate=chosen.rate, scale=chosen.scale, capacity=chosen.capacity
-            )
+    def blocks_of(self, engine: Engine, kind: type[Tracker]) -> Tracker:
+        """Return the tracker of ``engine``'s KV blocks, a new one where there is none of ``kind``."""
+        if not isinstance(engine.blocks, kind):
+            engine.blocks = kind(self.sampling)
             self._share_blocks()
         return engine.blocks
 
     def _share_blocks(self) -> None:
-        """All engines together may follow so many blocks, and each as many as any other."""
-        following = [e.blocks for e in self.engines.values() if e.blocks is not None]
+        """Give all engines that track KV blocks equal shares of what all may track together."""
+        trackers = [e.blocks for e in self.engines.values() if e.blocks is not None]
         capacity = self.sampling.capacity
-        share = max(FULL_SHARES * capacity // max(len(following), 1), 1)
-        for blocks in following:
-            blocks.capacity = min(capacity, share)
+        share = max(FULL_SHARES * capacity // max(len(trackers), 1), 1)
+        for blocks in trackers:
+            blocks.resize(min(capacity, share))
 
     def add(self, engine: Engine, placed: Placed, value: str, count: int) -> None:
         """Add to the child of a counter whose own label is ``value``."""

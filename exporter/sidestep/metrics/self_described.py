@@ -41,12 +41,12 @@ def add_samples(registry: Registry, engine: Engine, item: Samples, *, kept: bool
         # An earlier process's, with labels that are not told any more.
         before = engine.open[name]
         size = sum(before.size(key, engine) for key in before.children)
-        registry.room.resize(engine, -len(before.children), -size)
+        registry.quota.resize(engine, -len(before.children), -size)
         engine.look_anew()
     engine.open.update(made.families)
     for name, target in made.families.items():
         if name not in engine.layout.sampled:
-            registry.room.describe(target)
+            registry.quota.describe(target)
     is_judged = not kept and engine.objectives is not None and bool(engine.objectives.names)
     for family in item.families:
         fed = () if kept else engine.layout.also.get(family.name, ())
@@ -79,9 +79,9 @@ def adopt(
             refused = error
             continue
         engine.open[family.name] = family
-        registry.room.resize(engine, len(family.children), size)
+        registry.quota.resize(engine, len(family.children), size)
         if not is_ours:
-            registry.room.describe(family)
+            registry.quota.describe(family)
     return refused
 
 
@@ -130,7 +130,7 @@ def _check_limit(registry: Registry, engine: Engine, series: int, size: int) -> 
     """
     if not series:
         return
-    limit = registry.room.limit(engine, series, size)
+    limit = registry.quota.limit(engine, series, size)
     if limit:
         registry.limited[limit] += 1
         raise WireError("over_limit", "too many self-described series")
@@ -143,7 +143,7 @@ def _add(
     for sample in family.samples:
         key = registry.capped(target.children, tuple(sample.labels))
         if key not in target.children:
-            registry.room.resize(engine, 1, target.size(key, engine))
+            registry.quota.resize(engine, 1, target.size(key, engine))
         refused = _add_sample(engine, target, key, sample, bounds)
         if refused:
             slot = engine.layout.hooks["refused_observations"].slots[0]
@@ -206,13 +206,13 @@ def _check_new(made: _Made, name: str, kind: Kind, labels: Key) -> bool:
     """
     registry = made.registry
     form = (kind, labels)
-    if registry.room.families.get(name, form) != form:
+    if registry.quota.families.get(name, form) != form:
         raise WireError("changed_family", name)
-    if name in registry.room.families:
+    if name in registry.quota.families:
         return False
     if _is_owned(made, name, taken(name, kind)):
         raise WireError("owned_family", name)
-    if len(registry.room.families) + made.fresh >= MAX_OPEN_FAMILIES:
+    if len(registry.quota.families) + made.fresh >= MAX_OPEN_FAMILIES:
         registry.limited["families"] += 1
         raise WireError("over_limit", "too many self-described families")
     return True
@@ -237,7 +237,7 @@ def _is_owned(made: _Made, name: str, names: frozenset[str]) -> bool:
         names & layout.names for layout in registry.layouts.values()
     ):
         return True
-    return not names.isdisjoint(made.names) or not names.isdisjoint(registry.room.names)
+    return not names.isdisjoint(made.names) or not names.isdisjoint(registry.quota.names)
 
 
 def _check_samples(target: OpenFamily, family: Family) -> None:

@@ -651,7 +651,7 @@ groups:
             )
           ) > 0)
         labels: {dialect: triton}
-      # Lives of KV blocks: what the engine hands out again, and what its prefix cache gives up (by its KV events).
+      # Lifetimes of KV blocks: what the engine hands out again, and what its prefix cache gives up (by its KV events).
       - record: model:kv_block_lifetime_seconds:mean_rate15m
         expr: |-
           sum by (cluster, namespace, job, model_name) (rate(vllm:kv_block_lifetime_seconds_sum[15m]))

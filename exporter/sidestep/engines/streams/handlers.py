@@ -15,8 +15,10 @@ from sidestep.metrics.field_readers import compile_reads
 from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.block_events import FIRST_MEDIUM, CacheChange, CacheEvents
+from sidestep.tracking.kv_blocks.cached import CachedBlocks
 from sidestep.tracking.kv_blocks.cached import check as check_changes
-from sidestep.tracking.kv_blocks.tracker import CachedLives, Lives, Observation
+from sidestep.tracking.kv_blocks.sampling import Observation
+from sidestep.tracking.kv_blocks.tracker import BlockObservations, CachedObservations
 
 CACHED = "sidestep_kv_cached_block_{}_seconds"
 
@@ -26,7 +28,7 @@ class StreamHandlers(Handlers):
 
     FED: ClassVar[Collection[str]] = {
         "stored_blocks", "removed_blocks", "cache_clears", "resident_blocks",
-        "kv_sample_halvings", "kv_abandoned_blocks", "kv_unknown_events",
+        "kv_refused_blocks", "kv_abandoned_blocks", "kv_unknown_events",
     }  # fmt: skip
 
     def __init__(self, layout: Layout, registry: Registry) -> None:
@@ -38,10 +40,10 @@ class StreamHandlers(Handlers):
             hook[f"{name}_blocks"].slots[0] for name in ("stored", "removed", "resident")
         )
         self._clears = hook["cache_clears"].slots[0]
-        self._halvings, self._abandoned, self._unknown, self._refused = (
+        self._refused_blocks, self._abandoned, self._unknown, self._refused = (
             hook[name].slots[0]
             for name in (
-                "kv_sample_halvings",
+                "kv_refused_blocks",
                 "kv_abandoned_blocks",
                 "kv_unknown_events",
                 "refused_observations",
@@ -64,19 +66,21 @@ class StreamHandlers(Handlers):
             case _:
                 raise WireError("bad_item", "an item of another dialect")
 
-    def lives(self, engine: Engine, lives: Lives) -> None:
-        """Lives of hashes that ended."""
+    def observe_blocks(self, engine: Engine, found: BlockObservations) -> None:
+        """Add what was observed of cached blocks."""
         for slot, count in (
-            (self._halvings, lives.halvings),
-            (self._abandoned, lives.abandoned),
-            (self._unknown, lives.unknown),
+            (self._refused_blocks, found.refused),
+            (self._abandoned, found.abandoned),
+            (self._unknown, found.unknown),
         ):
             _increase(engine, slot, count)
-        for medium, cached in lives.cached.items():
-            self._lives_of(engine, medium, cached)
+        if found.refused:
+            self.registry.refused_blocks[engine.id] += found.refused
+        for medium, cached in found.cached.items():
+            self._observe_medium(engine, medium, cached)
 
     def abandon(self, engine: Engine) -> None:
-        """Let go of all lives of hashes: events of them were folded."""
+        """Abandon the tracked hashes: events of them were folded."""
         if engine.blocks is not None:
             _increase(engine, self._abandoned, engine.blocks.tracked)
             engine.blocks = None
@@ -84,12 +88,12 @@ class StreamHandlers(Handlers):
 
     def _cache(self, engine: Engine, item: CacheEvents) -> None:
         if engine.blocks is None:
-            # Before anything is followed: a refusal would leave that behind.
+            # Before there is a tracker, which a refusal would leave behind.
             check_changes(item.changes)
-        lives = self.registry.blocks_of(engine).cache(item)
+        observed = self.registry.blocks_of(engine, CachedBlocks).apply(item)
         for change in item.changes:
             self._count(engine, change)
-        self.lives(engine, lives)
+        self.observe_blocks(engine, observed)
 
     def _count(self, engine: Engine, change: CacheChange) -> None:
         """Blocks by medium; what is resident is known from a time on when nothing was.
@@ -128,11 +132,11 @@ class StreamHandlers(Handlers):
         children[key] = children.get(key, 0) + len(change.hashes)
         return key
 
-    def _lives_of(self, engine: Engine, medium: str, lives: CachedLives) -> None:
+    def _observe_medium(self, engine: Engine, medium: str, observed: CachedObservations) -> None:
         found: Mapping[str, list[Observation]] = {
-            "lifetime": lives.lifetimes,
-            "idle": lives.idles,
-            "reuse_gap": lives.gaps,
+            "lifetime": observed.lifetimes,
+            "idle": observed.idles,
+            "reuse_gap": observed.gaps,
         }
         for name, observations in found.items():
             row = engine.layout.sampled[CACHED.format(name)]

@@ -118,33 +118,34 @@ ROWS: tuple[Row, ...] = (
         "cached_sample_ratio",
         "gauge",
         Reading("kv_cached_sample_ratio"),
-        "Share of the hashes in a prefix cache whose life is followed.",
+        "Share of the hashes in a prefix cache that is sampled.",
         combine="mean",
     ),
     _kv(
         "cached_tracked_blocks",
         "gauge",
         Reading("kv_tracked_blocks"),
-        "Hashes in a prefix cache whose life is being followed, or waits to be told of.",
+        "Sampled hashes in a prefix cache that are tracked now.",
     ),
     _kv(
-        "cached_sample_halvings_total",
+        "cached_refused_blocks_total",
         "counter",
-        Hook("kv_sample_halvings"),
-        "Times the share of followed hashes halved because there were too many.",
+        Hook("kv_refused_blocks"),
+        "Times a sampled hash was not tracked because --kv.max-tracked was reached: histograms of"
+        " cached blocks are biased while this grows; lower --kv.sample-rate.",
     ),
     _kv(
         "cached_abandoned_blocks_total",
         "counter",
         Hook("kv_abandoned_blocks"),
-        "Followed hashes whose life's end was not heard: the engine restarted, or events were"
+        "Tracked hashes whose removal was not seen: the engine restarted, or events were"
         " lost; their lifetimes are in no histogram.",
     ),
     _kv(
         "cached_unknown_events_total",
         "counter",
         Hook("kv_unknown_events"),
-        "Events of followed hashes with a time before that of the last one.",
+        "Events of tracked hashes with a time before that of the last one.",
     ),
     # Forward passes.
     _scheduled(

@@ -1,4 +1,4 @@
-"""What request events and block lives add to an engine's series beyond the plan's plain fields."""
+"""Hooks of request events and KV blocks: what they add to series beyond the plan's plain fields."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import ClassVar
 from sidestep.catalog.layout import Layout
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.registry import Registry
-from sidestep.tracking.kv_blocks.tracker import Lives
+from sidestep.tracking.kv_blocks.tracker import BlockObservations
 from sidestep.tracking.requests.outcomes import Outcomes
 
 
@@ -17,7 +17,7 @@ class CoreHooks:
 
     FED: ClassVar = {
         "kv_abandoned_blocks", "kv_block_gaps", "kv_block_reset_ages", "kv_block_reset_idles",
-        "kv_block_reuses", "kv_cache_resets", "kv_sample_halvings", "kv_unknown_events",
+        "kv_block_reuses", "kv_cache_resets", "kv_refused_blocks", "kv_unknown_events",
         "longest_preemption", "requests_by_state",
         "refused_requests", "untracked_requests",
     }  # fmt: skip
@@ -32,7 +32,7 @@ class CoreHooks:
         self.omitted = hook["refused_observations"].slots[0]
         self.iteration_tokens = hook["iteration_tokens"].slots[0]
         self.resets = hook["kv_cache_resets"].slots[0]
-        self.halvings = hook["kv_sample_halvings"].slots[0]
+        self.refused_blocks = hook["kv_refused_blocks"].slots[0]
         self.abandoned = hook["kv_abandoned_blocks"].slots[0]
         self.unknown = hook["kv_unknown_events"].slots[0]
         self.lifetimes, self.idles, self.last_gaps = (
@@ -63,7 +63,7 @@ class CoreHooks:
             self.registry.add(engine, self.untracked, reason, count)
 
     def abandon(self, engine: Engine) -> None:
-        """Let go of all lives of blocks: events of them were folded, or nobody tells any more."""
+        """Abandon the tracked blocks: events of them were folded, or nobody tells any more."""
         if engine.blocks is not None:
             _increase(engine, self.abandoned, engine.blocks.tracked)
             engine.blocks = None
@@ -81,28 +81,30 @@ class CoreHooks:
             engine.values[slot] = number
         engine.values[self.longest] = engine.requests.longest_preemption
 
-    def blocks(self, engine: Engine, lives: Lives) -> None:
-        """Lives of blocks that an item of block events ended."""
+    def observe_blocks(self, engine: Engine, found: BlockObservations) -> None:
+        """Add what was observed of physical blocks."""
         for slot, observations in (
-            (self.lifetimes, lives.lifetimes),
-            (self.idles, lives.idles),
-            (self.last_gaps, lives.last_gaps),
-            (self.gaps, lives.gaps),
-            (self.reuses, lives.reuses),
-            (self.reset_ages, lives.reset_ages),
-            (self.reset_idles, lives.reset_idles),
+            (self.lifetimes, found.lifetimes),
+            (self.idles, found.idles),
+            (self.last_gaps, found.last_gaps),
+            (self.gaps, found.gaps),
+            (self.reuses, found.reuses),
+            (self.reset_ages, found.reset_ages),
+            (self.reset_idles, found.reset_idles),
         ):
             if observations:
                 refused = engine.histogram(slot).observe_weighted(observations)
                 if refused:
                     _increase(engine, self.omitted, refused)
         for slot, count in (
-            (self.resets, lives.resets),
-            (self.halvings, lives.halvings),
-            (self.abandoned, lives.abandoned),
-            (self.unknown, lives.unknown),
+            (self.resets, found.resets),
+            (self.refused_blocks, found.refused),
+            (self.abandoned, found.abandoned),
+            (self.unknown, found.unknown),
         ):
             _increase(engine, slot, count)
+        if found.refused:
+            self.registry.refused_blocks[engine.id] += found.refused
 
 
 def _increase(engine: Engine, slot: int, amount: int) -> None:

@@ -19,8 +19,9 @@ from sidestep.metrics.gathered_observations import Gathered
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.block_events import BlockEvents
 from sidestep.protocol.request_events import RequestEvents
+from sidestep.tracking.kv_blocks.physical import PhysicalBlocks
 from sidestep.tracking.kv_blocks.physical import check as check_blocks
-from sidestep.tracking.kv_blocks.tracker import Lives
+from sidestep.tracking.kv_blocks.tracker import BlockObservations
 from sidestep.tracking.requests.machine import check as check_events
 from sidestep.tracking.requests.outcomes import Outcomes
 
@@ -54,7 +55,8 @@ class VllmHandlers(Handlers):
                 self._read_outcomes(engine, outcomes, False)
                 self._core.requests(engine, outcomes)
             case BlockEvents():
-                self.lives(engine, self.registry.blocks_of(engine).blocks(item))
+                blocks = self.registry.blocks_of(engine, PhysicalBlocks)
+                self.observe_blocks(engine, blocks.apply(item))
             case VllmSleep():
                 self._vllm.sleep(engine, item)
             case VllmRejection():
@@ -80,24 +82,24 @@ class VllmHandlers(Handlers):
                 self._vllm.omit(engine, refused)
             yield engine
 
-    def lives(self, engine: Engine, lives: Lives) -> None:
-        """Lives of blocks that ended."""
-        self._core.blocks(engine, lives)
+    def observe_blocks(self, engine: Engine, found: BlockObservations) -> None:
+        """Add what was observed of physical blocks."""
+        self._core.observe_blocks(engine, found)
 
     def untracked(self, engine: Engine, found: Mapping[str, int]) -> None:
         """Requests whose intervals cannot all be known, by reason."""
         self._core.untracked_requests(engine, found)
 
     def abandon(self, engine: Engine) -> None:
-        """Let go of all lives of the engine's blocks."""
+        """Abandon the engine's tracked blocks."""
         self._core.abandon(engine)
 
     def _scale(self, engine: Engine, stats: SchedulerStats) -> None:
         """Blocks that the engine sampled itself count for all they stand for."""
         rate = engine.own_sample_rate
         if stats.kv_cache_eviction_events and rate is not None:
-            blocks = self.registry.blocks_of(engine)
-            self.lives(engine, blocks.evictions(stats.kv_cache_eviction_events, rate))
+            blocks = self.registry.blocks_of(engine, PhysicalBlocks)
+            self.observe_blocks(engine, blocks.evictions(stats.kv_cache_eviction_events, rate))
             stats.kv_cache_eviction_events = []
 
     def _step(self, engine: Engine, item: VllmStep, gathered: Gathered | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Lives of cached blocks: hashes that media hold, each medium on its own."""
+"""Tracked cached blocks: hashes that media hold, each medium on its own."""
 
 from __future__ import annotations
 
@@ -7,26 +7,20 @@ import msgspec
 from sidestep.errors import WireError
 from sidestep.protocol.block_events import MAX_HASHES, CacheChange, CacheEvents
 from sidestep.protocol.limits import MAX_LABELS, is_printable
-from sidestep.tracking.kv_blocks.capacity import Room, Turns
-from sidestep.tracking.kv_blocks.observations import CachedLives, Lives
-from sidestep.tracking.kv_blocks.sampling import (
-    ALL,
-    FIRST,
-    MASK,
-    SECOND,
-    SHIFT,
-    Diffusion,
-    Sample,
-    Share,
-    mix,
-)
+from sidestep.tracking.kv_blocks.sampling import Diffusion, Sampling
+from sidestep.tracking.kv_blocks.tracker import BlockObservations, BlockTracker, CachedObservations
 
 KINDS = {"stored", "removed", "cleared", "begun", "lost"}
+ALL = 1 << 64
+MASK = ALL - 1
+FIRST, SHIFT, SECOND = 0x9E3779B97F4A7C15, 0x2545F4914F6CDD1D, 0xD6E8FEB86659FD93
+"""Odd and without pattern. No other process has to agree on them but exporters of the
+same engines, which then sample the same hashes."""
 _NEVER = -1.0
 """No stamp: none is negative."""
 
 
-class _Life(msgspec.Struct, gc=False):
+class _Block(msgspec.Struct, gc=False):
     """A hash in a medium.
 
     Attributes:
@@ -34,22 +28,22 @@ class _Life(msgspec.Struct, gc=False):
     """
 
     birth: float
-    share: Share
+    weight: float
     hit: float = _NEVER
 
 
 class _Medium:
-    """One medium's lives by hash."""
+    """One medium's tracked blocks by hash."""
 
-    __slots__ = ("gaps", "idles", "lifetimes", "lives")
+    __slots__ = ("blocks", "gaps", "idles", "lifetimes")
 
     def __init__(self) -> None:
-        self.lives: dict[int, _Life] = {}
+        self.blocks: dict[int, _Block] = {}
         self.lifetimes, self.idles, self.gaps = Diffusion(), Diffusion(), Diffusion()
 
 
 def check(changes: list[CacheChange]) -> None:
-    """Whether ``changes`` can be followed, by themselves.
+    """Refuse ``changes`` that cannot be applied, whatever was before.
 
     Raises:
         WireError: Not an engine's.
@@ -64,32 +58,25 @@ def check(changes: list[CacheChange]) -> None:
         raise WireError("bad_item", "too many media")
 
 
-class CachedBlocks:
-    """Those of one engine that are sampled, by a mix of their hash alone.
+class CachedBlocks(BlockTracker):
+    """The cached blocks of one engine, sampled by a mix of their hash alone.
 
-    Attributes:
-        out: Where the call that is under way puts what there is to tell.
-        unknown: As ``Residency.unknown``.
-        abandoned: As ``Residency.abandoned``.
+    A hash is tracked through all its events, on all ranks, or not at all, and a sample is part of every
+    sample at a higher rate. The price: all lifetimes of a hash are in the sample together.
     """
 
-    def __init__(self, sample: Sample, room: Room, out: Lives) -> None:
-        self.out = out
-        self.unknown = 0
-        self.abandoned = 0
-        self._sample = sample
-        self._room = room
+    def __init__(self, sampling: Sampling) -> None:
+        super().__init__(sampling)
         self._media: dict[str, _Medium] = {}
         self._source: int | None = None
-        room.sweepers.append(self._sweep)
 
     @property
-    def known(self) -> bool:
-        """Whether any cache has told of itself."""
-        return self._source is not None
+    def rate(self) -> float:
+        """Share of hashes that is sampled."""
+        return self._sampling.rate
 
-    def apply(self, item: CacheEvents) -> None:
-        """Follow an item's changes.
+    def apply(self, item: CacheEvents) -> BlockObservations:
+        """Track an item's changes.
 
         Raises:
             WireError: The item is not one of an engine; nothing of it was applied.
@@ -97,29 +84,26 @@ class CachedBlocks:
         self._check(item.changes)
         if item.source != self._source:
             self._source = item.source
-            for medium in self._media.values():
-                if medium.lives:
-                    self._forget(medium, abandoned=True)
-            self._sample.forget()
+            self._out.abandoned += self.tracked
+            self._clear("")
         for change in item.changes:
-            if change.kind == "cleared":
-                self._clear(change.medium)
-                continue
-            hashes, bound = change.hashes, self._sample.bound
-            if bound < ALL:
-                # As mix, written out: nearly all hashes end here, so this line is the cost.
-                hashes = [
-                    value
-                    for value in hashes
-                    if ((first := value * FIRST + SHIFT & MASK) ^ first >> 32) * SECOND & MASK
-                    < bound
-                ]
-            if not hashes:
-                continue
-            if change.kind == "stored":
-                self._store(change.medium, hashes, change.stamp)
-            elif change.kind == "removed":
-                self._remove(change.medium, hashes, change.stamp)
+            match change.kind:
+                case "stored":
+                    self._store(change.medium, change.hashes, change.stamp)
+                case "removed":
+                    self._remove(change.medium, change.hashes, change.stamp)
+                case "cleared":
+                    self._clear(change.medium)
+        return self.take()
+
+    def resize(self, capacity: int) -> None:
+        """Track at most ``capacity`` blocks; abandon the newest of those that are too many."""
+        self.capacity = capacity
+        for medium in self._media.values():
+            while medium.blocks and self.tracked > capacity:
+                medium.blocks.popitem()
+                self.tracked -= 1
+                self._out.abandoned += 1
 
     def _check(self, changes: list[CacheChange]) -> None:
         check(changes)
@@ -128,93 +112,67 @@ class CachedBlocks:
             raise WireError("bad_item", "too many media")
 
     def _clear(self, name: str) -> None:
-        """Forget one medium, or where none is named all."""
+        """Forget the blocks of one medium, or where none is named of all."""
         named = [self._media[name]] if name in self._media else []
         for medium in named if name else self._media.values():
-            if medium.lives:
-                self._forget(medium, abandoned=False)
+            if medium.blocks:
+                self.tracked -= len(medium.blocks)
+                medium.blocks = {}
 
     def _store(self, name: str, hashes: list[int], now: float) -> None:
-        room, sample = self._room, self._sample
         medium = self._media.get(name)
         if medium is None:
             medium = self._media[name] = _Medium()
-        lives, bound = medium.lives, sample.bound
+        blocks, rate = medium.blocks, self._sampling.rate
+        if rate < 1.0:
+            bound = int(rate * ALL)
+            # Engines' hashes can be counters, or aligned, or have less than 64 bits: they are mixed so
+            # that the top bits depend on all of theirs. Nearly all hashes end at this line.
+            hashes = [
+                value
+                for value in hashes
+                if ((first := value * FIRST + SHIFT & MASK) ^ first >> 32) * SECOND & MASK < bound
+                or value in blocks
+            ]
+        weight = self._sampling.weight(rate)
         for value in hashes:
-            life = lives.get(value)
-            if life is not None and room.sweeping and _is_outside(value, life):
-                del lives[value]
-                room.tracked -= 1
-                life = None
-            if life is None:
-                # Since these hashes were sampled, perhaps.
-                if room.tracked >= room.capacity or sample.bound < bound:
-                    mixed = mix(value)
-                    while mixed < sample.bound and room.tracked >= room.capacity:
-                        room.make()
-                    if mixed >= sample.bound:
-                        continue
-                lives[value] = _Life(now, sample.share())
-                room.tracked += 1
+            block = blocks.get(value)
+            if block is None:
+                if self.tracked < self.capacity:
+                    blocks[value] = _Block(now, weight)
+                    self.tracked += 1
+                else:
+                    self._out.refused += 1
                 continue
-            before = life.hit
-            if now < max(life.birth, before):
-                self.unknown += 1
+            before = block.hit
+            if now < max(block.birth, before):
+                self._out.unknown += 1
                 continue
-            life.hit = now
+            block.hit = now
             if before != _NEVER:
-                medium.gaps.observe(self._of(name).gaps, now - before, life.share.weight)
+                medium.gaps.observe(self._of(name).gaps, now - before, block.weight)
 
     def _remove(self, name: str, hashes: list[int], now: float) -> None:
         medium = self._media.get(name)
         if medium is None:
             return
-        room = self._room
+        blocks = medium.blocks
         for value in hashes:
-            life = medium.lives.pop(value, None)
-            if life is None:
+            if value not in blocks:
                 continue
-            room.tracked -= 1
-            if room.sweeping and _is_outside(value, life):
-                continue
-            last = max(life.birth, life.hit)
+            block = blocks.pop(value)
+            self.tracked -= 1
+            last = max(block.birth, block.hit)
             if now < last:
-                self.unknown += 1
+                self._out.unknown += 1
                 continue
-            observed, weight = self._of(name), life.share.weight
-            medium.lifetimes.observe(observed.lifetimes, now - life.birth, weight)
-            medium.idles.observe(observed.idles, now - last, weight)
+            observed = self._of(name)
+            medium.lifetimes.observe(observed.lifetimes, now - block.birth, block.weight)
+            medium.idles.observe(observed.idles, now - last, block.weight)
 
-    def _of(self, name: str) -> CachedLives:
-        """One medium's part of what this call has to tell."""
-        observed = self.out.cached.get(name)
+    def _of(self, name: str) -> CachedObservations:
+        """Return the observations of one medium."""
+        observed = self._out.cached.get(name)
         if observed is None:
-            observed = self.out.cached[name] = CachedLives()
+            observed = self._out.cached[name] = CachedObservations()
         return observed
-
-    def _forget(self, medium: _Medium, *, abandoned: bool) -> None:
-        """Know of no lives in ``medium``."""
-        self._room.leave(self._leave(medium.lives, abandoned=abandoned))
-        medium.lives = {}
-
-    def _leave(self, lives: dict[int, _Life], *, abandoned: bool) -> Turns:
-        for value in list(lives):
-            life = lives.pop(value)
-            self._room.tracked -= 1
-            self.abandoned += abandoned and not _is_outside(value, life)
-            yield
-
-    def _sweep(self) -> Turns:
-        for lives in [medium.lives for medium in self._media.values()]:
-            for value in list(reversed(lives)):
-                life = lives.get(value)
-                if life is not None and _is_outside(value, life):
-                    del lives[value]
-                    self._room.tracked -= 1
-                yield
-
-
-def _is_outside(value: int, life: _Life) -> bool:
-    """Whether a lower rate or thinning has let ``life`` go since it began."""
-    bound = life.share.bound
-    return bound < ALL and mix(value) >= bound

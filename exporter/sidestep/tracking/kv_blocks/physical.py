@@ -1,4 +1,4 @@
-"""Lives of physical blocks: numbers that are handed out again and again.
+"""Tracked physical blocks: numbers that are handed out again and again.
 
 The definitions are those of vLLM's ``KVCacheMetricsCollector``
 (vllm/v1/core/kv_cache_metrics.py).
@@ -6,7 +6,7 @@ The definitions are those of vLLM's ``KVCacheMetricsCollector``
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
 from struct import Struct
 
 import msgspec
@@ -15,10 +15,14 @@ from sidestep.errors import WireError
 from sidestep.protocol.block_events import ALLOCATED, EVICTED, RESET, TOUCHED, BlockEvents
 from sidestep.protocol.iteration_stats import KVCacheEvictionEvent
 from sidestep.protocol.limits import COUNT_LIMIT
-from sidestep.tracking.kv_blocks.capacity import Room, Turns
-from sidestep.tracking.kv_blocks.observations import Lives
-from sidestep.tracking.kv_blocks.sampling import ALL, SECOND, Diffusion, Sample, Share, mix
+from sidestep.tracking.kv_blocks.sampling import (
+    Diffusion,
+    Sampling,
+)
+from sidestep.tracking.kv_blocks.tracker import BlockObservations, BlockTracker
 
+SLICE = 512
+"""Blocks of a reset observed in one call, which takes about a millisecond."""
 _NEVER = -1.0
 """No stamp and no gap: neither is ever negative."""
 _HITS = Struct("<Q4d")
@@ -26,7 +30,7 @@ _HITS = Struct("<Q4d")
 _NO_HITS = _HITS.pack(0, _NEVER, _NEVER, _NEVER, _NEVER)
 
 
-class _Life(msgspec.Struct, gc=False):
+class _Block(msgspec.Struct, gc=False):
     """A physical block from one allocation to the next.
 
     Attributes:
@@ -34,12 +38,12 @@ class _Life(msgspec.Struct, gc=False):
     """
 
     birth: float
-    share: Share
+    weight: float
     hits: bytes = _NO_HITS
 
 
 def check(item: BlockEvents) -> None:
-    """Whether ``item`` can be followed.
+    """Refuse an ``item`` that cannot be applied.
 
     Raises:
         WireError: It contradicts itself.
@@ -53,36 +57,68 @@ def check(item: BlockEvents) -> None:
         raise WireError("bad_item", "a block was sampled at a rate of nothing")
 
 
-class PhysicalBlocks:
-    """Those of one engine that its sender samples, or the part of them that fits.
+class PhysicalBlocks(BlockTracker):
+    """The physical blocks of one engine that its sender samples.
 
-    Attributes:
-        out: Where the call that is under way puts what there is to tell.
-        rate: Share that the sender samples, by its last item.
-        unknown: As ``Residency.unknown``.
-        abandoned: As ``Residency.abandoned``.
+    Blocks that a reset evicted are tracked until they are observed: a slice in each call, and one for
+    each allocation that needs the capacity.
     """
 
-    def __init__(self, sample: Sample, room: Room, out: Lives) -> None:
-        self.out = out
-        self.unknown = 0
-        self.abandoned = 0
-        self._sample = sample
-        self._room = room
-        self._lives: dict[int, _Life] = {}
+    def __init__(self, sampling: Sampling) -> None:
+        super().__init__(sampling)
+        self._blocks: dict[int, _Block] = {}
+        self._resets: deque[tuple[float, dict[int, _Block]]] = deque()
+        """Stamps of resets, and the blocks evicted that are not observed yet."""
         self._source: int | None = None
-        self.rate: float | None = None
-        self._complete_at = 0
-        """How often the sample may have been halved for all its lives to be known."""
+        self._rate: float | None = None
+        self._complete = True
+        """Whether all blocks that the sender samples are tracked."""
         self._lifetimes, self._idles, self._last_gaps = Diffusion(), Diffusion(), Diffusion()
         self._gaps, self._reuses = Diffusion(), Diffusion()
         self._reset_ages, self._reset_idles = Diffusion(), Diffusion()
-        room.sweepers.append(self._sweep)
 
-    def take(self, events: list[KVCacheEvictionEvent], rate: float) -> None:
-        """Tell of lives that another has followed, each standing for 1/``rate``."""
-        out = self.out
-        weight = self._sample.weight(rate)
+    @property
+    def rate(self) -> float | None:
+        """Share of blocks that the sender samples, by its last item."""
+        return self._rate
+
+    @property
+    def waiting(self) -> bool:
+        """Whether ``take`` has more to return, without another event."""
+        return bool(self._resets)
+
+    def apply(self, item: BlockEvents) -> BlockObservations:
+        """Track an item's events.
+
+        Raises:
+            WireError: The item contradicts itself; nothing of it was applied.
+        """
+        check(item)
+        self._rate = item.rate
+        if item.source != self._source:
+            self._source = item.source
+            self._out.abandoned += len(self._blocks)
+            self._forget()
+        weight = self._sampling.weight(item.rate)
+        for kind, block, now in zip(item.kinds, item.blocks, item.stamps, strict=True):
+            if kind == ALLOCATED:
+                self._allocate(block, now, weight)
+            elif kind == TOUCHED:
+                self._touch(block, now)
+            elif kind == EVICTED:
+                self._evict(block, now)
+            else:
+                self._out.resets += 1
+                if self._blocks:
+                    self._resets.append((now, self._blocks))
+                    self.tracked += len(self._blocks)
+                self._forget()
+        return self.take()
+
+    def evictions(self, events: list[KVCacheEvictionEvent], rate: float) -> BlockObservations:
+        """Observe evictions of blocks that the engine sampled itself, at ``rate``."""
+        out = self._out
+        weight = self._sampling.weight(rate)
         for event in events:
             intervals = [
                 (self._lifetimes, out.lifetimes, event.lifetime_seconds),
@@ -91,137 +127,88 @@ class PhysicalBlocks:
             ]
             for diffusion, observed, seconds in intervals:
                 diffusion.observe(observed, seconds, weight)
+        return self.take()
 
-    def apply(self, item: BlockEvents) -> None:
-        """Follow an item's events.
+    def take(self) -> BlockObservations:
+        """Return what was observed since the last call, and a slice of what waits."""
+        self._observe_resets(SLICE)
+        return super().take()
 
-        Raises:
-            WireError: The item contradicts itself; nothing of it was applied.
-        """
-        check(item)
-        self.rate = item.rate
-        if item.source != self._source:
-            self._source = item.source
-            self._forget(self._abandon(self._lives))
-        out = self.out
-        for kind, block, now in zip(item.kinds, item.blocks, item.stamps, strict=True):
-            if kind == ALLOCATED:
-                self._allocate(block, now, item.rate)
-            elif kind == TOUCHED:
-                self._touch(block, now, out)
-            elif kind == EVICTED:
-                self._evict(block, now, out)
-            else:
-                out.resets += 1
-                self._forget(self._reset(self._lives, now))
+    def resize(self, capacity: int) -> None:
+        """Track at most ``capacity`` blocks; abandon the newest of those that are too many."""
+        self.capacity = capacity
+        while self._blocks and self.tracked > capacity:
+            self._blocks.popitem()
+            self.tracked -= 1
+            self._out.abandoned += 1
+            self._complete = False
 
-    def _allocate(self, block: int, now: float, rate: float) -> None:
-        room, sample = self._room, self._sample
-        life = self._lives.pop(block, None)
-        if life is not None:
-            room.tracked -= 1
-            self.abandoned += not (room.sweeping and _is_outside(block, life))
-        # Mixing is left out where the answer is known.
-        if sample.bound < ALL or room.tracked >= room.capacity:
-            mixed = _mix_birth(block, now)
-            while mixed < sample.bound and room.tracked >= room.capacity:
-                room.make()
-            if mixed >= sample.bound:
+    def _allocate(self, block: int, now: float, weight: float) -> None:
+        if self._blocks.pop(block, None) is not None:
+            self.tracked -= 1
+            self._out.abandoned += 1
+        if self.tracked >= self.capacity:
+            self._observe_resets(1)
+            if self.tracked >= self.capacity:
+                self._out.refused += 1
+                self._complete = False
                 return
-        self._lives[block] = _Life(now, sample.share(rate))
-        room.tracked += 1
+        self._blocks[block] = _Block(now, weight)
+        self.tracked += 1
 
-    def _touch(self, block: int, now: float, out: Lives) -> None:
-        life = self._lives.get(block)
-        if life is None or (self._room.sweeping and _is_outside(block, life)):
-            self._miss()
+    def _touch(self, number: int, now: float) -> None:
+        block = self._blocks.get(number)
+        if block is None:
+            self._out.unknown += self._complete
             return
-        count, before, first, second, third = _HITS.unpack(life.hits)
-        if now < max(life.birth, before):
+        count, before, first, second, third = _HITS.unpack(block.hits)
+        if now < max(block.birth, before):
             # A hit whose time is not known: intervals are taken between the others.
-            self.unknown += 1
+            self._out.unknown += 1
             now = before
         elif before != _NEVER:
             first, second, third = second, third, now - before
-            self._gaps.observe(out.gaps, third, life.share.weight)
-        life.hits = _HITS.pack(count + 1, now, first, second, third)
+            self._gaps.observe(self._out.gaps, third, block.weight)
+        block.hits = _HITS.pack(count + 1, now, first, second, third)
 
-    def _evict(self, block: int, now: float, out: Lives) -> None:
-        life = self._lives.pop(block, None)
-        if life is None:
-            self._miss()
+    def _evict(self, number: int, now: float) -> None:
+        out = self._out
+        block = self._blocks.pop(number, None)
+        if block is None:
+            out.unknown += self._complete
             return
-        self._room.tracked -= 1
-        if self._room.sweeping and _is_outside(block, life):
-            return
-        weight = life.share.weight
-        count, hit, *gaps = _HITS.unpack(life.hits)
-        last = max(life.birth, hit)
+        self.tracked -= 1
+        weight = block.weight
+        count, hit, *gaps = _HITS.unpack(block.hits)
+        last = max(block.birth, hit)
         if now < last:
-            self.unknown += 1
+            out.unknown += 1
         else:
-            self._lifetimes.observe(out.lifetimes, now - life.birth, weight)
+            self._lifetimes.observe(out.lifetimes, now - block.birth, weight)
             self._idles.observe(out.idles, now - last, weight)
         for gap in gaps:
             if gap != _NEVER:
                 self._last_gaps.observe(out.last_gaps, gap, weight)
         self._reuses.observe(out.reuses, count, weight)
 
-    def _miss(self) -> None:
-        """Hear of a life that is not followed."""
-        self.unknown += self._room.halvings == self._complete_at
+    def _forget(self) -> None:
+        self.tracked -= len(self._blocks)
+        self._blocks = {}
+        self._complete = True
 
-    def _forget(self, turns: Turns) -> None:
-        """Know of no lives; those of before have their ``turns``."""
-        if self._lives:
-            self._lives = {}
-            self._room.leave(turns)
-        # No block is left that was let go: from here on all that are sampled are known.
-        self._complete_at = self._room.halvings if self._sample.bound == ALL else -1
-
-    def _reset(self, lives: dict[int, _Life], now: float) -> Turns:
-        """Tell the ages of ``lives``, in whichever calls their turns come."""
-        for life in self._leave(lives):
-            if life is not None:
-                weight = life.share.weight
-                last = max(life.birth, _HITS.unpack(life.hits)[1])
-                if now < last:
-                    self.unknown += 1
-                else:
-                    self._reset_ages.observe(self.out.reset_ages, now - life.birth, weight)
-                    self._reset_idles.observe(self.out.reset_idles, now - last, weight)
-            yield
-
-    def _abandon(self, lives: dict[int, _Life]) -> Turns:
-        for life in self._leave(lives):
-            self.abandoned += life is not None
-            yield
-
-    def _leave(self, lives: dict[int, _Life]) -> Iterator[_Life | None]:
-        """Empty ``lives``, the eldest first; ``None`` is one that was outside of the sample."""
-        blocks = list(reversed(lives))
-        while blocks:
-            block = blocks.pop()
-            life = lives.pop(block)
-            self._room.tracked -= 1
-            yield None if _is_outside(block, life) else life
-
-    def _sweep(self) -> Turns:
-        lives = self._lives
-        for block in list(reversed(lives)):
-            life = lives.get(block)
-            if life is not None and _is_outside(block, life):
-                del lives[block]
-                self._room.tracked -= 1
-            yield
-
-
-def _is_outside(block: int, life: _Life) -> bool:
-    """Whether thinning has let ``life`` go since it began."""
-    bound = life.share.bound
-    return bound < ALL and _mix_birth(block, life.birth) >= bound
-
-
-def _mix_birth(block: int, birth: float) -> int:
-    """A mix of one life of a block; sampling at the sender knows none of it."""
-    return mix(block * SECOND + int(birth * 1e9))
+    def _observe_resets(self, most: int) -> None:
+        """Observe up to ``most`` of the blocks that resets evicted."""
+        out = self._out
+        while most and self._resets:
+            now, blocks = self._resets[0]
+            _, block = blocks.popitem()
+            if not blocks:
+                self._resets.popleft()
+            most -= 1
+            self.tracked -= 1
+            last = max(block.birth, _HITS.unpack(block.hits)[1])
+            if now < last:
+                out.unknown += 1
+            else:
+                self._reset_ages.observe(out.reset_ages, now - block.birth, block.weight)
+                self._reset_idles.observe(out.reset_idles, now - last, block.weight)

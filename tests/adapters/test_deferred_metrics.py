@@ -1,0 +1,418 @@
+"""Recorded calls of an engine's metric objects: cheap to record, and converted exactly."""
+
+from __future__ import annotations
+
+import math
+import sys
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from sidestep.engines.items import Item, decode_item, encode_item
+from sidestep.protocol.limits import (
+    MAX_ITEM_BYTES,
+    MAX_LABEL_CHARS,
+    MAX_OBSERVATIONS,
+    MAX_OPEN_VALUES,
+    VALUE_LIMIT,
+)
+from sidestep.protocol.self_described import Sample, Samples
+from sidestep_adapters.sglang import deferred_metrics as module
+from sidestep_adapters.sglang.deferred_metrics import SLICE, DeferredMetrics, MetricSource
+from sidestep_adapters.sglang.metric_stubs import ForwardingChildStub, MetricStub
+
+NAMES = ("model", "rank", "mode")
+
+
+class Numpy:
+    """A scalar that is converted to a number only by ``float``."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def __float__(self) -> float:
+        return self.value
+
+
+class Bench:
+    """Recorded calls, stubs that record them, and the resulting items."""
+
+    def __init__(self) -> None:
+        self.deferred = DeferredMetrics()
+        self.failures: list[str] = []
+        self.deferred.fail = self.failures.append
+
+    def stub(self, kind: Any, own: tuple[str, ...] = ("mode",), **options: Any) -> MetricStub:
+        """Return the stub of one family; counters end in ``_total``."""
+        name = "sglang:x_total" if kind == "counter" else "sglang:x"
+        return MetricStub(self.deferred, name, kind, engine=0, labelnames=NAMES, own=own, **options)
+
+    def items(self) -> list[Item]:
+        """Return the items of all recorded calls, as the exporter decodes them."""
+        found: list[Item] = []
+        while self.deferred:
+            found += [decode_item(encode_item(item)) for item in self.deferred.items()]
+        return found
+
+    def samples(self) -> list[Sample]:
+        """Return the samples of all families."""
+        families = [f for item in self.items() if isinstance(item, Samples) for f in item.families]
+        return [sample for family in families for sample in family.samples]
+
+
+@pytest.fixture
+def bench() -> Bench:
+    """Return a bench without recorded calls."""
+    return Bench()
+
+
+def test_children_are_distinguished_by_their_own_labels(bench: Bench) -> None:
+    """Labels are passed by position or by name, in any order; the engine's labels are left out."""
+    stub = bench.stub("counter")
+    stub.labels("m", 0, "a").inc(2)
+    stub.labels(mode="a", rank=0, model="m").inc()
+    stub.labels(rank=0, model="m", mode="b").inc(0.5)
+
+    assert bench.samples() == [Sample(["a"], 3), Sample(["b"], 0.5)]
+
+
+def test_label_values_of_other_types_become_text(bench: Bench) -> None:
+    """Equal values of different types are different children; long and unprintable ones are cut."""
+    stub = bench.stub("counter")
+    for value in (1, True, 1.0, None, "1"):
+        stub.labels(mode=value).inc()
+    stub.labels(mode="a\nb" + "x" * 999).inc()
+    found = {sample.labels[0]: sample.value for sample in bench.samples()}
+
+    odd = ("a?b" + "x" * 999)[:MAX_LABEL_CHARS]
+    assert found == {"1": 2, "True": 1, "1.0": 1, "None": 1, odd: 1}
+
+
+def test_several_own_labels_are_one_child(bench: Bench) -> None:
+    """Values are in the order of the family's own names."""
+    stub = bench.stub("counter", ("mode", "rank"))
+    stub.labels("m", 3, "a").inc()
+    stub.labels(mode="a", rank="3", model="m").inc()
+
+    assert bench.samples() == [Sample(["a", "3"], 2)]
+
+
+def test_a_family_without_own_labels_has_one_child(bench: Bench) -> None:
+    """The child is found with or without labels."""
+    stub = bench.stub("counter", ())
+    stub.labels(model="m", rank=0, mode="a").inc()
+    stub.labels("m", 0, "a").inc()
+    stub.inc()
+
+    assert bench.samples() == [Sample([], 3)]
+
+
+def test_a_gauge_is_set_and_moved(bench: Bench) -> None:
+    """Only the resulting value is sent; later increments add to it."""
+    stub = bench.stub("gauge", ())
+    stub.inc(2)
+    stub.set(10)
+    stub.inc()
+    stub.dec(0.5)
+    first = bench.samples()
+    stub.labels("m", 0, "a").dec()
+
+    assert first == [Sample([], 10.5)]
+    assert bench.samples() == [Sample([], 9.5)]
+
+
+def test_gauges_are_part_of_the_current_state(bench: Bench) -> None:
+    """All children have their last value; counters and histograms have no current state."""
+    gauge, counter = bench.stub("gauge"), bench.stub("counter")
+    gauge.labels(mode="a").set(1)
+    gauge.labels(mode="b").set(2)
+    counter.labels(mode="a").inc()
+    bench.items()
+    (again,) = gauge.current_state(1.0)
+
+    assert isinstance(again, Samples)
+    assert again.families[0].samples == [Sample(["a"], 1), Sample(["b"], 2)]
+    assert counter.current_state(1.0) == []
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 2e15])
+def test_an_invalid_gauge_value_has_no_sample(bench: Bench, value: float) -> None:
+    """It is left out of items and of the current state, and is no failure."""
+    stub = bench.stub("gauge", ())
+    stub.set(value)
+
+    assert bench.items() == []
+    assert stub.current_state(1.0) == []
+    assert bench.failures == []
+
+
+def test_scalars_of_other_libraries_are_numbers(bench: Bench) -> None:
+    """Every value that ``float`` accepts is a number."""
+    counter, gauge = bench.stub("counter", ()), bench.stub("gauge", ())
+    histogram = bench.stub("histogram", ())
+    counter.inc(Numpy(2.5))  # type: ignore[arg-type]
+    counter.inc(True)
+    gauge.set(Decimal("0.25"))  # type: ignore[arg-type]
+    histogram.observe(Numpy(7.0))  # type: ignore[arg-type]
+
+    assert bench.samples() == [
+        Sample([], 3.5),
+        Sample([], 0.25),
+        Sample([], observations=[7.0]),
+    ]
+
+
+@pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), "many", None, 1 << 63, 10**400])
+def test_an_invalid_increment_drops_only_itself(bench: Bench, value: Any) -> None:
+    """It is counted as a failure; the other calls are sent."""
+    stub = bench.stub("counter", ())
+    stub.inc(1)
+    stub.inc(value)
+    stub.inc(2)
+
+    assert bench.samples() == [Sample([], 3)]
+    assert len(bench.failures) == 1
+
+
+def test_a_missing_label_drops_only_its_call(bench: Bench) -> None:
+    """Prometheus would raise; a stub must not."""
+    stub = bench.stub("counter")
+    stub.labels(rank=0).inc()
+    stub.labels(mode="a").inc()
+
+    assert bench.samples() == [Sample(["a"], 1)]
+    assert len(bench.failures) == 1
+
+
+@pytest.mark.parametrize("amount", [1 << 62, 4e18, 1e15 + 1, 3_000_000_000_000_001])
+def test_a_large_increment_becomes_several_samples(bench: Bench, amount: float) -> None:
+    """Floating point operations of a step exceed a sample's limit; none are lost."""
+    stub = bench.stub("counter", ())
+    stub.inc(amount)
+    samples = bench.samples()
+
+    assert len(samples) > 1
+    assert max(sample.value for sample in samples) <= VALUE_LIMIT
+    assert sum(int(sample.value) for sample in samples) == int(amount)
+
+
+def test_weights_repeat_a_value(bench: Bench) -> None:
+    """Weights are sent only if one of them is not 1."""
+    stub = bench.stub("histogram", ())
+    for value, weight in ((0.5, 3), (0.25, 1)):
+        stub.record((), value, weight)
+    first = bench.samples()
+    stub.observe(0.125)
+
+    assert first == [Sample([], observations=[0.5, 0.25], weights=[3, 1])]
+    assert bench.samples() == [Sample([], observations=[0.125])]
+
+
+def test_a_child_can_exist_before_its_first_value(bench: Bench) -> None:
+    """A weight of 0 records that the child exists."""
+    counter, histogram = bench.stub("counter"), bench.stub("histogram")
+    counter.record({"mode": "a"}, 0, 0)
+    histogram.record({"mode": "a"}, 0, 0)
+
+    assert bench.samples() == [Sample(["a"], 0), Sample(["a"])]
+
+
+def test_bucket_counts_are_sent_unchanged(bench: Bench) -> None:
+    """Bucket counts are used where single values are unknown."""
+    stub = bench.stub("histogram")
+    stub.record({"mode": "a"}, ([1, 0, 2], 7.5), 1)
+
+    assert bench.samples() == [Sample(["a"], counts=[1, 0, 2], total=7.5)]
+
+
+def test_calls_beyond_the_limit_are_counted_as_dropped(bench: Bench) -> None:
+    """Earlier calls stay in order, and new ones are recorded after a flush."""
+    bench.deferred.limit = 10
+    stub = bench.stub("histogram", ())
+    for value in range(17):
+        stub.observe(value)
+
+    assert bench.deferred.dropped == 7
+    assert bench.samples() == [Sample([], observations=[float(n) for n in range(10)])]
+    stub.observe(99)
+    assert bench.deferred.dropped == 7
+    assert bench.samples() == [Sample([], observations=[99.0])]
+
+
+def test_calls_are_converted_in_slices(bench: Bench) -> None:
+    """No call is converted twice or left behind."""
+    stub = bench.stub("histogram", ())
+    count = 2 * SLICE + 3
+    for value in range(count):
+        stub.observe(value)
+    left, seen = [], list[float]()
+    while bench.deferred:
+        (item,) = bench.deferred.items()
+        assert isinstance(item, Samples)
+        seen += item.families[0].samples[0].observations
+        left.append(len(bench.deferred))
+
+    assert left == [count - SLICE, count - 2 * SLICE, 0]
+    assert seen == [float(n) for n in range(count)]
+
+
+def test_items_stay_within_the_limits(bench: Bench, monkeypatch: Any) -> None:
+    """Each item stays below the limits, for any number of calls and children."""
+    monkeypatch.setattr(module, "SLICE", 1 << 20)
+    stub = bench.stub("histogram")
+    count = 3 * MAX_OBSERVATIONS + 5
+    for value in range(count):
+        stub.record({"mode": "a" if value % 3 else "b"}, value / 7, 2)
+    counter = bench.stub("counter", ())
+    counter.inc(1 << 62)
+    counter.inc(1 << 62)
+    items = bench.items()
+    samples = [s for i in items if isinstance(i, Samples) for f in i.families for s in f.samples]
+
+    assert len(items) > 4
+    for item in items:
+        assert len(encode_item(item)) <= MAX_ITEM_BYTES
+        assert isinstance(item, Samples)
+        held = [sample for family in item.families for sample in family.samples]
+        assert sum(1 + len(s.observations) for s in held) <= MAX_OBSERVATIONS + 1
+    assert sum(len(s.observations) for s in samples) == count
+    assert sum(sum(s.weights) for s in samples) == 2 * count
+    assert sum(int(s.value) for s in samples) == 2 << 62
+
+
+def test_a_failing_source_affects_no_other(bench: Bench) -> None:
+    """It may fail when a call is added or when items are made."""
+
+    class Broken(MetricSource):
+        def add(self, key: Any, value: Any, weight: int) -> None:  # noqa: ARG002
+            if value:
+                raise RuntimeError("bug")
+
+        def items(self, now: float) -> list[Item]:  # noqa: ARG002
+            raise RuntimeError("bug")
+
+    record = bench.deferred.recorder(Broken())
+    stub = bench.stub("counter", ())
+    record((), 0, 0)
+    stub.inc()
+    record((), 1, 0)
+
+    assert bench.samples() == [Sample([], 1)]
+    assert len(bench.failures) == 2
+
+
+def test_clear_discards_all_calls(bench: Bench) -> None:
+    """Later calls are recorded again."""
+    stub = bench.stub("counter", ())
+    stub.inc(5)
+    bench.deferred.clear()
+    stub.inc(1)
+
+    assert bench.samples() == [Sample([], 1)]
+
+
+def test_close_discards_calls_and_accepts_no_more(bench: Bench) -> None:
+    """Later calls are counted as dropped."""
+    stub = bench.stub("counter", ())
+    stub.inc(5)
+    bench.deferred.close()
+    stub.inc(1)
+
+    assert (len(bench.deferred), bench.deferred.dropped) == (0, 1)
+
+
+def test_recording_is_one_append(bench: Bench) -> None:
+    """The engine's thread takes no lock, makes no system call and reads no number."""
+    child = bench.stub("counter").labels(mode="a")
+    called: list[str] = []
+
+    def record(_: object, event: str, what: object) -> None:
+        if event == "c_call":
+            called.append(getattr(what, "__qualname__", repr(what)))
+
+    sys.setprofile(record)
+    child.inc(3)
+    sys.setprofile(None)
+
+    assert called == ["len", "deque.append", "setprofile"]
+
+
+def test_a_stub_caches_a_limited_number_of_children(bench: Bench) -> None:
+    """Children beyond the limit are made for each call, and count as well."""
+    stub = bench.stub("counter")
+    for _ in range(2):
+        for number in range(2 * MAX_OPEN_VALUES):
+            stub.labels(mode=str(number)).inc()
+    samples = bench.samples()
+
+    assert {sample.value for sample in samples} <= {1, 2}
+    assert sum(sample.value for sample in samples) == 4 * MAX_OPEN_VALUES
+    assert stub.labels(mode="0") is stub.labels(mode="0")
+    assert stub.labels(mode="999") is not stub.labels(mode="999")
+
+
+def natives() -> dict[str, Any]:
+    """Return one metric of each kind of prometheus_client."""
+    registry = CollectorRegistry()
+    return {
+        "counter": Counter("x_total", "Theirs.", NAMES, registry=registry),
+        "gauge": Gauge("y", "Theirs.", NAMES, registry=registry),
+        "histogram": Histogram("z", "Theirs.", NAMES, registry=registry),
+    }
+
+
+def test_beside_forwards_every_call_to_the_engines_object(bench: Bench) -> None:
+    """The engine's object comes first; a call that it rejects is not recorded."""
+    found = natives()
+    labels = {"model": "m", "rank": 0, "mode": "a"}
+    counter, gauge, histogram = (
+        bench.stub(kind, native=found[kind], beside=True) for kind in found
+    )
+    counter.labels(**labels).inc(2)
+    with pytest.raises(ValueError, match="non-negative"):
+        counter.labels(**labels).inc(-1)
+    gauge.labels("m", 0, "a").inc(3)
+    gauge.labels("m", 0, "a").dec()
+    histogram.labels(**labels).observe(0.3)
+    gauge.labels("m", 0, "b").set(7)
+
+    assert found["counter"].labels(**labels)._value.get() == 2
+    assert found["gauge"].labels(**labels)._value.get() == 2
+    assert found["gauge"].labels("m", 0, "b")._value.get() == 7
+    assert found["histogram"].labels(**labels)._sum.get() == 0.3
+    assert bench.samples() == [
+        Sample(["a"], 2),
+        Sample(["a"], 2),
+        Sample(["b"], 7),
+        Sample(["a"], observations=[0.3]),
+    ]
+    assert bench.failures == []
+
+
+def test_beside_labelless_families_count_in_both(bench: Bench) -> None:
+    """SGLang updates such families without looking up a child."""
+    registry = CollectorRegistry()
+    native = Gauge("y", "Theirs.", registry=registry)
+    stub = bench.stub("gauge", (), native=native, beside=True)
+    stub.inc(3)
+    stub.dec()
+    stub.inc(0.5)
+
+    assert native._value.get() == 2.5
+    assert bench.samples() == [Sample([], 2.5)]
+
+
+def test_other_attributes_come_from_the_engines_object(bench: Bench) -> None:
+    """This holds for families in both modes, and for children in mode beside."""
+    native = natives()["histogram"]
+    for beside in (True, False):
+        stub = bench.stub("histogram", native=native, beside=beside)
+        assert stub._upper_bounds[-1] == math.inf
+    both = bench.stub("histogram", native=native, beside=True).labels("m", 0, "a")
+
+    assert isinstance(both, ForwardingChildStub)
+    assert both._upper_bounds == native.labels("m", 0, "a")._upper_bounds
+    with pytest.raises(AttributeError):
+        _ = both.no_such_thing
