@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import get_args, get_origin, get_type_hints
 
 import msgspec
+import tomllib
 
 from sidestep.catalog import slo
 from sidestep.catalog.buckets import DEFAULTS, SCHEMA, SCHEMAS
@@ -43,6 +44,7 @@ TEXTS = [
 ]
 WORDS = ROOT / "tools" / "private_words.txt"
 BEGIN = "<!-- Written by `make docs` from docs/performance.md: -->\n"
+ROOMS = "<!-- Written by `make docs` from pyproject.toml and the packages: -->\n"
 END = "<!-- until here. -->\n"
 STEPS = "The same with a real vLLM's objects"
 PAGES = "A scrape: making the page"
@@ -397,6 +399,30 @@ def readme() -> str:
     return f"{before}{BEGIN}\n{measured}\n\n{table}\n{END}{rest.partition(END)[2]}"
 
 
+def architecture() -> str:
+    """Return docs/architecture.md with the rooms, as the import contract orders them.
+
+    Raises:
+        StopIteration: pyproject.toml has no such contract.
+    """
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    contracts = project["tool"]["importlinter"]["contracts"]
+    layers = next(one["layers"] for one in contracts if one["type"] == "layers")
+    drawing, rooms = "```\n", "| Room | What it holds |\n|---|---|\n"
+    for number, layer in enumerate(layers):
+        names = [name.strip().removeprefix("sidestep.") for name in layer.split("|")]
+        drawing += "      ↓\n" if number else ""
+        drawing += f"  {'   |   '.join(names)}\n"
+        for name in names:
+            package = ROOT / "exporter" / "sidestep" / name
+            source = package / "__init__.py" if package.is_dir() else package.with_suffix(".py")
+            summary = (ast.get_docstring(ast.parse(source.read_text())) or "").partition("\n")[0]
+            rooms += f"| `{name}` | {summary} |\n"
+    path = DOCS / "architecture.md"
+    before, _, rest = path.read_text(encoding="utf-8").partition(ROOMS)
+    return f"{before}{ROOMS}\n{drawing}```\n\n{rooms}\n{END}{rest.partition(END)[2]}"
+
+
 def broken_links(paths: list[Path]) -> Iterator[str]:
     """Links to files that do not exist, and to headings that their file does not have."""
     for path in paths:
@@ -518,6 +544,7 @@ def main() -> int:
         DOCS / "configuration.md": configuration(),
         DOCS / "triton-fields.md": fields_page(),
         ROOT / "README.md": readme(),
+        DOCS / "architecture.md": architecture(),
     }
     if not args.check:
         for path, text in written.items():
