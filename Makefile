@@ -55,19 +55,19 @@ docs: $(STAMP)
 
 # Pictures of the dashboards for the documents; look at each.
 screens: $(STAMP) tools
-	PYTHONPATH=tests $(BIN)/python -m tools.screens
+	PYTHONPATH=tests/support $(BIN)/python -m tools.screens
 
 # Pages that tests compare byte by byte; review the diff.
 golden: $(STAMP)
-	$(BIN)/pytest tests/test_golden.py --update-golden
+	$(BIN)/pytest tests/exposition/test_golden.py --update-golden
 
 # A real vLLM, SGLang and Triton on the CPU: 6 GB to install, minutes to run, 6 GiB of memory.
 test-engines: $(STAMP)
 	tools/setup_vllm.sh
 	tools/setup_sglang.sh
 	tools/setup_triton.sh
-	$(BIN)/pytest -m engine --timeout 900 tests/engines
-	build/vllm-venv/bin/python -m pytest -c /dev/null --rootdir . -q tests/engines/test_vllm_connectors.py
+	$(BIN)/pytest -m engine --timeout 900 tests/real_engines
+	build/vllm-venv/bin/python -m pytest -c /dev/null --rootdir . -q tests/real_engines/test_vllm_connectors.py
 
 # Manifests against schemas, and charts by Go's templates: 40 s to install, and kubectl must be there.
 deploy-test: $(STAMP)

@@ -51,7 +51,7 @@ def fuzz(target: Target, seconds: int, work: Path) -> tuple[str, ...]:
         f"-max_total_time={seconds}", "-max_len=65536", "-timeout=20", "-rss_limit_mb=1024",
         "-print_final_stats=1", f"-artifact_prefix={found}/",
     ]  # fmt: skip
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests"), *sys.path])
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "support"), *sys.path])
     log = work / f"{target.name}.log"
     with log.open("w") as output:
         # An exception is a finding: libFuzzer says so and keeps the input.

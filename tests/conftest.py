@@ -2,37 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-import gzip
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
+from exporters import Start
 from sidestep.app import Exporter
-from sidestep.cli import recording
 from sidestep.config.settings import read
 
 # Time limits per example would measure the machine; in CI every run tries the same examples.
 settings.register_profile("sidestep", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("sidestep")
-
-DATA = Path(__file__).parent / "data"
-MAIN_RUN = recording()
-SPEC_RUN = DATA / "iterations_spec.jsonl.gz"
-PARALLEL_RUN = DATA / "iterations_dp.jsonl.gz"
-LORA_RUN = DATA / "iterations_lora.jsonl.gz"
-
-Start = Callable[..., AbstractAsyncContextManager[Exporter]]
-
-
-def page_of_engine(name: str) -> str:
-    """The page that the real engine served after the run of that name."""
-    return gzip.decompress((DATA / f"{name}.txt.gz").read_bytes()).decode()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -72,10 +57,3 @@ def start(tmp_path: Path) -> Start:
             yield exporter
 
     return run
-
-
-async def until(condition: Callable[[], bool], timeout: float = 10.0) -> None:
-    """Return when ``condition`` holds."""
-    async with asyncio.timeout(timeout):
-        while not condition():
-            await asyncio.sleep(0.005)

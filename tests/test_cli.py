@@ -8,13 +8,9 @@ import dataclasses
 import gzip
 import json
 import os
-import re
 import shutil
 import signal
-import socket
-import subprocess
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +18,8 @@ import aiohttp
 import pytest
 import zmq
 
-from conftest import MAIN_RUN, Start, until
+from command_line import ENVIRON, one_line, serving, sidestep, taken_port
+from exporters import MAIN_RUN, Start, until
 from pages import differences, get, parse
 from sidestep.cli import serve
 from sidestep.config.settings import read
@@ -30,54 +27,6 @@ from sidestep.errors import ConfigError
 from sidestep.protocol.messages import EngineInfo
 from sidestep_adapters.publisher.publisher import Publisher
 from sidestep_adapters.recording.replay import Replay
-
-ENVIRON = {key: value for key, value in os.environ.items() if not key.startswith("SIDESTEP_")}
-
-
-def sidestep(*arguments: object, **environ: str) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end."""
-    return subprocess.run(
-        [sys.executable, "-m", "sidestep", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env={**ENVIRON, **environ},
-    )
-
-
-@contextlib.asynccontextmanager
-async def serving(*arguments: object) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
-    """A command that serves, and the URL it prints."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "sidestep", *map(str, arguments),
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, env=ENVIRON,
-    )  # fmt: skip
-    assert process.stdout is not None
-    try:
-        line = (await asyncio.wait_for(process.stdout.readline(), 30)).decode()
-        found = re.search(r"http://\S+/metrics|metrics on no page", line)
-        assert found, line
-        yield process, found[0]
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.communicate()
-
-
-def taken_port() -> tuple[socket.socket, int]:
-    """A socket that listens, and its port."""
-    held = socket.create_server(("127.0.0.1", 0))
-    return held, held.getsockname()[1]
-
-
-def one_line(done: subprocess.CompletedProcess[str], code: int, what: str) -> None:
-    """The command ended with ``code`` and one line that says ``what``."""
-    assert done.returncode == code, done.stderr
-    assert done.stdout == ""
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("sidestep: ")
-    assert what in line
 
 
 @pytest.mark.parametrize(

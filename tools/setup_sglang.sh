@@ -26,7 +26,7 @@ if ! cmp --quiet "$REQUIREMENTS" "$installed"; then
     cp "$REQUIREMENTS" "$installed"
 fi
 
-# What it imports all the same stands in tests/engines/sglang_stand_ins, and must not be here too.
+# What it imports all the same stands in tests/support/real_engines/sglang_stand_ins, and must not be here too.
 for extra in torchvision sglang-kernel; do
     ! version "$extra" "" || "${pip[@]}" uninstall --yes "$extra"
 done
@@ -40,7 +40,7 @@ fi
 
 has 'import pytest, pytest_asyncio' || "${pip[@]}" install 'pytest>=8.2' 'pytest-asyncio>=0.24'
 
-PYTHONPATH=tests/engines/sglang_stand_ins "$VENV/bin/python" -W ignore - <<'PYTHON'
+PYTHONPATH=tests/support/real_engines/sglang_stand_ins "$VENV/bin/python" -W ignore - <<'PYTHON'
 from importlib.metadata import version
 
 import sglang.srt.observability.metrics_collector  # noqa: F401

@@ -32,7 +32,7 @@ ENVIRON = {
     "SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK": "1",
     "PYTHONWARNINGS": "ignore",
 }
-STAND_INS = Path(__file__).parents[1] / "tests" / "engines" / "sglang_stand_ins"
+STAND_INS = Path(__file__).parents[1] / "tests" / "support" / "real_engines" / "sglang_stand_ins"
 RANK = {
     "model_name": "meta-llama/Llama-3.1-8B-Instruct",
     "engine_type": "unified",

@@ -9,9 +9,8 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
-from chaos.proxy import CUT, Proxy, Streams
-
 from chaos import proxy as chaos_proxy
+from chaos.proxy import CUT, Proxy, Streams
 
 Meet = Callable[[], AbstractAsyncContextManager[tuple[Proxy, Streams]]]
 

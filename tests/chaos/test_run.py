@@ -10,11 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from chaos import table
 from chaos.run import run
 from chaos.stage import ROOT, Options, Stage
 from chaos.verdict import compare
-
-from chaos import table
 
 QUICK = Options(rate=1000.0, rounds=1, quick=True)
 

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from aiohttp import web
 
-from conftest import Start
+from exporters import Start
 from manifests import KUSTOMIZE, ROOT, Resource, kustomized, named, pods
 from prometheus_server import BINARIES, Prometheus
 

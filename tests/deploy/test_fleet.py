@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import counting_page
-from conftest import MAIN_RUN, SPEC_RUN, Start
 from counting_page import READS
+from exporters import MAIN_RUN, SPEC_RUN, Start
 from manifests import ROOT
 from pages import get, parse
 from prometheus_server import AGENT, BINARIES, Prometheus

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 import zmq
 
-from conftest import Start, until
+from exporters import Start, until
 from manifests import ROOT, named, template
 from sidestep import __version__
 

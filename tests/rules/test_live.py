@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 import yaml
 
-from conftest import DATA, MAIN_RUN, Start, page_of_engine
+from exporters import DATA, MAIN_RUN, Start, page_of_engine
 from fleet import OBJECTIVES
 from polled import page, polled
 from ramped import overload

@@ -1,0 +1,282 @@
+"""The publisher over real sockets, with real exporters that come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from exporters import Start, until
+from publishers_of_one import ENGINE, publisher, step
+from sidestep.app import Exporter
+from sidestep.metrics.computed_gauges import scalar
+from sidestep.protocol.messages import EngineInfo
+from sidestep_adapters.publisher import publisher as push
+from sidestep_adapters.publisher.publisher import Publisher
+from sidestep_adapters.publisher.queue import QUEUE_ITEMS
+from sidestep_adapters.vllm.stats import VllmTap
+
+SUPPORT = Path(__file__).parents[2] / "support"
+
+
+def generated(exporter: Exporter) -> int:
+    """Return the generated tokens on the page."""
+    engine = exporter.registry.engines.get("e")
+    return 0 if engine is None else int(scalar(engine, "vllm:generation_tokens_total"))
+
+
+async def test_pushed_items_arrive(start: Start) -> None:
+    """``close`` waits until they have arrived."""
+    async with start() as exporter:
+        one = publisher(exporter.endpoints[0])
+        for _ in range(1000):
+            one.push(step())
+        await asyncio.to_thread(one.close)
+        await until(lambda: generated(exporter) == 1000)
+
+        assert exporter.metrics.value("sidestep_messages_total", "bye") == 1
+        assert not exporter.registry.engines["e"].streams
+
+
+async def test_an_exporter_that_starts_later_gets_all_items(start: Start, tmp_path: Path) -> None:
+    """Until then items wait; nothing blocks and nothing is lost."""
+    one = publisher(f"ipc://{tmp_path}/ingest.ipc")
+    for _ in range(100):
+        one.push(step())
+    await asyncio.sleep(0.1)
+    async with start() as exporter:
+        await until(lambda: generated(exporter) == 100)
+        await asyncio.to_thread(one.close)
+
+
+async def test_a_restarted_exporter_gets_new_items(start: Start) -> None:
+    """Items pushed during the downtime reach the next exporter."""
+    async with start() as exporter:
+        one = publisher(exporter.endpoints[0])
+        one.push(step())
+        await until(lambda: one.drained and generated(exporter) == 1)
+    for _ in range(5):
+        one.push(step())
+    async with start() as exporter:
+        await until(lambda: generated(exporter) == 5, timeout=20)
+        await asyncio.to_thread(one.close)
+
+
+async def test_the_exporters_sample_rate_is_received_and_updated(start: Start) -> None:
+    """It is unknown before the first answer; a change reaches an idle engine, too."""
+    async with start(kv_sample_rate="0.25") as exporter:
+        one = publisher(exporter.endpoints[0])
+        assert one.kv_sample_rate is None
+        await until(lambda: one.kv_sample_rate == 0.25)
+        for rate in (0.5, 0.0):
+            exporter.adjust(dataclasses.replace(exporter.config, kv_sample_rate=rate))
+            await until(lambda: one.kv_sample_rate == rate)  # noqa: B023 - awaited here
+        await asyncio.to_thread(one.close)
+
+
+async def test_a_restarted_exporter_brings_its_own_sample_rate(start: Start) -> None:
+    """During the downtime the last rate stays valid."""
+    async with start(kv_sample_rate="0.25") as exporter:
+        one = publisher(exporter.endpoints[0])
+        await until(lambda: one.kv_sample_rate == 0.25)
+    assert one.kv_sample_rate == 0.25
+    async with start(kv_sample_rate="1") as exporter:
+        await until(lambda: one.kv_sample_rate == 1.0, timeout=20)
+        await asyncio.to_thread(one.close)
+
+
+def test_push_makes_no_call_that_could_block(tmp_path: Path) -> None:
+    """The step's thread takes no lock, encodes nothing and makes no system call."""
+    one = publisher(f"ipc://{tmp_path}/nobody.ipc")
+    item = step()
+    called: list[str] = []
+
+    def note(_: object, event: str, what: object) -> None:
+        if event == "c_call":
+            called.append(getattr(what, "__qualname__", repr(what)))
+
+    sys.setprofile(note)
+    one.push(item)
+    _ = one.kv_sample_rate
+    sys.setprofile(None)
+    one.close(timeout=0.1)
+
+    assert set(called) <= {"len", "deque.append", "setprofile"}
+
+
+def test_a_full_queue_drops_and_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a dead publisher thread, pushing continues silently."""
+    monkeypatch.setattr(Publisher, "_run", lambda _: None)
+    one = publisher(f"ipc://{tmp_path}/nobody.ipc")
+    for _ in range(QUEUE_ITEMS + 7):
+        one.push(step())
+
+    assert one.queued == QUEUE_ITEMS
+    assert one.dropped == 7
+
+
+async def test_an_idle_engines_gauges_return_with_the_exporter(
+    start: Start, tmp_path: Path
+) -> None:
+    """An idle engine sends nothing, and its sleep state was sent once."""
+    endpoint = f"ipc://{tmp_path}/ingest.ipc"
+    one = Publisher(
+        endpoint,
+        "s",
+        [ENGINE],
+        flush_interval=0.01,
+        current_state=lambda: list(tap.current_state()),
+    )
+    tap = VllmTap(one.push, one.fail, [0])
+    tap.record_sleep_state(1, 2)
+    tap.record(SimpleNamespace(num_running_reqs=7), None, None, 0)
+
+    def shown(exporter: Exporter) -> tuple[float, float]:
+        engine = exporter.registry.engines.get("e")
+        if engine is None:
+            return (0, 0)
+        asleep = engine.layout.find("vllm:engine_sleep_state").slots[2]
+        return (scalar(engine, "vllm:num_requests_running"), engine.values[asleep] or 0)
+
+    async with start() as first:
+        await until(lambda: shown(first) == (7, 1))
+    async with start() as second:
+        await until(lambda: shown(second) == (7, 1), timeout=20)
+        await asyncio.to_thread(one.close)
+
+
+async def test_an_item_that_cannot_be_encoded_drops_only_itself(start: Start) -> None:
+    """It is counted and reported to the exporter; later items arrive."""
+    async with start() as exporter:
+        one = publisher(exporter.endpoints[0])
+        bad = step()
+        bad.iteration = object()  # type: ignore[assignment]
+        one.push(bad)
+        one.push(step())
+        await until(lambda: generated(exporter) == 1)
+        await until(lambda: exporter.ingest.intake.receiver.streams["s"].errors == 1)
+        await asyncio.to_thread(one.close)
+
+        assert one.errors == 1
+
+
+async def test_a_new_description_keeps_the_counters(start: Start) -> None:
+    """The Hello is sent again; the engine's info changes, its totals continue."""
+    async with start() as exporter:
+        one = publisher(exporter.endpoints[0])
+        one.push(step())
+        await until(lambda: generated(exporter) == 1)
+        info = {"cache_config": {"block_size": "16"}}
+        one.describe([EngineInfo("e", "vllm", ENGINE.labels, info)])
+        one.push(step())
+        await until(lambda: generated(exporter) == 2)
+        await until(lambda: exporter.registry.engines["e"].info == info)
+        await asyncio.to_thread(one.close)
+
+        assert exporter.metrics.value("sidestep_duplicates_total") == 0
+
+
+async def test_two_processes_of_one_name_do_not_mix(start: Start) -> None:
+    """The newer process continues the counts; the older one stops and logs why."""
+    async with start() as exporter:
+        old = publisher(exporter.endpoints[0])
+        await until(lambda: old.connected)
+        new = publisher(exporter.endpoints[0])
+        await until(lambda: new.connected)
+        old.push(step(1000))
+        new.push(step(1))
+        await until(lambda: generated(exporter) == 1)
+        await until(lambda: old.dropped == 1)
+        await asyncio.to_thread(old.close)
+        await asyncio.to_thread(new.close)
+
+        assert exporter.registry.engines["e"].restarts == 1
+
+
+FORK = """
+import os, sys, time
+sys.path.insert(0, sys.argv[2])
+from publishers_of_one import publisher, step
+one = publisher(sys.argv[1])
+one.push(step(1))
+deadline = time.monotonic() + 30
+while not one.drained:
+    assert time.monotonic() < deadline
+    time.sleep(0.01)
+child = os.fork()
+if child == 0:
+    assert one.queued == 0
+    one.push(step(10))
+    # As multiprocessing leaves a child: past atexit, but not past finalizers.
+    from multiprocessing import util
+    util._exit_function()
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+one.push(step(100))
+sys.exit(0)
+"""
+
+
+async def test_a_forked_child_is_a_stream_of_its_own(start: Start) -> None:
+    """The parent's queue and socket are untouched; both processes count."""
+    async with start() as exporter:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", FORK, exporter.endpoints[0], str(SUPPORT),
+            env={**os.environ, "PYTHONPATH": str(SUPPORT)},
+        )  # fmt: skip
+        assert await process.wait() == 0
+        await until(lambda: generated(exporter) == 111)
+
+        assert len(exporter.ingest.intake.receiver.streams) == 2
+
+
+def test_exit_without_an_exporter_takes_no_time(tmp_path: Path) -> None:
+    """A process whose exporter never started exits at once, through atexit."""
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[2])\n"
+        "from publishers_of_one import publisher, step\n"
+        "one = publisher(sys.argv[1]); one.push(step())\n"
+    )
+    subprocess.run(
+        [sys.executable, "-c", code, f"ipc://{tmp_path}/x.ipc", str(SUPPORT)],
+        check=True,
+        timeout=20,
+        env={**os.environ, "PYTHONPATH": str(SUPPORT)},
+    )
+
+
+def test_threads_end_with_their_publisher(tmp_path: Path) -> None:
+    """Closing twice has no effect."""
+    one = publisher(f"ipc://{tmp_path}/x.ipc")
+    one.close()
+    one.close()
+
+    assert "sidestep-publisher" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_bug_in_the_publisher_is_contained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is counted, logged once a minute, and the thread continues."""
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("bug")
+
+    monkeypatch.setattr(Publisher, "_pump", broken)
+    one = publisher(f"ipc://{tmp_path}/x.ipc")
+    deadline = time.monotonic() + 10
+    while one.errors < 3 and time.monotonic() < deadline:
+        threading.Event().wait(0.01)
+
+    assert one.errors >= 3
+    assert len([r for r in caplog.records if r.name == push.__name__]) == 1
+    monkeypatch.undo()
+    one.close()

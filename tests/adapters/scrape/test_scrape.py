@@ -1,0 +1,370 @@
+"""An exporter that scrapes real servers, and its own metrics about them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import socket
+import ssl
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from exporters import SPEC_RUN, Start, page_of_engine, until
+from fronts import Authority
+from pages import get
+from polled import Polled, Says, head, page, polled, raw, stall
+from scraped import openmetrics_samples, samples
+from sidestep.app import Exporter
+from sidestep.config import poll_state
+from sidestep.errors import ConfigError
+from sidestep_adapters.recording.replay import Replay
+from sidestep_adapters.scrape import http_client, poller
+
+TRITON = page_of_engine("page_triton")
+PROMTOOL = shutil.which("promtool")
+FAST = "interval=0.05"
+
+
+def number(exporter: Exporter, outcome: str, server: Polled) -> float:
+    """Return the polls of ``server`` with this outcome."""
+    return exporter.metrics.value("sidestep_scrape_polls_total", server.url, outcome)
+
+
+def state(text: str) -> str:
+    """Return the state of the only target, on the exporter's page."""
+    (found,) = [
+        dict(labels)["state"]
+        for (name, labels, _), value in samples(text).items()
+        if name == "sidestep_scrape_state" and value == "1.0"
+    ]
+    return found
+
+
+async def scraped(exporter: Exporter, server: Polled) -> str:
+    """Return the exporter's page, once the server's is on it."""
+    await until(lambda: number(exporter, "ok", server) > 0)
+    return await get(exporter.url)
+
+
+async def shows(exporter: Exporter, condition: Callable[[str], bool]) -> str:
+    """Return the exporter's page, once the condition holds."""
+    async with asyncio.timeout(20):
+        while not condition(text := await get(exporter.url)):
+            await asyncio.sleep(0.02)
+    return text
+
+
+def triton(text: str) -> str:
+    """Return Triton's page."""
+    found = [
+        line for line in text.splitlines() if line.startswith(("nv_", "# HELP nv", "# TYPE nv"))
+    ]
+    return "\n".join(found) + "\n"
+
+
+async def test_a_scraped_page_is_on_the_exporters(start: Start) -> None:
+    """All its samples follow the exporter's, in both formats, as JSON, and by name."""
+    async with polled(page(TRITON)) as server, start(scrape=(server.url,)) as exporter:
+        text = await scraped(exporter, server)
+        openmetrics = await get(exporter.url, Accept="application/openmetrics-text")
+        one = await get(f"{exporter.url}?name[]=nv_cpu_utilization&name[]=sidestep_scrape_samples")
+        values = await get(
+            exporter.url.replace("/metrics", "/api/v1/metrics?name[]=nv_cpu_utilization")
+        )
+
+    assert samples(triton(text)) == samples(TRITON)
+    assert samples(triton(openmetrics)) == samples(TRITON)
+    assert openmetrics_samples(openmetrics.removesuffix("# EOF\n")).keys() > samples(TRITON).keys()
+    assert sorted(name for name, _, _ in samples(one)) == [
+        "nv_cpu_utilization",
+        "sidestep_scrape_samples",
+    ]
+    (family,) = json.loads(values)
+    assert (family["type"], len(family["samples"])) == ("gauge", 1)
+    found = {name: value for (name, _, _), value in samples(text).items()}
+    assert float(found["sidestep_scrape_samples"]) == len(samples(TRITON))
+    assert float(found["sidestep_scrape_poll_duration_seconds"]) > 0
+    assert "sidestep_scrape_left_out_samples" not in found
+    assert state(text) == "up"
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed (apt: prometheus)")
+async def test_promtool_reads_the_whole_page(start: Start) -> None:
+    """Two targets have the same series, one has invalid ones, and an engine pushes."""
+    lies = '# TYPE nv_cpu_utilization counter\nnv_cpu_utilization 1\nno line\nvllm:x{a="\\q"} 1\n'
+    lies += "# TYPE vllm:e2e_request_latency_seconds_count gauge\nvllm:e2e_request_latency_seconds_count 1\n"
+    async with polled(page(TRITON)) as server, polled(page(lies)) as liar:
+        targets = (server.url, f"{server.url}?b,label.pod=b", liar.url)
+        async with start(scrape=targets) as exporter:
+            player = Replay(SPEC_RUN, exporter.endpoints[0], realtime=False, namespace="test")
+            await asyncio.to_thread(player.run)
+            await until(lambda: number(exporter, "ok", liar) > 0)
+            text = await scraped(exporter, server)
+    done = subprocess.run(  # noqa: ASYNC221 - nothing else is to happen meanwhile
+        [str(PROMTOOL), "check", "metrics"], input=text, capture_output=True, text=True, check=False
+    )
+
+    assert "error while" not in done.stdout + done.stderr
+    assert 'pod="b"' in text
+    left_out = {
+        dict(labels)["reason"]: value
+        for (name, labels, _), value in samples(text).items()
+        if name == "sidestep_scrape_left_out_samples" and ("target", liar.url) in labels
+    }
+    assert left_out == {"bad_line": "2.0", "other_target": "1.0", "ours": "1.0"}
+
+
+async def test_an_engines_families_come_from_the_engine(start: Start) -> None:
+    """While it pushes; before and after, from the page."""
+    native = page_of_engine("page_spec")
+
+    def families(text: str) -> list[bool]:
+        """Whether each is the page's."""
+        return ['pod="a"' in line for line in text.splitlines() if line.startswith(names)]
+
+    names = (
+        "vllm:generation_tokens_total",
+        "vllm:e2e_request_latency_seconds_count",
+        "python_info",
+    )
+    async with (
+        polled(page(native)) as server,
+        start(scrape=(f"{server.url},label.pod=a",)) as exporter,
+    ):
+        before = await scraped(exporter, server)
+        player = Replay(SPEC_RUN, exporter.endpoints[0], realtime=False, namespace="test")
+        await asyncio.to_thread(player.run)
+        after = await shows(exporter, lambda text: families(text) == [False, False, False])
+        exporter.registry.clear()
+        await shows(exporter, lambda text: families(text) == [True, True, False])
+
+    assert families(before) == [True, True, False]
+    assert "http_requests_total" in after
+
+
+WRONG = [
+    (page("<html>Log in</html>", kind="text/html"), "bad_answer"),
+    (page("<html>Log in</html>"), "bad_answer"),
+    (page(""), "bad_answer"),
+    (page('{"error": "no"}', "403 Forbidden"), "http_403"),
+    (page("", "503 Service Unavailable"), "http_503"),
+    (raw(head(100), b"a 1\n"), "truncated"),
+    (raw(head(3), b"a 1\n"), "truncated"),
+    (raw(head(None), *[b"a 1 \n" * 10_000] * 100), "bad_answer"),
+]
+
+
+@pytest.mark.parametrize(("says", "outcome"), WRONG)
+async def test_an_invalid_page_hides_the_last_one(
+    says: Says,
+    outcome: str,
+    start: Start,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is hidden at once, and the log has one line a minute."""
+    monkeypatch.setattr(http_client, "MAX_BODY_BYTES", 1 << 20)
+    caplog.set_level("INFO")
+    async with polled(page(TRITON)) as server, start(scrape=(f"{server.url},{FAST}",)) as exporter:
+        assert "nv_" in await scraped(exporter, server)
+        server.says = says
+        text = await shows(exporter, lambda text: "nv_" not in text)
+        await until(lambda: number(exporter, outcome, server) > 2)
+        assert state(text) == "down"
+        server.says = page(TRITON)
+        text = await shows(exporter, lambda text: "nv_" in text)
+
+    assert state(text) == "up"
+    lines = [r.getMessage() for r in caplog.records if r.name == poller.__name__]
+    assert [line.startswith(f"{server.url}: {outcome}: ") for line in lines] == [False, True]
+
+
+async def test_an_unreachable_target_is_hidden_at_once(start: Start) -> None:
+    """It returns with the first response."""
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        port = bound.getsockname()[1]
+    url = f"http://127.0.0.1:{port}/metrics"
+    async with start(scrape=(f"{url},{FAST}",)) as exporter:
+        for _ in range(2):
+            async with polled(page(TRITON), port=port) as server:
+                await shows(exporter, lambda text: "nv_" in text)
+            since = time.monotonic()
+            text = await shows(exporter, lambda text: "nv_" not in text)
+            assert time.monotonic() - since < 5
+            assert state(text) == "down"
+        assert number(exporter, "unreachable", server) > 0
+
+
+@pytest.mark.parametrize("timeout", [60.0, 0.1])
+async def test_a_slow_target_is_stale_before_it_is_hidden(
+    start: Start, monkeypatch: pytest.MonkeyPatch, timeout: float
+) -> None:
+    """This holds for missing responses and for repeated timeouts."""
+    monkeypatch.setattr(poll_state, "GRACE", 1.0)
+    options = f"{FAST},timeout={timeout}"
+    async with (
+        polled(page(TRITON)) as server,
+        start(scrape=(f"{server.url},{options}",)) as exporter,
+    ):
+        await scraped(exporter, server)
+        server.says = stall()
+        since = time.monotonic()
+        text = await shows(exporter, lambda text: state(text) != "up")
+        assert state(text) == "stale"
+        assert "nv_" in text
+        text = await shows(exporter, lambda text: state(text) != "stale")
+        assert 0.8 < time.monotonic() - since < 10
+        assert state(text) == "down"
+        assert "nv_" not in text
+        assert (number(exporter, "slow", server) > 0) == (timeout < 1)
+
+
+async def test_one_request_at_a_time(start: Start) -> None:
+    """After a slow response the next request follows at once, else at the interval."""
+    most = 0
+
+    async def slowly(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal most
+        most = max(most, server.busy)
+        await asyncio.sleep(0.15)
+        await page("a 1\n")(reader, writer)
+
+    async with polled(slowly) as server, start(scrape=(f"{server.url},{FAST}",)) as exporter:
+        await until(lambda: number(exporter, "ok", server) >= 3)
+        server.says = page("a 1\n")
+        asked, since = len(server.asked), time.monotonic()
+        await until(lambda: len(server.asked) >= asked + 8)
+        took = time.monotonic() - since
+
+    assert most == 1
+    assert took > 0.3
+
+
+async def test_targets_are_independent(start: Start) -> None:
+    """The exporter's page does not wait either."""
+    async with (
+        polled(stall()) as dead,
+        polled(page(TRITON)) as server,
+        start(scrape=(dead.url, f"{server.url},{FAST}")) as exporter,
+    ):
+        await until(lambda: number(exporter, "ok", server) >= 5)
+        assert "nv_" in await get(exporter.url)
+        assert len(dead.asked) == 1
+
+
+async def test_the_event_loop_is_not_blocked(start: Start) -> None:
+    """Pages of 4,000 samples, all changed, arrive twenty times a second."""
+    count = 0
+
+    async def moving(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal count
+        count += 1
+        text = "".join(
+            f'a_total{{number="{n}",model="some-model"}} {n + count}\n' for n in range(4000)
+        )
+        await page(text)(reader, writer)
+
+    async with polled(moving) as server, start(scrape=(f"{server.url},{FAST}",)) as exporter:
+        await until(lambda: number(exporter, "ok", server) >= 3)
+        lags = []
+        for _ in range(100):
+            since = time.perf_counter()
+            await asyncio.sleep(0.005)
+            lags.append(time.perf_counter() - since - 0.005)
+        # The server, in the same loop, takes some of it.
+        assert sorted(lags)[50] < 0.01
+
+
+async def test_over_tls_with_a_secret(start: Start, tmp_path: Path) -> None:
+    """It uses a private CA, a client certificate and a token."""
+    authority = Authority(tmp_path)
+    authority.ca.issue_cert("client").private_key_and_cert_chain_pem.write_to_path(
+        tmp_path / "client.pem"
+    )
+    (tmp_path / "token").write_text("s3cret\n")
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(authority.file))
+    tls.verify_mode = ssl.CERT_REQUIRED
+    authority.ca.issue_cert("127.0.0.1").configure_cert(tls)
+    async with polled(page(TRITON), tls) as server:
+        options = f"ca={authority.file},cert={tmp_path}/client.pem"
+        target = f"{server.url},{options},header.Authorization=Bearer @{tmp_path}/token"
+        async with start(scrape=(target,)) as exporter:
+            text = await scraped(exporter, server)
+
+    assert samples(triton(text)) == samples(TRITON)
+    assert "Authorization: Bearer s3cret\r\n" in server.asked[0]
+    assert "s3cret" not in text
+
+
+async def test_memory_is_released_when_short(start: Start) -> None:
+    """The page returns with the next response."""
+    async with polled(page(TRITON)) as server, start(scrape=(server.url,)) as exporter:
+        await scraped(exporter, server)
+        server.says = stall()
+        exporter.ingest._sources.cut()
+        await shows(exporter, lambda text: "nv_" not in text)
+        server.says = page(TRITON)
+        exporter.ingest._sources.cut()
+        await shows(exporter, lambda text: "nv_" in text)
+
+
+async def test_a_page_is_reused_while_nothing_changes(start: Start) -> None:
+    """Unchanged responses allocate nothing."""
+    async with polled(page(TRITON)) as server, start(scrape=(f"{server.url},{FAST}",)) as exporter:
+        await scraped(exporter, server)
+        version = exporter.registry.passthrough.version
+        polls = number(exporter, "ok", server)
+        await until(lambda: number(exporter, "ok", server) > polls + 3)
+
+        assert exporter.registry.passthrough.version == version
+
+
+@pytest.mark.parametrize("option", ["header.a=@/none", "ca=/none", "cert=/none"])
+async def test_a_missing_file_is_one_error_line(start: Start, option: str) -> None:
+    """It precedes serving."""
+    with pytest.raises(
+        ConfigError, match=r"^--scrape https://h/metrics: cannot read /none: No such"
+    ):
+        async with start(scrape=(f"https://h,{option}",)):
+            pass
+
+
+async def test_a_redirect_is_not_followed(start: Start) -> None:
+    """A redirect is not a page, and the secret is not sent there."""
+    async with polled(page(TRITON)) as elsewhere:
+        moved = raw(head(0, "302 Found", more=f"Location: {elsewhere.url}\r\n"))
+        async with polled(moved) as server, start(scrape=(f"{server.url},header.a=b",)) as exporter:
+            await until(lambda: number(exporter, "http_302", server) > 0)
+
+    assert elsewhere.asked == []
+
+
+async def test_an_aiohttp_server_is_scraped(start: Start) -> None:
+    """It sends its page in pieces."""
+
+    async def answer(request: aiohttp.web.Request) -> aiohttp.web.StreamResponse:
+        response = aiohttp.web.StreamResponse(headers={"Content-Type": "text/plain"})
+        await response.prepare(request)
+        for line in TRITON.splitlines(keepends=True):
+            await response.write(line.encode())
+        return response
+
+    app = aiohttp.web.Application()
+    app.router.add_get("/metrics", answer)
+    runner = aiohttp.web.AppRunner(app)
+    await runner.setup()
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        await aiohttp.web.SockSite(runner, bound).start()
+        url = f"http://127.0.0.1:{bound.getsockname()[1]}"
+        async with start(scrape=(f"{url},label.pod=a",)) as exporter:
+            text = await shows(exporter, lambda text: "nv_" in text)
+        await runner.cleanup()
+
+    assert len(samples(triton(text))) == len(samples(TRITON))
+    assert text.count('pod="a"') == len(samples(TRITON))

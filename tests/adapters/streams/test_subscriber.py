@@ -1,0 +1,409 @@
+"""Subscriptions over real sockets: a publisher that restarts, skips, repeats and sends garbage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from random import Random
+
+import msgspec
+import pytest
+import zmq
+
+from exporters import Start, until
+from publishers import Publisher
+from recorded import read
+from sidestep.app import Exporter
+from sidestep.exposition.text_page import render
+from sidestep_adapters.streams import sequence, subscriber
+from sidestep_adapters.streams.frames import MAX_BYTES, MAX_FRAMES, SKIP_FRAMES, Frames
+
+RESIDENT = "sidestep_kv_cache_resident_blocks"
+STORED = "sidestep_kv_cache_stored_blocks_total"
+REMOVED = "sidestep_kv_cache_removed_blocks_total"
+LIVES = "sidestep_kv_cached_block_lifetime_seconds_count"
+
+
+@pytest.fixture
+def publisher(tmp_path: Path) -> Iterator[Publisher]:
+    """Return a publisher with a replay socket."""
+    with Publisher(f"ipc://{tmp_path}/kv", f"ipc://{tmp_path}/replay") as made:
+        yield made
+
+
+def spec(publisher: Publisher, **more: str) -> str:
+    """Return the subscription to ``publisher``."""
+    options = {"replay": publisher.replay, **more}
+    given = "".join(f",{name}={text}" for name, text in options.items() if text)
+    return f"kv-events={publisher.endpoint}{given}"
+
+
+def message(stamp: float, *events: tuple[str, list[int]]) -> bytes:
+    """Return a message of KV events of one medium."""
+    made = [{"type": f"Block{kind}", "block_hashes": hashes} for kind, hashes in events]
+    return msgspec.msgpack.encode([stamp, made, 0])
+
+
+def stored(*hashes: int, stamp: float = 1.0) -> bytes:
+    """Return a message of one event."""
+    return message(stamp, ("Stored", list(hashes)))
+
+
+def samples(exporter: Exporter, name: str) -> dict[str, float]:
+    """Return samples of the page."""
+    found = (line.rpartition(" ") for line in render(exporter.registry).decode().splitlines())
+    return {key: float(value) for key, _, value in found if key.startswith(f"{name}{{")}
+
+
+def sample(exporter: Exporter, name: str) -> float:
+    """Return the only sample, or 0."""
+    return sum(samples(exporter, name).values())
+
+
+def counted(exporter: Exporter, name: str, publisher: Publisher) -> float:
+    """Return a counter of a subscription."""
+    label = f"kv-events {publisher.endpoint}"
+    return exporter.metrics.value(f"sidestep_subscription_{name}_total", label)
+
+
+def rejected(exporter: Exporter, reason: str) -> float:
+    """Return the number of rejected messages."""
+    return exporter.metrics.value("sidestep_rejected_total", reason)
+
+
+def cache_history(seed: int, count: int = 600) -> list[bytes]:
+    """Return messages of a cache in which blocks are stored, hit and removed."""
+    random = Random(seed)
+    there: list[int] = []
+    made = []
+    for number in range(count):
+        new = [random.getrandbits(64) for _ in range(random.randint(1, 4))]
+        again = random.sample(there, min(len(there), random.randint(0, 2)))
+        gone = [there.pop(random.randrange(len(there))) for _ in range(min(len(there), 2))]
+        made.append(
+            message(1000.0 + number / 8, ("Stored", new), ("Stored", again), ("Removed", gone))
+        )
+        there += new
+    return made
+
+
+async def test_replays_make_up_for_losses(start: Start, tmp_path: Path) -> None:
+    """One in a hundred messages is dropped and replayed: the page is the same."""
+    random = Random(1)
+    streams = [f"ipc://{tmp_path}/{name}" for name in ("whole", "holes")]
+    publishers = [Publisher(stream, f"{stream}-replay") for stream in streams]
+    given = [spec(each, **{"label.way": each.endpoint[-5:]}) for each in publishers]
+    messages = cache_history(2, 1500)
+    with publishers[0] as whole, publishers[1] as holes:
+        async with start(subscribe=tuple(given), kv_sample_rate="1") as exporter:
+            await until(lambda: whole.subscribed)
+            await until(lambda: holes.subscribed)
+            for number, one in enumerate(messages):
+                whole.say(one)
+                last = number == len(messages) - 1
+                holes.say(one, copies=int(last or random.random() >= 0.01))
+                if number % 50 == 0:
+                    await until(lambda number=number: sample(exporter, STORED) > number)  # type: ignore[misc]
+            await until(lambda: counted(exporter, "messages", whole) == len(messages))
+            await until(lambda: counted(exporter, "messages", holes) == len(messages))
+            pages = [
+                {line for line in page if f'way="{way}"' in line}
+                for page in [render(exporter.registry).decode().splitlines()]
+                for way in ("whole", "holes")
+            ]
+            dropped = counted(exporter, "replayed_messages", holes)
+            lost = counted(exporter, "lost_messages", holes)
+
+    assert dropped > 5
+    assert lost == 0
+    assert {line.replace("whole", "holes") for line in pages[0]} == pages[1]
+    assert any(line.startswith(LIVES) for line in pages[0])
+
+
+async def test_a_gap_without_a_replay_socket_is_counted(start: Start, publisher: Publisher) -> None:
+    """Block lifetimes are discarded, and resident blocks are unknown."""
+    async with start(subscribe=(spec(publisher, replay=""),), kv_sample_rate="1") as exporter:
+        await until(lambda: publisher.subscribed)
+        publisher.say(stored(1, 2))
+        await until(lambda: sample(exporter, RESIDENT) == 2)
+        publisher.say(stored(3), copies=0)
+        publisher.say(stored(4))
+        await until(lambda: counted(exporter, "lost_messages", publisher) == 1)
+        await until(lambda: sample(exporter, STORED) == 3)
+
+        assert samples(exporter, RESIDENT) == {}
+        assert sample(exporter, "sidestep_kv_cached_abandoned_blocks_total") == 2
+        assert counted(exporter, "gaps", publisher) == 1
+        assert publisher.asked == []
+
+
+async def test_a_late_start_gets_retained_messages(start: Start, publisher: Publisher) -> None:
+    """They arrive before any live message."""
+    for number in range(30):
+        publisher.say(stored(number))
+    async with start(subscribe=(spec(publisher),)) as exporter:
+        await until(lambda: sample(exporter, STORED) == 30)
+
+        assert sample(exporter, RESIDENT) == 30
+        assert counted(exporter, "replayed_messages", publisher) == 30
+        assert counted(exporter, "lost_messages", publisher) == 0
+        assert publisher.asked[0] == 0
+
+
+async def test_a_late_start_after_dropped_messages(start: Start, publisher: Publisher) -> None:
+    """Earlier blocks may exist: resident blocks are unknown, and nothing is lost."""
+    publisher.kept = 10
+    for number in range(30):
+        publisher.say(stored(number))
+    async with start(subscribe=(spec(publisher),)) as exporter:
+        await until(lambda: sample(exporter, STORED) == 10)
+
+        assert samples(exporter, RESIDENT) == {}
+        assert counted(exporter, "lost_messages", publisher) == 0
+
+
+async def test_a_publisher_restarts(start: Start, publisher: Publisher) -> None:
+    """Its numbers and its cache start again; missed messages are replayed."""
+    async with start(subscribe=(spec(publisher),), kv_sample_rate="1") as exporter:
+        await until(lambda: publisher.subscribed)
+        for number in range(5):
+            publisher.say(stored(number))
+        await until(lambda: sample(exporter, RESIDENT) == 5)
+        publisher.restart()
+        for number in range(3):
+            publisher.say(stored(number, stamp=5.0))
+        await until(lambda: sample(exporter, STORED) == 8)
+        await until(lambda: sample(exporter, RESIDENT) == 3)
+
+        assert counted(exporter, "restarts", publisher) == 1
+        assert counted(exporter, "lost_messages", publisher) == 0
+        await until(lambda: sample(exporter, "sidestep_kv_cached_abandoned_blocks_total") == 5)
+        (engine,) = exporter.registry.engines.values()
+        assert engine.restarts == 1
+
+
+async def test_a_silent_restart_shows_with_the_connection(
+    start: Start, publisher: Publisher
+) -> None:
+    """The new process has an empty cache and sends nothing."""
+    async with start(subscribe=(spec(publisher),)) as exporter:
+        await until(lambda: publisher.subscribed)
+        publisher.say(stored(1, 2))
+        await until(lambda: sample(exporter, RESIDENT) == 2)
+        publisher.restart()
+        await until(lambda: counted(exporter, "restarts", publisher) == 1)
+
+        await until(lambda: samples(exporter, RESIDENT) == {})
+
+
+async def test_a_publisher_repeats(start: Start, publisher: Publisher) -> None:
+    """Each message counts once."""
+    async with start(subscribe=(spec(publisher),)) as exporter:
+        await until(lambda: publisher.subscribed)
+        for number in range(20):
+            publisher.say(stored(number), copies=1 + number % 3)
+        publisher.say(stored(3), seq=3)
+        publisher.say(stored(99), seq=20)
+        await until(lambda: sample(exporter, STORED) == 21)
+
+        assert counted(exporter, "duplicate_messages", publisher) >= 20
+        assert counted(exporter, "restarts", publisher) == 0
+
+
+LIES: list[tuple[str, list[bytes], str]] = [
+    ("one frame", [b"kv"], "bad_frame"),
+    ("no number", [b"kv", b"", b""], "bad_frame"),
+    ("a long number", [b"kv", bytes(9), b""], "bad_frame"),
+    ("a number beyond all", [b"kv", b"\xff" * 8, b""], "bad_frame"),
+    ("many frames", [b"kv", *[b""] * 5000], "bad_frame"),
+    ("no events", [b"kv", (1).to_bytes(8, "big"), b"\xc1"], "bad_message"),
+    ("nothing", [b"kv", (1).to_bytes(8, "big"), b""], "bad_message"),
+    ("too large", [b"kv", (1).to_bytes(8, "big"), bytes(2 << 20)], "too_big"),
+    ("no hashes", [b"kv", (1).to_bytes(8, "big"), message(1.0, ("Stored", [None]))], "bad_event"),  # type: ignore[list-item]
+    ("no time", [b"kv", (1).to_bytes(8, "big"), message(-1.0)], "bad_message"),
+]
+
+
+@pytest.mark.parametrize(
+    ("frames", "reason"), [lie[1:] for lie in LIES], ids=[lie[0] for lie in LIES]
+)
+async def test_an_invalid_message_is_counted_and_dropped(
+    start: Start, publisher: Publisher, frames: list[bytes], reason: str
+) -> None:
+    """The stream continues."""
+    async with start(subscribe=(spec(publisher, replay=""),)) as exporter:
+        await until(lambda: publisher.subscribed)
+        publisher.say(stored(1))
+        publisher.send(*frames)
+        await until(lambda: rejected(exporter, reason) == 1)
+        publisher.say(stored(2), seq=2)
+        await until(lambda: sample(exporter, STORED) == 2)
+
+        assert rejected(exporter, "bug") == 0
+
+
+async def test_an_oversized_frame_ends_the_connection(
+    start: Start, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The publisher is reconnected after a while."""
+    monkeypatch.setattr(subscriber, "RECONNECT_AFTER", 0.2)
+    async with start(subscribe=(spec(publisher, replay=""),)) as exporter:
+        await until(lambda: publisher.subscribed)
+        publisher.say(stored(1))
+        await until(lambda: sample(exporter, STORED) == 1)
+        publisher.send(b"kv", bytes(8), bytes(MAX_BYTES + 1))
+        await until(lambda: publisher.subscribed)
+        publisher.say(stored(2))
+        await until(lambda: sample(exporter, STORED) == 2)
+
+
+async def test_a_replay_that_never_starts_times_out(
+    start: Start, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stream continues without the missing messages."""
+    monkeypatch.setattr(sequence, "REPLAY_TIMEOUT", 0.2)
+    away = spec(publisher, replay=f"{publisher.replay}-away")
+    async with start(subscribe=(away,)) as exporter:
+        await until(lambda: publisher.subscribed)
+        publisher.say(stored(1))
+        publisher.say(stored(2), copies=0)
+        publisher.say(stored(3))
+        await until(lambda: sample(exporter, STORED) == 2)
+
+        assert counted(exporter, "lost_messages", publisher) == 1
+
+
+async def test_waiting_messages_are_discarded_when_memory_is_short(
+    start: Start, publisher: Publisher
+) -> None:
+    """Missing messages are replayed afterwards."""
+    async with start(subscribe=(spec(publisher),)) as exporter:
+        await until(lambda: publisher.subscribed)
+        publisher.say(stored(1))
+        await until(lambda: sample(exporter, STORED) == 1)
+        publisher.say(stored(2), copies=0)
+        exporter.ingest._sources.cut()
+        await until(lambda: sample(exporter, STORED) == 2)
+
+        assert counted(exporter, "lost_messages", publisher) == 0
+
+
+@pytest.mark.parametrize("kept", [10_000, 3])
+async def test_an_exporter_resumes_where_it_stopped(
+    start: Start, publisher: Publisher, tmp_path: Path, kept: int
+) -> None:
+    """Missed messages are replayed and count once; the others are counted as lost."""
+    flags = {"subscribe": (spec(publisher),), "state_dir": str(tmp_path / "state")}
+    async with start(**flags) as exporter:
+        await until(lambda: publisher.subscribed)
+        for number in range(5):
+            publisher.say(stored(number))
+        await until(lambda: sample(exporter, STORED) == 5)
+    for number in range(5, 15):
+        publisher.say(stored(number))
+    publisher.kept = kept
+    async with start(**flags) as exporter:
+        await until(lambda: sample(exporter, STORED) == 5 + min(kept, 10))
+        publisher.say(stored(15))
+        await until(lambda: sample(exporter, STORED) == 6 + min(kept, 10))
+
+        assert counted(exporter, "lost_messages", publisher) == max(10 - kept, 0)
+        assert len(samples(exporter, RESIDENT)) == int(kept > 10)
+
+
+async def test_nothing_is_applied_while_a_snapshot_is_made(
+    start: Start, publisher: Publisher
+) -> None:
+    """Messages wait, and count afterwards."""
+    async with start(subscribe=(spec(publisher),)) as exporter:
+        await until(lambda: publisher.subscribed)
+        publisher.say(stored(1))
+        await until(lambda: sample(exporter, STORED) == 1)
+        async with exporter.ingest.held():
+            for number in range(2, 9):
+                publisher.say(stored(number))
+            ticks = exporter.ingest.lag._recent
+            seen = len(ticks)
+            await until(lambda: len(exporter.ingest.lag._recent) >= min(seen + 4, 18))
+            assert sample(exporter, STORED) == 1
+        await until(lambda: sample(exporter, STORED) == 8)
+
+
+def test_a_message_of_many_frames_is_read_a_part_at_a_time(tmp_path: Path) -> None:
+    """First a few frames are read, then a thousand at a time; the next message is whole."""
+    context = zmq.Context()
+    sender, receiver = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
+    try:
+        sender.bind(f"ipc://{tmp_path}/frames")
+        receiver.connect(f"ipc://{tmp_path}/frames")
+        sender.send_multipart([b"x"] * (2 * SKIP_FRAMES + MAX_FRAMES))
+        sender.send_multipart([b"a", b"b"])
+        assert receiver.poll(10_000)
+        frames = Frames(receiver)
+        found: list[object] = []
+        while not found or found[-1] != [b"a", b"b"]:
+            # Not a word of it may be there yet, however much of the first one is.
+            one = frames.receive()
+            if one is not None:
+                found.append((one, frames.skipping) if one == [] else one)
+        assert found == [([], True), ([], True), ([], False), [b"a", b"b"]]
+        assert frames.receive() is None
+    finally:
+        sender.close(linger=0)
+        receiver.close()
+        context.term()
+
+
+async def test_ranks_by_ports(start: Start, tmp_path: Path) -> None:
+    """Each port is a subscription; a rank in the message takes precedence."""
+    base = f"ipc://{tmp_path}/kv."
+    with Publisher(f"{base}0") as first, Publisher(f"{base}1") as second:
+        async with start(subscribe=(f"kv-events={base}0-1,model=m",)) as exporter:
+            await until(lambda: first.subscribed)
+            await until(lambda: second.subscribed)
+            first.say(msgspec.msgpack.encode([1.0, [["BlockStored", [1], None, []]]]))
+            second.say(msgspec.msgpack.encode([1.0, [["BlockStored", [1, 2], None, []]]]))
+            await until(lambda: sample(exporter, STORED) == 3)
+
+            assert samples(exporter, STORED) == {
+                f'{STORED}{{engine="0",medium="GPU",model_name="m"}}': 1,
+                f'{STORED}{{engine="1",medium="GPU",model_name="m"}}': 2,
+            }
+
+
+async def test_topics_are_filtered_by_prefix(start: Start, publisher: Publisher) -> None:
+    """Only messages with the configured prefix arrive."""
+    async with start(subscribe=(spec(publisher, topic="kv", replay=""),)) as exporter:
+        await until(lambda: bool(publisher.socket.poll(0)))
+        publisher.send(b"load", bytes(8), stored(1, 2, 3))
+        publisher.say(stored(4))
+        await until(lambda: sample(exporter, STORED) == 1)
+
+
+async def test_the_recorded_streams_side_by_side(start: Start, tmp_path: Path) -> None:
+    """All three streams of one engine are replayed as captured."""
+    names = {"kv-events": "kv_events", "forward-pass": "forward_pass", "load": "load_stat"}
+    made = {kind: Publisher(f"ipc://{tmp_path}/{kind}") for kind in names}
+    given = tuple(f"{kind}={each.endpoint},model=tiny" for kind, each in made.items())
+    async with start(subscribe=given) as exporter:
+
+        def taken(kind: str) -> float:
+            label = f"{kind} {made[kind].endpoint}"
+            return exporter.metrics.value("sidestep_subscription_messages_total", label)
+
+        for kind, each in made.items():
+            with each:
+                await until(partial(getattr, each, "subscribed"))
+                recorded = list(read(f"sglang_{names[kind]}"))
+                for one in recorded:
+                    each.send(*one.frames)
+                wanted = len(recorded)
+                await until(lambda kind=kind, wanted=wanted: taken(kind) == wanted)  # type: ignore[misc]
+
+        assert len(exporter.registry.engines) == 1
+        assert sample(exporter, STORED) == 5438
+        assert sample(exporter, REMOVED) == 1367
+        assert sample(exporter, "sidestep_forward_pass_tokens_total") == 3098 + 2340
+        assert sample(exporter, "sidestep_load_prefill_uncached_tokens_total") == 3098
+        assert not exporter.metrics._values["sidestep_rejected_total"]

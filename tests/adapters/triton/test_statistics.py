@@ -1,0 +1,324 @@
+"""Decoding of Triton's answers, recorded and invalid ones."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporters import DATA
+from sidestep.engines.triton.wire import Batch, InferenceStats, Memory, ModelStats, Responses, Timed
+from sidestep.errors import WireError
+from sidestep_adapters.triton import model_config as triton_config
+from sidestep_adapters.triton.model_config import ModelConfig
+from sidestep_adapters.triton.statistics import (
+    LARGEST,
+    ModelVersion,
+    read,
+    split,
+    translate,
+    version_of,
+)
+
+RECORDED = sorted(
+    path.name.removesuffix(".gz")
+    for path in (DATA / "triton").iterdir()
+    if path.name.startswith("stats_")
+)
+TIMED = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")
+
+
+def recorded(name: str) -> bytes:
+    """Return the body of a recorded answer."""
+    data = gzip.decompress((DATA / "triton" / f"{name}.gz").read_bytes())
+    return data.partition(b"\r\n\r\n")[2] if name.endswith(".http") else data
+
+
+def stats(body: bytes, *, has_cache: bool = False) -> dict[tuple[str, str], ModelStats]:
+    """Return statistics by model and version."""
+    found: dict[tuple[str, str], ModelStats] = {}
+    for piece in split(body):
+        model = read(piece)
+        assert (model.name, model.version) == (version_of(piece).name, version_of(piece).version)
+        found[model.name, model.version] = translate(model, has_cache=has_cache)
+    return found
+
+
+def one(**fields: Any) -> ModelStats:
+    """Return a model with ``fields`` only."""
+    piece = json.dumps({"name": "m", "version": "1", **fields}).encode()
+    return translate(read(piece), has_cache=False)
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_recorded_answers_are_read_whole(name: str) -> None:
+    """Every number equals that of an independent JSON reader."""
+    body = recorded(name)
+    theirs = json.loads(body)["model_stats"]
+    ours = stats(body)
+
+    assert len(ours) == len(theirs) > 0
+    for model in theirs:
+        mine = ours[model["name"], model["version"]]
+        told = model["inference_stats"]
+        assert mine.last_inference == model["last_inference"]
+        assert mine.inference_count == model["inference_count"]
+        assert mine.execution_count == model["execution_count"]
+        for field in TIMED:
+            assert getattr(mine.inference_stats, field) == Timed(**told[field])
+        for field in ("cache_hit", "cache_miss"):
+            is_used = told["cache_hit"]["count"] or told["cache_miss"]["count"]
+            expected = Timed(**told[field]) if is_used else None
+            assert getattr(mine.inference_stats, field) == expected
+        assert mine.batch_stats == tuple(
+            Batch(
+                batch["batch_size"],
+                batch["compute_output"]["count"],
+                *(batch[f"compute_{part}"]["ns"] for part in ("input", "infer", "output")),
+            )
+            for batch in model["batch_stats"]
+        )
+        assert [(m.type, m.id, m.byte_size) for m in mine.memory_usage] == [
+            (m["type"], m["id"], m["byte_size"]) for m in model["memory_usage"]
+        ]
+        assert (mine.response_stats is None) is (not model["response_stats"])
+
+
+def test_a_recorded_load_has_the_expected_counts() -> None:
+    """It has requests, executions by size, a used cache, an ensemble and failures."""
+    found = stats(recorded("stats_all.http"))
+
+    batched = found["dynbatch", "1"]
+    assert (batched.inference_stats.success.count, batched.inference_stats.fail.count) == (63, 0)
+    assert {b.batch_size: b.count for b in batched.batch_stats} == {1: 11, 2: 25, 3: 1, 8: 1}
+    assert (batched.inference_count, batched.execution_count) == (72, 38)
+    assert batched.inference_stats.cache_hit is None
+    cached = found["cached", "1"].inference_stats
+    assert (cached.cache_hit, cached.cache_miss) == (Timed(4, 18106), Timed(1, 50775))
+    assert found["ens", "1"].inference_stats.fail.count == 6
+    raiser = stats(recorded("stats_raiser.json"))["raiser", "1"]
+    assert (raiser.inference_count, raiser.execution_count) == (2, 4)
+    assert raiser.inference_stats.fail.count == 2
+
+
+def test_the_busy_time_is_of_executions() -> None:
+    """Triton charges each request with the time of its whole batch."""
+    found = stats(recorded("stats_dynbatch_loaded.json"))["dynbatch", "1"]
+
+    assert found.busy_ns == 7_581_089_286
+    assert found.inference_stats.compute_infer.ns == 15_084_259_644
+    assert {b.batch_size: b.count for b in found.batch_stats} == {4: 712, 8: 4}
+
+
+def test_later_responses_are_combined() -> None:
+    """Triton has an index for each response of a request; keys sort as strings."""
+    found = stats(recorded("stats_respstat.json"))["respstat", "1"]
+
+    assert found.response_stats == Responses(
+        first=Timed(5, 126_703_878),
+        next=Timed(17, 430_533_795),
+        fail=Timed(2, 50_619_312),
+        empty_response=Timed(4, 16_795),
+        cancel=Timed(1, 23_172_182),
+    )
+    assert found.memory_usage == (Memory("CPU", 0, 123_456_789), Memory("GPU", 1, 5_368_709_120))
+
+
+def test_many_models_fit_into_one_answer() -> None:
+    """They are 500 ensembles and one base model."""
+    found = stats(recorded("stats_501_models.json"))
+
+    assert len(found) == 501
+    assert sum(each.inference_stats.success.count for each in found.values()) == 1000
+    assert found["base", "1"].inference_stats.success.count == 500
+
+
+def test_an_unused_cache_has_counters() -> None:
+    """They start at 0; without a cache there are none."""
+    body = recorded("stats_before_any_request.json")
+
+    assert stats(body, has_cache=True)["cached", "1"].inference_stats.cache_hit == Timed()
+    assert stats(body)["cached", "1"].inference_stats.cache_hit is None
+
+
+def test_fields_may_be_missing_or_new_and_in_any_order() -> None:
+    """Releases before 24.03 have no ``response_stats``; gRPC's JSON omits zeros."""
+    assert one() == ModelStats()
+    assert one(inference_stats={"success": {"ns": 5}}, later={"a": [1]}) == ModelStats(
+        inference_stats=InferenceStats(success=Timed(0, 5))
+    )
+    assert version_of(b'{"name": "m"}') == ModelVersion("m", "")
+    assert translate(read(b'{"execution_count": 3, "name": "m"}'), has_cache=False) == ModelStats(
+        execution_count=3
+    )
+
+
+@given(st.integers(0, LARGEST))
+def test_64_bits_are_exact(number: int) -> None:
+    """Nanoseconds of a busy model exceed 2**53 after 104 days."""
+    timed = {"count": number, "ns": number}
+    found = one(
+        inference_count=number,
+        inference_stats={"success": timed},
+        batch_stats=[{"batch_size": 1, "compute_infer": timed}],
+        response_stats={"0": {"success": timed}, "1": {"success": timed}},
+        memory_usage=[{"type": "GPU", "id": 0, "byte_size": number}],
+    )
+
+    assert found.inference_count == number
+    assert found.inference_stats.success == Timed(number, number)
+    assert (found.batch_stats[0].count, found.batch_stats[0].compute_infer_ns) == (number, number)
+    assert found.response_stats is not None
+    assert found.response_stats.next == Timed(number, number)
+    assert found.memory_usage[0].byte_size == number
+
+
+def test_a_sum_beyond_64_bits_is_rejected() -> None:
+    """No record could hold it."""
+    half = {"success": {"count": 1, "ns": 2**63}}
+    assert one(response_stats={"1": half}).response_stats is not None
+    with pytest.raises(WireError):
+        one(response_stats={"1": half, "2": half})
+
+
+WRONG = [-1, LARGEST + 1, 10**30, 1.5, 1.0, True, "1", None, [], {}]
+PLACES = [
+    lambda x: {"last_inference": x},
+    lambda x: {"inference_count": x},
+    lambda x: {"execution_count": x},
+    lambda x: {"inference_stats": {"success": {"count": x}}},
+    lambda x: {"inference_stats": {"cache_miss": {"ns": x}}},
+    lambda x: {"batch_stats": [{"batch_size": x}]},
+    lambda x: {"batch_stats": [{"batch_size": 1, "compute_input": {"count": 1, "ns": x}}]},
+    lambda x: {"batch_stats": [{"batch_size": 1, "compute_output": {"count": 1, "ns": x}}]},
+    lambda x: {"response_stats": {"0": {"success": {"count": x, "ns": 1}}}},
+    lambda x: {"response_stats": {"7": {"cancel": {"count": 1, "ns": x}}}},
+    lambda x: {"memory_usage": [{"type": "GPU", "byte_size": x}]},
+]
+
+
+@pytest.mark.parametrize("number", WRONG)
+@pytest.mark.parametrize("place", PLACES)
+def test_an_invalid_count_is_rejected(place: Any, number: object) -> None:
+    """Negative numbers, fractions and numbers beyond 64 bits are invalid in every field."""
+    with pytest.raises(WireError) as refused:
+        one(**place(number))
+
+    assert refused.value.reason == "bad_item"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"batch_stats": [{"batch_size": 1}, {"batch_size": 2}, {"batch_size": 1}]},
+        {"batch_stats": [{"batch_size": n} for n in range(4097)]},
+        {"memory_usage": [{"type": "CPU", "id": n} for n in range(257)]},
+        {"name": "a\nb"},
+        {"name": "m" * 257},
+        {"name": ""},
+        {"version": 1},
+        {"version": "v" * 257},
+    ],
+)
+def test_an_invalid_model_is_rejected(fields: dict[str, Any]) -> None:
+    """It has a batch size twice, too many entries, or a name that is no label value."""
+    with pytest.raises(WireError):
+        one(**fields)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b"null",
+        b'{"model_stats": {}}',
+        b'{"model_stats": [',
+        b'{"model_stats": []} x',
+        b'{"model_stats":' + b"[" * 100_000,
+        b"<html></html>",
+        b"\xff\xfe",
+        b'{"model_stats": [{"name": "\xff"}]}',
+    ],
+)
+def test_an_invalid_answer_is_rejected(body: bytes) -> None:
+    """It is truncated, of another kind, or deeply nested."""
+    with pytest.raises(WireError):
+        [version_of(piece) for piece in split(body)]
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_an_answer_or_rejected(body: bytes) -> None:
+    """No other exception is raised."""
+    for data in (body, b'{"model_stats": [' + body + b"]}"):
+        try:
+            for piece in split(data):
+                translate(read(piece), has_cache=False)
+        except WireError:
+            pass
+
+
+def test_a_recorded_configuration_is_read() -> None:
+    """It has one instance on the CPU, and a response cache."""
+    assert triton_config.config(recorded("model_config_cached.http")) == ModelConfig(
+        instances=1, has_cache=True
+    )
+    assert "statistics" in triton_config.extensions(recorded("v2_metadata.http"))
+
+
+def config(**fields: Any) -> ModelConfig:
+    """Return a model's configuration with ``fields`` only."""
+    return triton_config.config(json.dumps(fields).encode())
+
+
+def test_instances_are_counted_for_each_gpu() -> None:
+    """A group has its count on each GPU; passive instances get no requests."""
+    groups = [
+        {"kind": "KIND_GPU", "count": 2, "gpus": [0, 1, 3]},
+        {"kind": "KIND_GPU", "count": 1, "gpus": []},
+        {"kind": "KIND_CPU", "count": 3, "gpus": []},
+        {"kind": "KIND_MODEL", "count": 1},
+        {"kind": "KIND_CPU", "count": 5, "passive": True},
+    ]
+
+    assert config(instance_group=groups).instances == 6 + 1 + 3 + 1
+    assert config().instances == 0
+
+
+def test_an_ensemble_executes_nothing_itself() -> None:
+    """Its members do."""
+    found = config(platform="ensemble", instance_group=[{"kind": "KIND_CPU", "count": 1}])
+
+    assert (found.executes, found.instances) == (False, 0)
+
+
+def test_valid_metric_tags_are_labels() -> None:
+    """They have the underscore that Triton puts before them."""
+    tags = {"team": "blue", "my-tag": "x", "_hidden": "x", "": "x", "long": "x" * 257, "nl": "a\nb"}
+
+    assert config(metric_tags=tags).tags == {"_team": "blue"}
+    assert len(config(metric_tags={f"t{n}": "" for n in range(99)}).tags) == 16
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b'{"metric_tags": 5}', b"<html>"])
+def test_another_answer_is_no_configuration(body: bytes) -> None:
+    """The model is exposed without."""
+    with pytest.raises(WireError):
+        triton_config.config(body)
+
+
+def test_only_ready_models_are_queried() -> None:
+    """The index has one entry for each version."""
+    index = [
+        {"name": "b", "version": "1", "state": "READY"},
+        {"name": "b", "version": "2", "state": "READY"},
+        {"name": "a", "version": "1", "state": "UNAVAILABLE", "reason": "unloaded"},
+        {"name": "c"},
+    ]
+
+    assert triton_config.ready(json.dumps(index).encode()) == ["b"]

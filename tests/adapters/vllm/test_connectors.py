@@ -1,0 +1,549 @@
+"""KV connector payloads become families with the meaning that vLLM gives them."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sidestep.catalog import buckets
+from sidestep.catalog.model import check
+from sidestep.engines.items import decode_item, encode_item
+from sidestep.engines.vllm.connector_rows import FRONT_END, ROWS
+from sidestep.protocol.limits import MAX_FAMILIES, MAX_OBSERVATIONS
+from sidestep.protocol.self_described import Family, Samples
+from sidestep_adapters.vllm.connectors import FEATURES, families
+
+REFERENCE = Path(__file__).parents[3].parent / "shared" / "reference" / "vllm" / "metrics.json"
+GROUPS = (
+    "nixl",
+    "mooncake",
+    "mooncake_store",
+    "hisparse",
+    "umbp",
+    "simple_kv_offload",
+    "hf3fs",
+    "kv_offload",
+    "kv_offload_tiering",
+    "sleep_ops",
+    "rl",
+    "websocket",
+    "parser",
+)
+
+NIXL: dict[str, Any] = {
+    "transfer_duration": [0.02, 0.5],
+    "post_duration": [0.001, 0.002],
+    "bytes_transferred": [4096, 1 << 20],
+    "num_descriptors": [12, 300],
+    "num_failed_transfers": [1],
+    "num_failed_notifications": [1, 1],
+    "num_failed_handshakes": [1],
+    "num_kv_expired_reqs": [1],
+    "num_notifications_after_expiry": [],
+}
+MOONCAKE: dict[str, Any] = {
+    "transfer_duration": [0.02],
+    "bytes_transferred": [4096],
+    "num_descriptors": [12],
+    "num_failed_transfers": [1, 1],
+    "num_failed_recvs": [1],
+    "num_kv_expired_reqs": [1],
+}
+HF3FS: dict[str, Any] = {
+    "save_duration": [0.1],
+    "load_duration": [0.2, 0.3],
+    "num_failed_save": 2,
+    "num_failed_load": 0,
+    "num_transfer_task": 5,
+}
+HISPARSE: dict[str, Any] = {
+    "cache_hits": [10, 5],
+    "cache_misses": [1, 2],
+    "host_to_device_bytes": [4096, 0],
+    "host_cache_usage_perc": [0.25, 0.5],
+    "pending_page_transfers": [3, 4],
+    "host_block_lifetime_seconds": [12.5],
+    "host_block_idle_before_evict_seconds": [2.5],
+    "host_block_reuse_gap_seconds": [0.5, 0.25],
+}
+STORE: dict[str, Any] = {
+    "save_put": [
+        {
+            "duration_seconds": 0.5,
+            "num_keys": 3,
+            "num_bytes": 4096,
+            "status": "ok",
+            "num_failed_keys": 0,
+        },
+        {
+            "duration_seconds": 0.25,
+            "num_keys": 2,
+            "num_bytes": 1024,
+            "status": "ok",
+            "num_failed_keys": 0,
+        },
+        {
+            "duration_seconds": 2.0,
+            "num_keys": 1,
+            "num_bytes": 0,
+            "status": "error",
+            "num_failed_keys": 1,
+        },
+    ],
+    "load_get": [],
+}
+UMBP: dict[str, Any] = {
+    "load": {"submitted": 4, "completed": 3, "failed": 1, "num_bytes": 4096},
+    "save": {"submitted": 2, "completed": 2, "failed": 0, "num_bytes": 2048},
+}
+OFFLOAD: dict[str, Any] = {
+    "types": {
+        "vllm:kv_offload_load_bytes": "counter",
+        "vllm:kv_offload_load_time": "counter",
+        "vllm:kv_offload_load_size": "histogram",
+        "vllm:kv_offload_store_bytes": "counter",
+        "vllm:kv_offload_cpu_cache_usage_perc": "gauge",
+        "vllm:kv_offload_tiering_chunk_hits": "counter",
+        "vllm:kv_offload_tiering_promotion_latency_seconds": "histogram",
+        "vllm:kv_offload_tiering_active_promotion_jobs": "gauge",
+    },
+    "data": {
+        "vllm:kv_offload_load_bytes": {(): 3_000_000},
+        "vllm:kv_offload_load_time": {(): 0.25},
+        "vllm:kv_offload_load_size": {(): [1_000_000, 2_000_000]},
+        "vllm:kv_offload_store_bytes": {(): 500},
+        "vllm:kv_offload_cpu_cache_usage_perc": {(): 0.5},
+        "vllm:kv_offload_tiering_chunk_hits": {("0:primary",): 7, ("1:fs",): 2},
+        "vllm:kv_offload_tiering_promotion_latency_seconds": {("1:fs", "success"): [0.1, 0.2]},
+        "vllm:kv_offload_tiering_active_promotion_jobs": {("1:fs",): 3},
+    },
+    "info": [
+        {
+            "cpu_num_chunks": 100,
+            "cpu_blocks_per_chunk": 2,
+            "cpu_kv_cache_size_bytes": 1 << 30,
+            "cpu_kv_cache_size_tokens": "None",
+            "tier": "0:primary",
+        },
+        {"tier": "1:fs", "fs_root": "/somewhere"},
+    ],
+}
+SIMPLE: dict[str, Any] = {
+    "types": {
+        "vllm:simple_kv_offload_save_outcomes_total": "counter",
+        "vllm:simple_kv_offload_load_blocks_total": "counter",
+        "vllm:simple_kv_offload_used_blocks": "gauge",
+        "vllm:simple_kv_offload_pending_store_blocks": "gauge",
+        "vllm:simple_kv_offload_info": "gauge",
+    },
+    "data": {
+        "vllm:simple_kv_offload_save_outcomes_total": {("stored",): 4, ("dropped_cpu_full",): 1},
+        "vllm:simple_kv_offload_load_blocks_total": {(): 9},
+        "vllm:simple_kv_offload_used_blocks": {(): 3},
+        "vllm:simple_kv_offload_pending_store_blocks": {(): 0},
+        "vllm:simple_kv_offload_info": {("cpu", "false", "true", "128"): 1},
+    },
+}
+PAYLOADS: dict[str, dict[str, Any]] = {
+    "NixlConnector": NIXL,
+    "MooncakeConnector": MOONCAKE,
+    "HF3FSKVConnector": HF3FS,
+    "HiSparseConnector": HISPARSE,
+    "MooncakeStoreConnector": STORE,
+    "UMBPStoreConnector": UMBP,
+    "OffloadingConnector": OFFLOAD,
+    "SimpleCPUOffloadConnector": SIMPLE,
+    "MultiConnector": {"NixlPullConnector": NIXL, "OffloadingConnector": OFFLOAD},
+}
+EVERY = pytest.mark.parametrize(("connector", "payload"), PAYLOADS.items(), ids=PAYLOADS)
+
+
+def shown(found: list[Family]) -> dict[str, dict[tuple[str, ...], float | list[float]]]:
+    """Return values or observations by family and own label values."""
+    return {
+        family.name.removeprefix("vllm:"): {
+            tuple(sample.labels): sample.observations
+            if family.kind == "histogram"
+            else sample.value
+            for sample in family.samples
+        }
+        for family in found
+    }
+
+
+def sent(found: list[Family]) -> list[Family]:
+    """Return the families after encoding and decoding."""
+    item = decode_item(encode_item(Samples(0, 1.0, found)))
+    assert isinstance(item, Samples)
+    return item.families
+
+
+def test_nixl() -> None:
+    """Failures of transfers, handshakes and notifications are one counter; empty lists add nothing."""
+    assert shown(families(NIXL, "NixlConnector")) == {
+        "nixl_xfer_time_seconds": {(): [0.02, 0.5]},
+        "nixl_post_time_seconds": {(): [0.001, 0.002]},
+        "nixl_bytes_transferred": {(): [4096.0, 1048576.0]},
+        "nixl_num_descriptors": {(): [12.0, 300.0]},
+        "nixl_num_failed_transfers_total": {(): 4.0},
+        "nixl_num_failed_notifications_total": {(): 2.0},
+        "nixl_num_kv_expired_reqs_total": {(): 1.0},
+    }
+
+
+def test_mooncake() -> None:
+    """Mooncake's lists become its histograms and sums of increments."""
+    assert shown(families(MOONCAKE, "MooncakeConnector")) == {
+        "mooncake_xfer_time_seconds": {(): [0.02]},
+        "mooncake_bytes_transferred": {(): [4096.0]},
+        "mooncake_num_descriptors": {(): [12.0]},
+        "mooncake_num_failed_transfers_total": {(): 2.0},
+        "mooncake_num_failed_recvs_total": {(): 1.0},
+        "mooncake_num_kv_expired_reqs_total": {(): 1.0},
+    }
+
+
+def test_hf3fs() -> None:
+    """Failures of 3FS are plain numbers; running tasks are not a metric."""
+    assert shown(families(HF3FS, "HF3FSKVConnector")) == {
+        "hf3fs_save_duration_seconds": {(): [0.1]},
+        "hf3fs_load_duration_seconds": {(): [0.2, 0.3]},
+        "hf3fs_num_failed_save_total": {(): 2.0},
+        "hf3fs_num_failed_load_total": {(): 0.0},
+    }
+
+
+def test_hisparse() -> None:
+    """The last of several readings in one step is the gauge's value."""
+    assert shown(families(HISPARSE, "HiSparseConnector")) == {
+        "hisparse_cache_hits_total": {(): 15.0},
+        "hisparse_cache_misses_total": {(): 3.0},
+        "hisparse_host_to_device_bytes_total": {(): 4096.0},
+        "hisparse_host_cache_usage_perc": {(): 0.5},
+        "hisparse_pending_page_transfers": {(): 4.0},
+        "hisparse_host_block_lifetime_seconds": {(): [12.5]},
+        "hisparse_host_block_idle_before_evict_seconds": {(): [2.5]},
+        "hisparse_host_block_reuse_gap_seconds": {(): [0.5, 0.25]},
+    }
+
+
+def test_mooncake_store() -> None:
+    """Records are summed by operation and status; a sum of 0 is exposed as well."""
+    ok, error = ("save_put", "ok"), ("save_put", "error")
+
+    assert shown(families(STORE, "MooncakeStoreConnector")) == {
+        "mooncake_store_operation_time_seconds": {ok: [0.5, 0.25], error: [2.0]},
+        "mooncake_store_operation_total": {ok: 2.0, error: 1.0},
+        "mooncake_store_operation_keys_total": {ok: 5.0, error: 1.0},
+        "mooncake_store_operation_bytes_total": {ok: 5120.0, error: 0.0},
+        "mooncake_store_operation_failed_keys_total": {ok: 0.0, error: 1.0},
+    }
+
+
+def test_umbp() -> None:
+    """Each outcome is a family, each operation a child of it."""
+    assert shown(families(UMBP, "UMBPStoreConnector")) == {
+        "umbp_transfer_submitted_total": {("load",): 4.0, ("save",): 2.0},
+        "umbp_transfer_completed_total": {("load",): 3.0, ("save",): 2.0},
+        "umbp_transfer_failed_total": {("load",): 1.0, ("save",): 0.0},
+        "umbp_transfer_bytes_total": {("load",): 4096.0, ("save",): 2048.0},
+    }
+
+
+def test_offloading() -> None:
+    """Self-described families get their labels from the catalogue, deprecated ones by direction."""
+    load, store = ("CPU_to_GPU",), ("GPU_to_CPU",)
+
+    assert shown(families(OFFLOAD, "OffloadingConnector")) == {
+        "kv_offload_load_bytes_total": {(): 3e6},
+        "kv_offload_load_time_total": {(): 0.25},
+        "kv_offload_load_size": {(): [1e6, 2e6]},
+        "kv_offload_store_bytes_total": {(): 500.0},
+        "kv_offload_cpu_cache_usage_perc": {(): 0.5},
+        "kv_offload_tiering_chunk_hits_total": {("0:primary",): 7.0, ("1:fs",): 2.0},
+        # Sent as tier, result; shown in the order of the row, which is sorted.
+        "kv_offload_tiering_promotion_latency_seconds": {("success", "1:fs"): [0.1, 0.2]},
+        "kv_offload_tiering_active_promotion_jobs": {("1:fs",): 3.0},
+        "kv_offload_total_bytes_total": {load: 3e6, store: 500.0},
+        "kv_offload_total_time_total": {load: 0.25},
+        "kv_offload_size": {load: [1e6, 2e6]},
+        "kv_offload_config_info": {
+            ("2", "1073741824", "None", "100", "0:primary"): 1.0,
+            ("", "", "", "", "1:fs"): 1.0,
+        },
+    }
+
+
+def test_simple_cpu_offload() -> None:
+    """The info metric's values arrive in the engine's order and leave in that of the row."""
+    found = families(SIMPLE, "SimpleCPUOffloadConnector")
+
+    assert shown(found) == {
+        "simple_kv_offload_save_outcomes_total": {("stored",): 4.0, ("dropped_cpu_full",): 1.0},
+        "simple_kv_offload_load_blocks_total": {(): 9.0},
+        "simple_kv_offload_used_blocks": {(): 3.0},
+        "simple_kv_offload_pending_store_blocks": {(): 0.0},
+        "simple_kv_offload_info": {("cpu", "128", "true", "false"): 1.0},
+    }
+    assert found[-1].labels == ["backend", "capacity_blocks", "lazy_offload", "page_cache"]
+
+
+def test_deprecated_offload_families_ignore_labelled_series() -> None:
+    """Only unlabelled loads and stores feed the deprecated families, as in the engine."""
+    payload = {
+        "types": {"vllm:kv_offload_load_bytes": "counter"},
+        "data": {"vllm:kv_offload_load_bytes": {("x",): 1}},
+    }
+
+    assert families(payload, "OffloadingConnector") == []
+
+
+def test_multi_connector() -> None:
+    """The payloads behind a MultiConnector are read one after the other."""
+    found = families(PAYLOADS["MultiConnector"], "MultiConnector")
+
+    assert found == [*families(NIXL, "NixlConnector"), *families(OFFLOAD, "OffloadingConnector")]
+
+
+def test_multi_connector_of_older_releases() -> None:
+    """A payload that is still wrapped in the fields of its stats object is unwrapped."""
+    found = families({"NixlConnector": {"data": NIXL}}, "MultiConnector")
+
+    assert found == families(NIXL, "NixlConnector")
+
+
+@EVERY
+def test_an_unknown_connector_is_recognised_by_its_payload(
+    connector: str, payload: dict[str, Any]
+) -> None:
+    """A connector loaded from the user's module is recognised by its keys."""
+    assert families(payload, "MyOwnConnector") == families(payload, connector)
+
+
+@EVERY
+def test_families_are_rows(connector: str, payload: dict[str, Any]) -> None:
+    """All families of a known connector are in the catalogue, with the same kind and labels."""
+    rows = {row.name: row for row in ROWS}
+
+    for family in families(payload, connector):
+        row = rows[family.name]
+        assert (family.kind, family.labels) == (row.kind, list(row.own_labels))
+        assert (family.help, family.bounds) == ("", [])
+        assert all(len(sample.labels) == len(family.labels) for sample in family.samples)
+
+
+@EVERY
+def test_nothing_of_the_payload_is_kept(connector: str, payload: dict[str, Any]) -> None:
+    """The payload is unchanged, and the engine may keep filling its lists."""
+    mine = copy.deepcopy(payload)
+    found = families(mine, connector)
+    assert mine == payload
+    before = copy.deepcopy(found)
+
+    _spoil(mine)
+
+    assert found == before
+
+
+@EVERY
+def test_families_survive_the_wire(connector: str, payload: dict[str, Any]) -> None:
+    """All values fit the wire's types."""
+    found = families(payload, connector)
+
+    assert sent(found) == found
+
+
+def test_feature_of_a_connector_is_one_of_its_rows() -> None:
+    """Every feature a hello may name for a connector opens some of the connector's rows."""
+    for connector, feature in FEATURES.items():
+        found = {family.name for family in families(_payload_of(connector), connector)}
+
+        assert found & {row.name for row in ROWS if row.feature == feature}
+
+
+def test_a_family_outside_the_catalogue_describes_itself() -> None:
+    """It is sent with help, bounds and numbered labels."""
+    payload = {
+        "types": {"vllm:kvcr_op_seconds": "histogram", "vllm:kvcr_bytes": "counter"},
+        "data": {
+            "vllm:kvcr_op_seconds": {("get", "ok"): [0.5]},
+            "vllm:kvcr_bytes": {("get",): 10, ("one", "too many"): 1},
+        },
+    }
+
+    seconds, size = families(payload, "OffloadingConnector")
+
+    assert (seconds.name, seconds.kind) == ("vllm:kvcr_op_seconds", "histogram")
+    assert seconds.labels == ["label_1", "label_2"]
+    assert seconds.help.endswith(".")
+    assert seconds.bounds[0] == 0.005
+    assert (size.name, size.labels) == ("vllm:kvcr_bytes_total", ["label_1"])
+    assert [(sample.labels, sample.value) for sample in size.samples] == [(["get"], 10.0)]
+
+
+@pytest.mark.parametrize(
+    ("payload", "connector"),
+    [
+        (None, "NixlConnector"),
+        ([], "NixlConnector"),
+        ("text", ""),
+        ({}, ""),
+        ({"hits": [1, 2]}, "LMCacheMPConnector"),
+        ({"transfer_duration": None, "post_duration": "no"}, "NixlConnector"),
+        ({"transfer_duration": [None, "1", [2.0], float("nan"), float("inf")]}, "NixlConnector"),
+        ({"save_put": [{"duration_seconds": 1.0}]}, "MooncakeStoreConnector"),
+        ({"save_put": [{"duration_seconds": 1.0, "status": "a\nb"}]}, "MooncakeStoreConnector"),
+        ({"load": 3}, "UMBPStoreConnector"),
+        ({"types": [], "data": {}}, "OffloadingConnector"),
+        ({"types": {}, "data": {"vllm:a": {(): 1}}}, "OffloadingConnector"),
+        ({"types": {"vllm:a": ["counter"]}, "data": {"vllm:a": {(): 1}}}, "OffloadingConnector"),
+        ({"types": {"a-b": "gauge"}, "data": {"a-b": {(): 1}}}, "OffloadingConnector"),
+        ({"types": {"vllm:a": "gauge"}, "data": {"vllm:a": {(): None}}}, "OffloadingConnector"),
+        ({"types": {"vllm:a": "gauge"}, "data": {"vllm:a": {"x": 1}}}, "OffloadingConnector"),
+        ({"types": {"a_total": "gauge"}, "data": {"a_total": {(): 1}}}, "OffloadingConnector"),
+        (
+            {
+                "types": {"vllm:kv_offload_load_size": "gauge"},
+                "data": {"vllm:kv_offload_load_size": {(): 1}},
+            },
+            "SimpleCPUOffloadConnector",
+        ),
+        ({"NixlConnector": None, 3: NIXL}, "MultiConnector"),
+    ],
+)
+def test_unreadable_counts_nothing(payload: object, connector: str) -> None:
+    """Unreadable values are left out."""
+    assert families(payload, connector) == []
+
+
+def test_negative_increments_are_left_out() -> None:
+    """The engine would raise."""
+    found = families({"num_failed_recvs": [1, -5, 2]}, "MooncakeConnector")
+
+    assert shown(found) == {"mooncake_num_failed_recvs_total": {(): 3.0}}
+
+
+def test_many_observations_are_several_samples() -> None:
+    """More observations than a sample may have become several samples of the same labels."""
+    count = 2 * MAX_OBSERVATIONS + 1
+
+    (family,) = families({"post_duration": [0.5] * count}, "NixlConnector")
+
+    sizes = [len(sample.observations) for sample in family.samples]
+    assert sizes == [MAX_OBSERVATIONS, MAX_OBSERVATIONS, 1]
+    assert sent([family]) == [family]
+
+
+def test_many_children_are_several_families() -> None:
+    """More children than a family may have become several families of the same name."""
+    payload = {f"op{number}": {"submitted": 1} for number in range(MAX_OBSERVATIONS + 1)}
+
+    found = families(payload, "UMBPStoreConnector")
+
+    submitted = [f for f in found if f.name == "vllm:umbp_transfer_submitted_total"]
+    assert [len(family.samples) for family in submitted] == [MAX_OBSERVATIONS, 1]
+
+
+def test_families_are_limited() -> None:
+    """No more families than one item takes."""
+    names = [f"vllm:f{number}" for number in range(MAX_FAMILIES + 1)]
+    payload = {"types": dict.fromkeys(names, "gauge"), "data": {name: {(): 1} for name in names}}
+
+    assert len(sent(families(payload, "OffloadingConnector"))) == MAX_FAMILIES
+
+
+def test_rows_can_work() -> None:
+    """The table passes its own check, and every help is a sentence."""
+    assert check(ROWS) == ROWS
+    assert [row.name for row in ROWS if not row.help.endswith(".")] == []
+
+
+@pytest.mark.skipif(not REFERENCE.exists(), reason="the reference is not part of the repository")
+def test_rows_equal_the_reference() -> None:
+    """Names, kinds, labels and bounds are those of the engine."""
+    reference = [
+        family for family in json.loads(REFERENCE.read_text()) if family["group"] in GROUPS
+    ]
+
+    def bounds_of(name: str) -> list[float]:
+        row = next(row for row in ROWS if row.name == name)
+        return list(row.bounds or buckets.VLLM.get(row.buckets, ()))
+
+    assert [
+        (row.name, row.kind, list(row.labels), bounds_of(row.name), row.status) for row in ROWS
+    ] == [
+        (
+            family["name"],
+            family["type"],
+            sorted(family["labels"]),
+            [float(bound) for bound in family["buckets"] or []],
+            "deprecated" if "deprecated" in family["state"] else "live",
+        )
+        for family in reference
+    ]
+    assert [row.name for row in FRONT_END] == [
+        family["name"] for family in reference if family["group"] in GROUPS[-4:]
+    ]
+
+
+numbers = st.integers() | st.floats() | st.booleans() | st.none()
+words = st.sampled_from(
+    sorted(
+        {key for payload in PAYLOADS.values() for key in payload}
+        | {"status", "duration_seconds", "num_keys", "submitted", "counter", "gauge", "histogram"}
+        | {name for payload in (OFFLOAD, SIMPLE) for name in payload["types"]}
+    )
+)
+keys = words | st.text(max_size=8)
+anything = st.recursive(
+    numbers | keys,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(keys, inner, max_size=4)
+        | st.dictionaries(st.lists(keys, max_size=3).map(tuple), inner, max_size=3)
+        | st.builds(
+            lambda types, data, info: {"types": types, "data": data, "info": info},
+            st.dictionaries(words, words, max_size=4),
+            st.dictionaries(
+                words,
+                st.dictionaries(st.lists(keys, max_size=3).map(tuple), inner, max_size=3),
+                max_size=4,
+            ),
+            inner,
+        )
+    ),
+    max_leaves=20,
+)
+
+
+@given(payload=anything, connector=st.sampled_from([*PAYLOADS, "MyOwnConnector"]))
+def test_any_payload_is_harmless(payload: object, connector: str) -> None:
+    """For any payload the result is a valid item and the payload is untouched."""
+    before = copy.deepcopy(payload)
+
+    found = families(payload, connector)
+
+    assert sent(found) == found
+    assert repr(payload) == repr(before)
+
+
+def _spoil(value: object) -> None:
+    """Change every mutable part of ``value``."""
+    if isinstance(value, dict):
+        for inner in value.values():
+            _spoil(inner)
+        value.clear()
+    elif isinstance(value, list):
+        for inner in value:
+            _spoil(inner)
+        value[:] = [-1.0, *value]
+
+
+def _payload_of(connector: str) -> dict[str, Any]:
+    return PAYLOADS.get(connector, NIXL)

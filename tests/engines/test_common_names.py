@@ -1,0 +1,331 @@
+"""Families under names that are the same for all engines."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import pytest
+
+from exporters import MAIN_RUN, Start
+from pages import parse
+from sidestep.catalog.layout_builder import compile_layout
+from sidestep.engines.apply import Applier
+from sidestep.engines.dialects import DIALECTS
+from sidestep.engines.folding import ItemFolder
+from sidestep.engines.items import Item, SglangStats, encode_item
+from sidestep.engines.sglang.wire import QueueCount, SchedulerStats
+from sidestep.errors import WireError
+from sidestep.exposition.text_page import render
+from sidestep.metrics.histogram import Histogram
+from sidestep.metrics.record_codec import decode_record
+from sidestep.metrics.registry import Registry
+from sidestep.protocol.messages import EngineInfo
+from sidestep.protocol.self_described import Family, Sample, Samples
+from sidestep_adapters.recording.replay import Replay
+
+TOKENIZER = {"model_name": "m", "engine_type": "unified"}
+SCHEDULER = {**TOKENIZER, "tp_rank": "0", "pp_rank": "0", "moe_ep_rank": "0"}
+PAIRS = {
+    "gen_ai_server_time_to_first_token_seconds": "vllm:time_to_first_token_seconds",
+    "gen_ai_server_time_per_output_token_seconds": ("vllm:request_time_per_output_token_seconds"),
+    "gen_ai_server_request_duration_seconds": "vllm:e2e_request_latency_seconds",
+    "sidestep_inter_token_latency_seconds": "vllm:inter_token_latency_seconds",
+    "sidestep_request_queue_seconds": "vllm:request_queue_time_seconds",
+    "sidestep_preemptions": "vllm:num_preemptions",
+    "sidestep_prefix_cache_looked_up_tokens": "vllm:prefix_cache_queries",
+    "sidestep_prefix_cache_found_tokens": "vllm:prefix_cache_hits",
+    "sidestep_requests_running": "vllm:num_requests_running",
+    "sidestep_requests_waiting": "vllm:num_requests_waiting",
+    "sidestep_kv_cache_usage_ratio": "vllm:kv_cache_usage_perc",
+}
+"""What of a vLLM engine must agree but for the bounds."""
+
+
+def engine(name: str, labels: dict[str, str]) -> EngineInfo:
+    """One of SGLang's collectors."""
+    return EngineInfo(name, "sglang", labels)
+
+
+def items() -> list[Item]:
+    """What SGLang's processes say of a few requests."""
+
+    def family(name: str, kind: str, labels: list[str], *samples: Sample) -> Family:
+        return Family(name, kind, labels, list(samples))  # type: ignore[arg-type]
+
+    tokenizer = [
+        family(
+            "sglang:time_to_first_token_seconds",
+            "histogram",
+            ["is_streaming"],
+            Sample(["true"], observations=[0.003, 0.3]),
+            Sample(["false"], observations=[7.0]),
+        ),
+        family(
+            "sglang:inter_token_latency_seconds",
+            "histogram",
+            [],
+            Sample(observations=[0.02, 0.2], weights=[3, 1]),
+        ),
+        family(
+            "sglang:prompt_tokens_histogram", "histogram", [], Sample(observations=[5.0, 900.0])
+        ),
+        family("sglang:generation_tokens_histogram", "histogram", [], Sample(observations=[17.0])),
+    ]
+    scheduler = [
+        family(
+            "sglang:prefill_effective_tokens_total",
+            "counter",
+            ["mode"],
+            Sample(["input"], 60.0),
+            Sample(["device_hit"], 30.0),
+            Sample(["host_hit"], 10.0),
+        ),
+        family("sglang:num_retracted_requests_total", "counter", [], Sample([], 2.0)),
+    ]
+    stats = SchedulerStats(
+        num_running_reqs=QueueCount(3), num_queue_reqs=QueueCount(4), token_usage=0.5
+    )
+    return [
+        *(Samples(0, 1.0, [one]) for one in tokenizer),
+        *(Samples(1, 1.0, [one]) for one in scheduler),
+        SglangStats(1, 2.0, 2.0, stats),
+    ]
+
+
+ENGINES = [engine("tokenizer", TOKENIZER), engine("scheduler", SCHEDULER)]
+
+
+def applied(*, common: bool = True) -> Registry:
+    """A registry that has heard it all."""
+    registry = Registry(
+        {n: compile_layout(DIALECTS[n], common=common) for n in ("vllm", "sglang")}, {}
+    )
+    applier = Applier(registry)
+    for item in items():
+        applier.apply(registry.register(ENGINES[item.engine]), item)
+    return registry
+
+
+def names(page: str) -> set[str]:
+    """Families of a page that have a common name."""
+    known = {row.name.removesuffix("_total") for row in DIALECTS["vllm"].common_rows}
+    return known & parse(page).keys()
+
+
+def test_both_engines_have_the_same_families() -> None:
+    """Name, kind, bounds and own labels are one for all engines."""
+    forms = [
+        [(row.name, row.kind, row.buckets, row.closed, row.combine) for row in rows]
+        for rows in (DIALECTS["vllm"].common_rows, DIALECTS["sglang"].common_rows)
+    ]
+
+    assert forms[0] == forms[1]
+
+
+async def test_vllms_are_its_own_numbers(start: Start) -> None:
+    """Counts and sums of a recorded run are those of vLLM's own families."""
+    async with start(metrics_common=True) as exporter:
+        player = Replay(MAIN_RUN, exporter.endpoints[0], realtime=False, namespace="common")
+        await asyncio.to_thread(player.run)
+        page = parse(render(exporter.registry).decode())
+
+    for ours, theirs in PAIRS.items():
+        for suffix in ("", "_total", "_count", "_sum"):
+            expected = {
+                labels: value
+                for (name, labels), value in page[theirs].samples.items()
+                if name == theirs + suffix
+            }
+            found = {
+                labels: value
+                for (name, labels), value in page[ours].samples.items()
+                if name == ours + suffix
+            }
+            assert found == expected
+
+
+def test_sglangs_come_from_what_its_collectors_are_told() -> None:
+    """Each child of a family counts, each weight, and of the prefix cache only its hits."""
+    page = parse(render(applied()).decode())
+
+    def value(name: str, **labels: str) -> float:
+        base = SCHEDULER if name.startswith("sidestep_") and "latency" not in name else TOKENIZER
+        key = tuple(sorted({**base, **labels}.items()))
+        samples = {k: v for family in page.values() for k, v in family.samples.items()}
+        return samples[name, key]
+
+    assert value("gen_ai_server_time_to_first_token_seconds_count") == 3
+    assert value("gen_ai_server_time_to_first_token_seconds_sum") == pytest.approx(7.303)
+    assert value("gen_ai_server_time_to_first_token_seconds_bucket", le="0.005") == 1
+    assert value("sidestep_inter_token_latency_seconds_count") == 4
+    assert value("sidestep_inter_token_latency_seconds_bucket", le="0.025") == 3
+    assert value("gen_ai_client_token_usage_sum", gen_ai_token_type="input") == 905
+    assert value("gen_ai_client_token_usage_count", gen_ai_token_type="output") == 1
+    assert value("sidestep_prefix_cache_looked_up_tokens_total") == 100
+    assert value("sidestep_prefix_cache_found_tokens_total") == 40
+    assert value("sidestep_preemptions_total") == 2
+    assert value("sidestep_requests_running") == 3
+    assert value("sidestep_requests_waiting") == 4
+    assert value("sidestep_kv_cache_usage_ratio") == 0.5
+
+
+def test_they_are_there_when_asked_for_only() -> None:
+    """Without the option no family has two names."""
+    assert names(render(applied(common=False)).decode()) == set()
+    assert names(render(applied()).decode()) != set()
+
+
+def test_an_engine_has_only_what_its_kind_tells() -> None:
+    """A tokenizer shows no queue, a scheduler no tokens of requests."""
+    page = parse(render(applied()).decode())
+
+    def ranks(family: str) -> set[bool]:
+        return {"tp_rank" in dict(labels) for _, labels in page[family].samples}
+
+    assert ranks("gen_ai_client_token_usage") == {False}
+    assert ranks("sidestep_requests_running") == {True}
+
+
+@pytest.mark.parametrize("openmetrics", [False, True])
+def test_a_summary_has_a_sum_and_a_count(openmetrics: bool) -> None:
+    """As the engine's has no quantiles, so has the page's none."""
+    registry = applied()
+    told = Sample(["decode"], observations=[0.5, 1.0])
+    family = Family("sglang:eplb_balancedness", "summary", ["forward_mode"], [told])
+    Applier(registry).apply(registry.engines["scheduler"], Samples(0, 3.0, [family]))
+    page = parse(render(registry, openmetrics=openmetrics, names={family.name}).decode())
+
+    labels = tuple(sorted({**SCHEDULER, "forward_mode": "decode"}.items()))
+    assert page[family.name].kind == "summary"
+    assert page[family.name].samples == {
+        (f"{family.name}_count", labels): 2.0,
+        (f"{family.name}_sum", labels): 1.5,
+    }
+
+
+@pytest.mark.parametrize("common", [False, True])
+def test_what_was_folded_has_them_too(common: bool) -> None:
+    """A sender folds for either exporter, before it knows which one comes."""
+    folder = ItemFolder()
+    for item in items():
+        assert folder.fold(encode_item(item), ENGINES)
+    records = [record for frame in folder.seal().frames for record in frame]
+    registry = Registry({"sglang": compile_layout(DIALECTS["sglang"], common=common)}, {})
+    applier = Applier(registry)
+    for info, record in zip(ENGINES, records, strict=True):
+        applier.add_record(registry.register(info), decode_record(record))
+
+    assert parse(render(registry).decode()) == parse(render(applied(common=common)).decode())
+
+
+def fed(dialect: str = "sglang", **labels: str) -> tuple[Registry, Applier, str]:
+    """A registry with one engine, and its name."""
+    registry = Registry(
+        {n: compile_layout(DIALECTS[n], common=True) for n in ("sglang", "stream")}, {}
+    )
+    registry.register(EngineInfo("e", dialect, labels))
+    return registry, Applier(registry), "e"
+
+
+def page_of(registry: Registry) -> dict[str, Any]:
+    """All that is shown."""
+    return dict(parse(render(registry).decode()))
+
+
+@pytest.mark.parametrize("name", ["own", "sglang:eplb_balancedness"])
+def test_a_summary_with_bounds_is_refused(name: str) -> None:
+    """It has no buckets to show; the page goes on."""
+    registry, applier, who = fed(**TOKENIZER)
+    told = Family(name, "summary", [], [Sample(observations=[1.0])], "h", [1.0, 2.0])
+    with contextlib.suppress(WireError):
+        applier.apply(registry.engines[who], Samples(0, 1.0, [told]))
+
+    assert "own" not in page_of(registry)
+
+
+def test_a_streams_family_keeps_its_labels() -> None:
+    """What its events feed has a medium, whatever a stranger says of it first."""
+    registry, applier, who = fed("stream", engine="0", model_name="m")
+    name = "sidestep_kv_cached_block_lifetime_seconds"
+    told = Family(name, "histogram", [], [Sample(observations=[1.0])])
+
+    with pytest.raises(WireError, match="changed_family"):
+        applier.apply(registry.engines[who], Samples(0, 1.0, [told]))
+
+
+def requests(count: float, *labels: str) -> Samples:
+    """Requests of a tokenizer, whose release or flags decide the labels."""
+    told = Family("sglang:num_requests_total", "counter", list(labels))
+    told.samples = [Sample(["x"] * len(labels), count)]
+    return Samples(0, 1.0, [told])
+
+
+def test_a_process_that_begins_may_have_other_labels() -> None:
+    """The family begins anew with them; a process that goes on may not change its mind."""
+    registry, applier, who = fed(**TOKENIZER)
+    engine = registry.engines[who]
+    applier.apply(engine, requests(2))
+    with pytest.raises(WireError, match="changed_family"):
+        applier.apply(engine, requests(3, "is_streaming"))
+    engine.restarts += 1
+    applier.apply(engine, requests(3, "is_streaming"))
+    applier.apply(engine, requests(4, "is_streaming"))
+    with pytest.raises(WireError, match="changed_family"):
+        applier.apply(engine, requests(5))
+
+    key = ("sglang:num_requests_total", tuple(sorted({**TOKENIZER, "is_streaming": "x"}.items())))
+    assert page_of(registry)["sglang:num_requests"].samples == {key: 7.0}
+    assert registry.quota.series == len(engine.open_families["sglang:num_requests_total"].children)
+
+
+def test_a_family_takes_the_bounds_of_a_new_hello() -> None:
+    """An engine that was started with other buckets shows those."""
+    registry, applier, who = fed(**TOKENIZER)
+    applier.apply(registry.engines[who], items()[0])
+    bounds = {"sglang_time_to_first_token": [1.0, 2.0]}
+    engine = registry.register(EngineInfo("e", "sglang", TOKENIZER, bounds=bounds))
+    applier.apply(engine, items()[0])
+
+    family = engine.open_families["sglang:time_to_first_token_seconds"]
+    assert family.bounds == (1.0, 2.0)
+    assert [h.counts for h in family.children.values() if isinstance(h, Histogram)] == [
+        [2, 0, 0],
+        [0, 0, 1],
+    ]
+
+
+def test_counts_by_other_bounds_are_moved() -> None:
+    """Each lands by its upper bound, also where the operator's are as many."""
+    registry, applier, who = fed()
+    name, theirs = "sglang:eplb_gpu_physical_count", [0.0, 7.0]
+    told = Family(name, "histogram", ["layer"], [Sample(["0"], counts=[1, 5, 0], total=35.0)])
+    told.bounds = theirs
+    applier.apply(registry.engines[who], Samples(0, 1.0, [told]))
+
+    (child,) = registry.engines[who].open_families[name].children.values()
+    assert isinstance(child, Histogram)
+    assert dict(zip(child.bounds, child.counts, strict=False))[7.0] == 5
+    assert sum(child.counts) == 6
+
+
+def test_labels_of_another_kind_of_engine_are_nobodys_own() -> None:
+    """A process without labels cannot look like a tokenizer."""
+    registry, applier, who = fed()
+    with pytest.raises(WireError, match="bad_label"):
+        applier.apply(
+            registry.engines[who], requests(1, "engine_type", "is_streaming", "model_name")
+        )
+
+
+def test_an_engine_that_is_fed_keeps_its_dialect() -> None:
+    """Another stream cannot make another engine of it; once nobody feeds it any more, it can."""
+    registry, _, who = fed("stream", engine="0", model_name="m")
+    registry.engines[who].streams.add(1)
+    other = EngineInfo(who, "sglang", {"engine": "0", "model_name": "m"})
+    with pytest.raises(WireError, match="changed_dialect"):
+        registry.register(other)
+    registry.engines[who].streams.clear()
+
+    assert registry.register(other).layout.dialect == "sglang"

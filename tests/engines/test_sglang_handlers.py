@@ -1,0 +1,552 @@
+"""SGLang's items into series: what only its rows do, told by items alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collectors import seen
+from intakes import Fed
+from pages import parse
+from sglang_bench import SCHEDULER, Bench, family, stats
+from sidestep.engines.folding import ItemFolder
+from sidestep.engines.items import Item, SglangStats, VllmStep, decode_item, encode_item
+from sidestep.engines.sglang.wire import QueueCount, SchedulerStats
+from sidestep.errors import WireError
+from sidestep.exposition.text_page import render
+from sidestep.metrics.record_codec import decode_record, encode_record, totals_of
+from sidestep.metrics.validate_record import MAX_CHILDREN
+from sidestep.protocol.limits import COUNT_LIMIT, MAX_OPEN_VALUES, OTHER
+from sidestep.protocol.messages import EngineInfo
+from sidestep.protocol.self_described import Sample, Samples
+
+TOKENIZER = EngineInfo("t", "sglang", {"engine_type": "unified", "model_name": "m"})
+VLLM = EngineInfo("v", "vllm", {"engine": "0", "model_name": "m"})
+ITL = "sglang:inter_token_latency_seconds"
+TTFT = "sglang:time_to_first_token_seconds"
+
+
+# The scheduler's stats.
+
+
+def test_queues_are_counted_in_all_and_by_priority() -> None:
+    """The total has no such label; SGLang shows the same twice."""
+    bench = Bench()
+    bench.apply(
+        stats(num_queue_reqs=QueueCount(6, {"0": 2, "7": 4}), num_running_reqs=QueueCount(3))
+    )
+
+    assert bench.samples("sglang:num_queue_reqs") == {(): 6, ("0",): 2, ("7",): 4}
+    assert bench.samples("sglang:num_running_reqs") == {(): 3}
+    assert 'priority=""' not in bench.text
+
+
+def test_a_priority_that_nobody_has_any_more_is_zero() -> None:
+    """It stays, as on SGLang's own page; a queue that is not told of goes."""
+    bench = Bench()
+    bench.apply(
+        stats(1.0, num_queue_reqs=QueueCount(6, {"0": 2, "7": 4})),
+        stats(2.0, num_queue_reqs=QueueCount(1, {"3": 1})),
+    )
+    assert bench.samples("sglang:num_queue_reqs") == {(): 1, ("0",): 0, ("7",): 0, ("3",): 1}
+    bench.apply(stats(3.0, num_queue_reqs=QueueCount(2)))
+    assert bench.samples("sglang:num_queue_reqs") == {(): 2, ("0",): 0, ("7",): 0, ("3",): 0}
+    bench.apply(stats(4.0))
+    assert bench.samples("sglang:num_queue_reqs") == {}
+
+
+def test_too_many_priorities_are_one() -> None:
+    """No request is left out, nor one counted in the total."""
+    bench = Bench()
+    count = MAX_OPEN_VALUES + 9
+    bench.apply(stats(num_queue_reqs=QueueCount(count, {str(n): 1 for n in range(count)})))
+    found = bench.samples("sglang:num_queue_reqs")
+
+    assert found[()] == count
+    assert len(found) == MAX_OPEN_VALUES + 1
+    assert found[OTHER,] == count - (MAX_OPEN_VALUES - 1)
+    assert bench.registry.limited["label_values"] == 10
+
+
+def test_a_priority_cannot_pass_for_the_total() -> None:
+    """An empty one would be the same series."""
+    bench = Bench()
+    bench.apply(stats(num_queue_reqs=QueueCount(5, {"": 3})))
+
+    assert bench.samples("sglang:num_queue_reqs") == {(): 5}
+
+
+def test_routing_keys_fall_into_buckets() -> None:
+    """Each in one, above ``gt`` and up to ``le``; a report without them leaves the last."""
+    bench = Bench()
+    bench.apply(stats(1.0, routing_key_all_req_counts=[1, 1, 2, 3, 4, 200, 201, 0]))
+    expected = {("0", "1"): 3, ("1", "2"): 1, ("2", "3"): 1, ("3", "5"): 1,
+                ("100", "200"): 1, ("200", "+Inf"): 1}  # fmt: skip
+    found = bench.samples("sglang:routing_key_all_req_count")
+
+    assert {key: number for key, number in found.items() if number} == expected
+    assert len(found) == 11
+    bench.apply(stats(2.0))
+    assert bench.samples("sglang:routing_key_all_req_count") == found
+    bench.apply(stats(3.0, routing_key_all_req_counts=[]))
+    assert set(bench.samples("sglang:routing_key_all_req_count").values()) == {0}
+
+
+@pytest.mark.parametrize("features", [[], ["lora", "hicache"]])
+def test_gauges_of_an_option_are_shown_with_it(features: list[str]) -> None:
+    """Their fields are sent, whatever is on."""
+    info = EngineInfo("s", "sglang", SCHEDULER.labels, features=features)
+    bench = Bench(info)
+    bench.apply(stats(lora_pool_slots_used=1, hicache_host_used_tokens=2, token_usage=0.5))
+    shown = [
+        f"sglang:{name}" in bench.text
+        for name in ("lora_pool_slots_used", "hicache_host_used_tokens")
+    ]
+
+    assert shown == [bool(features)] * 2
+    assert "sglang:token_usage{" in bench.text
+    assert len(bench.families("sglang:lora_pool_slots_used")) == (1 if features else 0)
+
+
+def test_an_older_report_is_passed_over() -> None:
+    """Two streams may feed one engine, and a frame may come again."""
+    bench = Bench()
+    bench.apply(
+        stats(2.0, token_usage=0.5, num_queue_reqs=QueueCount(2)),
+        stats(1.0, token_usage=0.25, num_queue_reqs=QueueCount(1)),
+    )
+
+    assert bench.samples("sglang:token_usage") == {(): 0.5}
+    assert bench.samples("sglang:num_queue_reqs") == {(): 2}
+
+
+def test_what_a_report_does_not_say_has_no_sample() -> None:
+    """Also where an earlier one did: NaN is SGLang's word for what is not known."""
+    bench = Bench()
+    bench.apply(stats(1.0, fwd_occupancy=50.0, token_usage=0.5), stats(2.0, token_usage=0.25))
+
+    assert bench.samples("sglang:token_usage") == {(): 0.25}
+    assert bench.samples("sglang:fwd_occupancy") == {}
+
+
+def test_items_of_another_dialect_are_refused() -> None:
+    """Either way round."""
+    bench = Bench(SCHEDULER, VLLM)
+    with pytest.raises(WireError, match="another dialect"):
+        bench.apply(VllmStep(0, 1.0, 1.0))
+    with pytest.raises(WireError, match="another dialect"):
+        bench.apply(stats(), to="v")
+
+
+# Families that describe themselves.
+
+
+def test_a_family_of_two_dialects_is_there_once() -> None:
+    """One HELP, one TYPE, and the samples of both."""
+    bench = Bench(TOKENIZER, VLLM)
+    name = "sidestep_refused_observations_total"
+    bench.apply(family(ITL, "histogram", [], Sample([], observations=[-1.0, 0.5])), to="t")
+    lines = [line for line in bench.text.splitlines() if name in line]
+
+    assert [line.split()[1] for line in lines[:2]] == ["HELP", "TYPE"]
+    assert sorted(lines[2:]) == [
+        f'{name}{{engine="0",model_name="m"}} 0',
+        f'{name}{{engine_type="unified",model_name="m"}} 1',
+    ]
+    assert len(bench.typed(name)) == 2
+    parse(bench.text)
+
+
+def test_a_tokenizer_may_add_labels_of_requests() -> None:
+    """Of its own engine only: another's has the row's alone."""
+    other = EngineInfo("u", "sglang", {"engine_type": "decode", "model_name": "m"})
+    bench = Bench(TOKENIZER, other)
+    seen_once = Sample(["true", "a", "3"], observations=[0.3])
+    bench.apply(
+        family(TTFT, "histogram", ["is_streaming", "tenant", "priority"], seen_once), to="t"
+    )
+    bench.apply(
+        family(TTFT, "histogram", ["is_streaming"], Sample(["true"], observations=[0.3])), to="u"
+    )
+    found = {tuple(sorted(s["labels"].items())) for s in bench.typed(TTFT)}
+
+    assert found == {
+        (("engine_type", "unified"), ("is_streaming", "true"), ("model_name", "m"),
+         ("priority", "3"), ("tenant", "a")),
+        (("engine_type", "decode"), ("is_streaming", "true"), ("model_name", "m")),
+    }  # fmt: skip
+    with pytest.raises(WireError, match=TTFT):
+        bench.apply(family(TTFT, "histogram", ["is_streaming"], Sample(["true"])), to="t")
+
+
+@pytest.mark.parametrize("labels", [["is_streaming", "model_name"], ["is_streaming", "le"]])
+def test_labels_that_are_taken_cannot_be_added(labels: list[str]) -> None:
+    """Neither an engine's own nor the page's."""
+    bench = Bench(TOKENIZER)
+    with pytest.raises(WireError) as caught:
+        bench.apply(family(TTFT, "histogram", labels, Sample(["true", "x"])), to="t")
+
+    assert caught.value.reason == "bad_label"
+
+
+def test_a_rank_may_not_add_labels() -> None:
+    """Its rows say all that there is."""
+    item = family("sglang:queue_time_seconds", "histogram", ["tenant"], Sample(["a"]))
+    with pytest.raises(WireError) as caught:
+        Bench().apply(item)
+
+    assert caught.value.reason == "changed_family"
+
+
+def test_an_older_release_has_fewer_labels() -> None:
+    """What starts at 0 by the row's own values is not shown then."""
+    bench = Bench()
+    name = "sglang:prefill_effective_tokens_total"
+    bench.apply(family(name, "counter", [], Sample([], 5.0)))
+
+    assert bench.samples(name) == {(): 5}
+    assert bench.typed(name)[0]["labels"] == SCHEDULER.labels
+
+
+def test_known_values_start_at_zero_with_the_first() -> None:
+    """As the engine has them."""
+    bench = Bench()
+    name = "sglang:prefill_effective_tokens_total"
+    assert bench.samples(name) == {}
+    bench.apply(family(name, "counter", ["mode"], Sample(["host_hit"], 5.0)))
+
+    assert bench.samples(name) == {
+        ("input",): 0,
+        ("device_hit",): 0,
+        ("host_hit",): 5,
+        ("storage_hit",): 0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("old", "name"),
+    [("sglang:ttft_seconds", TTFT), ("sglang:time_per_output_token_seconds", ITL)],
+)
+def test_old_names_show_the_same_children(old: str, name: str) -> None:
+    """When they are asked for: as text and as JSON, with labels that a sender added."""
+    labels = ["is_streaming", "tenant"] if name == TTFT else ["tenant"]
+    sample = Sample(["true", "a"][-len(labels) :], observations=[0.3, 0.01], weights=[2, 3])
+    bench = Bench(TOKENIZER, legacy=True)
+    bench.apply(family(name, "histogram", labels, sample), to="t")
+    page = parse(bench.text)
+
+    def renamed(samples: Mapping[Any, float]) -> dict[Any, float]:
+        return {(sample.replace(old, name), found): v for (sample, found), v in samples.items()}
+
+    assert renamed(page[old].samples) == page[name].samples
+    assert bench.typed(old) == bench.typed(name)
+    assert page[old].samples[f"{old}_count", tuple(sorted({
+        **TOKENIZER.labels, **dict(zip(labels, sample.labels, strict=True))
+    }.items()))] == 5  # fmt: skip
+    assert old not in render(Bench(TOKENIZER).registry).decode()
+
+
+def test_old_names_of_queues_are_shown_alike() -> None:
+    """By priority, too."""
+    bench = Bench(legacy=True)
+    bench.apply(stats(num_prefill_bootstrap_queue_reqs=QueueCount(3, {"1": 3})))
+    found = bench.samples("sglang:num_prefill_prealloc_queue_reqs")
+
+    assert found == bench.samples("sglang:num_prefill_bootstrap_queue_reqs") == {(): 3, ("1",): 3}
+
+
+# What feeds another family besides.
+
+
+def test_what_is_added_besides_keeps_weights_and_moves_counts() -> None:
+    """Counts by other bounds are never lower than they were; sums are the same."""
+    bench = Bench(TOKENIZER, common=True)
+    bench.apply(
+        family(ITL, "histogram", [], Sample([], observations=[0.02, 0.2], weights=[3, 1])), to="t"
+    )
+    bounds = bench.registry.engines["t"].open_families[ITL].bounds
+    counts = [0] * (len(bounds) + 1)
+    counts[0], counts[-1] = 4, 2
+    bench.apply(family(ITL, "histogram", [], Sample([], counts=counts, total=20.5)), to="t")
+    page = parse(bench.text)
+    common = "sidestep_inter_token_latency_seconds"
+    labels = tuple(sorted(TOKENIZER.labels.items()))
+
+    def value(name: str, **more: str) -> float:
+        samples = page[name.removesuffix("_count").removesuffix("_sum").removesuffix("_bucket")]
+        return samples.samples[name, tuple(sorted({**TOKENIZER.labels, **more}.items()))]
+
+    assert page[common].samples[f"{common}_count", labels] == 10
+    for name in (ITL, common):
+        assert value(f"{name}_count") == 10
+        assert value(f"{name}_sum") == pytest.approx(20.76)
+    # The first bound of the engine's is 2 ms, that of the common name 10 ms.
+    assert value(f"{common}_bucket", le="0.01") == 4
+    assert value(f"{common}_bucket", le="0.025") == 7
+
+
+def test_a_counter_adds_only_chosen_children_besides() -> None:
+    """A child of no value is none of them."""
+    bench = Bench(common=True)
+    name = "sglang:prefill_effective_tokens_total"
+    found, looked_up = (
+        f"sidestep_prefix_cache_{what}_tokens_total" for what in ("found", "looked_up")
+    )
+    bench.apply(
+        family(name, "counter", ["mode"], Sample(["input"], 60.0), Sample(["host_hit"], 40.0))
+    )
+    other = EngineInfo("o", "sglang", {**SCHEDULER.labels, "tp_rank": "1"})
+    bench.registry.register(other)
+    bench.apply(family(name, "counter", [], Sample([], 7.0)), to="o")
+    page = parse(bench.text)
+
+    def values(of: str) -> list[float]:
+        return list(page[of.removesuffix("_total")].samples.values())
+
+    assert values(looked_up) == [100, 7]
+    assert values(found) == [40]
+
+
+def test_histograms_of_known_values_have_a_slot_each() -> None:
+    """As text, as JSON, and through a record."""
+    bench = Bench(TOKENIZER, common=True)
+    bench.apply(
+        family(
+            "sglang:prompt_tokens_histogram", "histogram", [], Sample([], observations=[5.0, 900.0])
+        ),
+        family(
+            "sglang:generation_tokens_histogram", "histogram", [], Sample([], observations=[17.0])
+        ),
+        to="t",
+    )
+    name = "gen_ai_client_token_usage"
+    typed = {s["labels"]["gen_ai_token_type"]: (s["count"], s["sum"]) for s in bench.typed(name)}
+    assert typed == {"input": (2, 905.0), "output": (1, 17.0)}
+
+    engine = bench.registry.engines["t"]
+    record = decode_record(encode_record(engine, totals_of(engine)))
+    other = Bench(TOKENIZER, common=True)
+    assert other.applier.add_record(other.registry.engines["t"], record) == 0
+    assert parse(other.text) == parse(bench.text)
+
+
+# Snapshots and folding.
+
+counts = st.integers(0, COUNT_LIMIT)
+texts = st.text(st.characters(categories=["L", "N", "P"]), min_size=1, max_size=20)
+queues = st.none() | st.builds(
+    QueueCount, counts, st.none() | st.dictionaries(texts, counts, max_size=4)
+)
+reports = st.builds(
+    SglangStats,
+    engine=st.just(0),
+    stamp=st.floats(0, 1e9),
+    wall=st.floats(0, 1e15),
+    stats=st.builds(
+        SchedulerStats,
+        num_running_reqs=queues,
+        num_queue_reqs=queues,
+        num_decode_transfer_queue_reqs=queues,
+        gen_throughput=st.none() | st.floats(0, 1e9),
+        num_used_tokens=st.none() | st.integers(-COUNT_LIMIT, COUNT_LIMIT),
+        fwd_occupancy=st.none() | st.floats(0, 100),
+        lora_pool_slots_used=st.none() | counts,
+        routing_key_running_req_counts=st.none() | st.lists(counts, max_size=5),
+    ),
+)
+observed = st.lists(st.floats(0, 1e4), max_size=4)
+latencies = st.builds(
+    lambda values, data: family(
+        ITL, "histogram", [], Sample([], observations=values, weights=data[: len(values)])
+    ),
+    observed,
+    st.lists(st.integers(1, 9), min_size=4, max_size=4),
+)
+tokens = st.builds(
+    lambda mode, amount: family(
+        "sglang:realtime_tokens_total", "counter", ["mode"], Sample([mode], amount)
+    ),
+    st.sampled_from(["decode", "prefill_cache"]),
+    st.integers(0, 10**9).map(float),
+)
+own = st.builds(
+    lambda value: family("sglang:own_ratio", "gauge", ["k"], Sample(["a"], value), help="Own."),
+    st.floats(0, 1e9),
+)
+uses = st.builds(
+    lambda values: family(
+        "sglang:eplb_balancedness", "summary", ["forward_mode"], Sample(["x"], observations=values)
+    ),
+    observed,
+)
+told = st.lists(reports | tokens | own | uses | latencies, max_size=12)
+
+
+@given(reports)
+def test_reports_come_out_as_they_went_in(report: SglangStats) -> None:
+    """Whatever is within the limits."""
+    assert decode_item(encode_item(report)) == report
+
+
+@given(st.lists(st.tuples(texts, st.floats(0, 1e4), st.integers(1, COUNT_LIMIT)), max_size=9))
+def test_weights_come_out_as_they_went_in(found: list[tuple[str, float, int]]) -> None:
+    """With observations, counts and totals beside them."""
+    samples = [
+        Sample(
+            [label], observations=[value, value], weights=[weight, 1], counts=[weight], total=value
+        )
+        for label, value, weight in found
+    ]
+    item = family("sglang:x_seconds", "histogram", ["k"], *samples, bounds=[1.0])
+
+    assert decode_item(encode_item(item)) == item
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [
+        Sample([], observations=[0.5], weights=[1, 2]),
+        Sample([], observations=[0.5, 0.5], weights=[1]),
+        Sample([], weights=[1]),
+        Sample([], observations=[0.5], weights=[-1]),
+        Sample([], observations=[0.5], weights=[COUNT_LIMIT + 1]),
+        Sample([], total=-1.0),
+        Sample([], counts=[1, 2], total=1.0),
+    ],
+)
+def test_samples_at_odds_with_themselves_are_refused(sample: Sample) -> None:
+    """And nothing of them is counted."""
+    bench = Bench(TOKENIZER)
+    before = bench.text
+    with pytest.raises(WireError):
+        bench.apply(family(ITL, "histogram", [], sample), to="t")
+
+    assert bench.text == before
+
+
+def of_two(items: list[Item], since: float = 1.0) -> list[bytes]:
+    """The items, of a scheduler and a tokenizer in one stream; stamps as they pass.
+
+    Each report tells the same fields, as one engine's do.
+    """
+    for number, item in enumerate(items):
+        latency = isinstance(item, Samples) and item.families[0].name == ITL
+        item.engine = 1 if latency else 0
+        item.stamp = since + number
+        if isinstance(item, SglangStats):
+            item.stats.gen_throughput = item.stats.gen_throughput or 0.0
+            item.stats.num_used_tokens = item.stats.num_used_tokens or 0
+            item.stats.fwd_occupancy = item.stats.lora_pool_slots_used = None
+            item.stats.routing_key_running_req_counts = (
+                item.stats.routing_key_running_req_counts or []
+            )
+    return [encode_item(item) for item in items]
+
+
+@given(told, told)
+def test_folding_counts_as_if_all_had_arrived(first: list[Item], second: list[Item]) -> None:
+    """The page is the same whether the later part was sent or folded.
+
+    But that a priority which nobody had while it was folded is not shown at 0.
+    """
+    whole, folded = Fed(), Fed()
+    for fed in (whole, folded):
+        fed.greet("s", [SCHEDULER, TOKENIZER])
+        fed.items("s", of_two(first))
+    whole.items("s", of_two(second, 100.0))
+    folder = ItemFolder()
+    for item in of_two(second, 100.0):
+        assert folder.fold(item, [SCHEDULER, TOKENIZER])
+    result = folder.seal()
+    if result.items:
+        folded.aggregate("s", result.items, result.frames)
+
+    assert approximately(whole) == approximately(folded)
+    assert whole.rejected == folded.rejected == {}
+
+
+@given(told)
+def test_a_restarted_exporter_goes_on(items: list[Item]) -> None:
+    """From its snapshot, once the streams have greeted it: the very same page."""
+    fed = Fed()
+    fed.greet("s", [SCHEDULER, TOKENIZER])
+    fed.items("s", of_two(items))
+    pieces = fed.snapshot()
+    other = fed.reborn(pieces)
+
+    assert approximately(fed) == approximately(other)
+    assert fed.rejected == other.rejected == {}
+
+
+def approximately(fed: Fed) -> dict[str, Any]:
+    """SGLang's families; sums were added up in another order."""
+    return {
+        name: (
+            family.kind,
+            {
+                (sample, labels): pytest.approx(value)
+                for (sample, labels), value in family.samples.items()
+                if value or "priority" not in dict(labels)
+            },
+        )
+        for name, family in seen(fed.page).items()
+    }
+
+
+def test_an_older_folded_report_yields_to_a_newer() -> None:
+    """Each queue by priority as well."""
+    folder = ItemFolder()
+    older = stats(5.0, num_queue_reqs=QueueCount(5, {"0": 5}), token_usage=0.5)
+    assert folder.fold(encode_item(older), [SCHEDULER])
+    result = folder.seal()
+    fed = Fed()
+    fed.greet("other", [SCHEDULER])
+    newer = stats(6.0, num_queue_reqs=QueueCount(1, {"1": 1}), token_usage=0.25)
+    fed.items("other", [encode_item(newer)])
+    fed.greet("s", [SCHEDULER])
+    fed.aggregate("s", result.items, result.frames)
+    page = seen(fed.page)
+
+    assert list(page["sglang:token_usage"].samples.values()) == [0.25]
+    assert sorted(page["sglang:num_queue_reqs"].samples.values()) == [1, 1]
+
+
+def test_what_was_folded_without_a_report_leaves_the_last() -> None:
+    """Counters alone say nothing of the queues."""
+    folder, fed = ItemFolder(), Fed()
+    fed.greet("s", [SCHEDULER])
+    fed.items("s", [encode_item(stats(5.0, num_queue_reqs=QueueCount(5), token_usage=0.5))])
+    counted = family("sglang:realtime_tokens_total", "counter", ["mode"], Sample(["decode"], 3.0))
+    assert folder.fold(encode_item(counted), [SCHEDULER])
+    result = folder.seal()
+    fed.aggregate("s", result.items, result.frames)
+    page = seen(fed.page)
+
+    assert list(page["sglang:num_queue_reqs"].samples.values()) == [5]
+    assert list(page["sglang:token_usage"].samples.values()) == [0.5]
+    assert list(page["sglang:realtime_tokens"].samples.values()) == [3]
+
+
+def test_no_family_has_more_children_than_may_be_folded() -> None:
+    """The most that an engine can have: each queue its priorities, the rest, and the total."""
+    folder, fed = ItemFolder(), Fed()
+    many = {str(n): 1 for n in range(128)}
+    item = stats(num_queue_reqs=QueueCount(128, many), num_running_reqs=QueueCount(128, many))
+    children = [Sample([str(n), "x"], 1.0) for n in range(3 * MAX_OPEN_VALUES)]
+    name = "sglang:dp_cooperation_realtime_tokens_total"
+    wide = family(name, "counter", ["mode", "num_prefill_ranks"], *children)
+    for one in (item, wide):
+        assert folder.fold(encode_item(one), [SCHEDULER])
+    fed.greet("s", [SCHEDULER])
+    result = folder.seal()
+    fed.aggregate("s", result.items, result.frames)
+    (engine,) = fed.intake.registry.engines.values()
+    sizes = [len(children) for children in engine.keyed]
+    sizes += [len(family.children) for family in engine.open_families.values()]
+
+    assert fed.rejected == {}
+    assert MAX_OPEN_VALUES < max(sizes) <= MAX_CHILDREN

@@ -1,0 +1,336 @@
+"""``--slo`` from the command line to the page: what may be asked for, and what is seen over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+from command_line import one_line, serving, sidestep
+from exporters import DATA, MAIN_RUN, SPEC_RUN, Start, until
+from pages import Family, get, parse
+from peers import publisher
+from promtool import PROMTOOL, complaints
+from sidestep.app import Exporter
+from sidestep.catalog.slo import Objective
+from sidestep.config.settings import Config, read
+from sidestep.engines.items import VllmStep
+from sidestep.engines.slo import check
+from sidestep.errors import ConfigError
+from sidestep.protocol.iteration_stats import IterationStats
+from sidestep_adapters.recording.replay import Replay
+
+REQUESTS = "sidestep_slo_requests"
+TTFT = ("vllm:time_to_first_token_seconds", "sglang:time_to_first_token_seconds")
+SLO = ("ttft=15ms", "inter_token=7.5ms", "e2e=300ms", "queue=3ms", "availability")
+
+
+async def play(exporter: Exporter, *runs: Path) -> None:
+    """Replay recordings into ``exporter``."""
+    for run in runs:
+        player = Replay(run, exporter.endpoints[0], realtime=False, namespace=run.name)
+        await asyncio.to_thread(player.run)
+
+
+def told(found: Mapping[str, Family], **labels: str) -> dict[tuple[str, str], float]:
+    """By objective and result, of the series with these labels together."""
+    results: dict[tuple[str, str], float] = {}
+    family = found.get(REQUESTS)
+    for (_, pairs), value in family.samples.items() if family else ():
+        of = dict(pairs)
+        if of.items() >= labels.items():
+            key = of["slo"], of["result"]
+            results[key] = results.get(key, 0) + value
+    return results
+
+
+def test_thresholds_are_seconds_however_they_are_written() -> None:
+    """Flags, the variable, and the three forms of the file say the same."""
+    expected = Objective("ttft", TTFT, 0.35)
+    for text in ("ttft=350ms", "ttft=0.35", "ttft=.35s", "ttft=0.35s", " ttft=350.0ms"):
+        assert read({"slo": (text,)}, {}).slo == (expected,)
+    assert read({}, {"SIDESTEP_SLO": "ttft=350ms availability"}).slo == (
+        expected,
+        Objective("availability"),
+    )
+    assert read({"slo": ("e2e=2m",)}, {"SIDESTEP_SLO": "ttft=1"}).slo[0].threshold == 120.0
+    assert read({}, {}).slo == ()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[slo]\nttft = 0.35\navailability = true\n[slo.mine]\nfamily = 'queue'\nthreshold = '2s'\n",
+        "[slo]\nttft = '350ms'\navailability = true\nmine = {family = 'queue', threshold = 2}\n",
+        "slo = ['ttft=350ms', 'availability', 'mine=2,family=queue']\n",
+        "[slo.ttft]\nthreshold = 0.35\n[slo]\navailability = true\nmine = {family = 'queue', threshold = 2}",
+    ],
+)
+def test_the_file_has_objectives_by_name(tmp_path: Path, text: str) -> None:
+    """As a table, or as flags are written; other tables stay what they are."""
+    file = tmp_path / "sidestep.toml"
+    file.write_text(text + "\n[log]\nlevel = 'debug'\n")
+    config = read({"config_file": str(file)}, {})
+
+    assert set(config.slo) == {
+        Objective("ttft", TTFT, 0.35),
+        Objective("availability"),
+        Objective("mine", ("vllm:request_queue_time_seconds", "sglang:queue_time_seconds"), 2.0),
+    }
+    assert config.log_level == "debug"
+
+
+def configured(given: Mapping[str, Any]) -> Config:
+    """The configuration, checked as the exporter does at its start."""
+    config = read(given, {})
+    check(config.slo, common=config.metrics_common)
+    return config
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("ttft", "--slo 'ttft': must be a time above 0 and of a day at most, such as 350ms"),
+        ("ttft=0", "must be a time above 0"),
+        ("ttft=-1", "must be a time above 0"),
+        ("ttft=nan", "must be a time above 0"),
+        ("ttft=2h", "must be a time above 0"),
+        ("ttft=86401", "of a day at most"),
+        ("TTFT=1", "must have a name of small letters"),
+        ("", "must have a name of small letters"),
+        ("ttf=1", "'ttf' is none of ttft, inter_token, time_per_output_token, e2e, queue,"),
+        ("availability=1", "availability is how requests end"),
+        ("availability,family=ttft", "availability is how requests end"),
+        ("ttft=1,family=queue", "ttft has families of its own; give yours another name"),
+        ("mine=1,famly=queue", "'famly' is no option; known is family="),
+        ("mine=1,family=queue,family=ttft", "family= is given twice"),
+        ("mine=1,family=vllm:prompt_tokens_total", "is no histogram of seconds of vLLM or SGLang"),
+        ("mine=1,family=vllm:iteration_tokens_total", "is no histogram of seconds"),
+        (
+            "mine=1,family=gen_ai_server_request_duration_seconds",
+            "needs --metrics.common",
+        ),
+        (
+            "mine=1,family=sglang:time_per_output_token_seconds",
+            "is an old name of sglang:inter_token_latency_seconds; use that instead",
+        ),
+    ],
+)
+def test_mistakes_are_one_line(given: str, said: str) -> None:
+    """It says what is wrong, and what to do."""
+    with pytest.raises(ConfigError) as raised:
+        configured({"slo": (given,)})
+
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("slo = 5", "slo '5': must be NAME=THRESHOLD"),
+        ("slo = [5]", "slo '5': must be NAME=THRESHOLD"),
+        ("[slo]\nttft = true", "slo 'ttft=True': must be a time above 0"),
+        ("[slo]\nttft = inf", "must be a time above 0"),
+        (f"[slo]\nttft = 1{'0' * 400}", "must be a time above 0"),
+        ("[slo]\nttft = [1]", "must be a time above 0"),
+        ("[slo]\navailability = false", "must be true; without it leave the line away"),
+        ("[slo.mine]\nfamily = 3\nthreshold = 1", "family must be a string"),
+        ("[slo.mine]\ntreshold = 1", "'treshold' is no key; known are family and threshold"),
+        ("[slo.mine]\nthreshold = 1", "add family= to name one of your own"),
+        ("[slo.ttft.x]\ny = 1", "'x' is no key"),
+    ],
+)
+def test_mistakes_in_the_file_are_one_line(tmp_path: Path, text: str, said: str) -> None:
+    """Likewise, with the file's name."""
+    file = tmp_path / "sidestep.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as raised:
+        read({"config_file": str(file)}, {})
+
+    assert str(raised.value).startswith(f"{file}: ")
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_what_all_objectives_say_together() -> None:
+    """Each name once, and not too many: every one is two series an engine."""
+    many = tuple(f"mine_{number}=1,family=ttft" for number in range(17))
+    for given, said in (
+        (("ttft=1", "ttft=2"), "slo: ttft is given twice; give each objective once"),
+        (many, "slo: there are 17; give 16 at most"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            read({"slo": given}, {})
+    with pytest.raises(ConfigError, match=r"^slo: mine: 'a\\nb' is no histogram of seconds"):
+        check([Objective("mine", ("a\nb",), 1.0)], common=False)
+    common = {"metrics_common": True, "slo": ("mine=1,family=sidestep_request_queue_seconds",)}
+    assert len(configured(common).slo) == 1
+    assert len(read({"slo": many[:16]}, {}).slo) == 16
+
+
+def test_a_mistake_ends_the_command_with_one_line() -> None:
+    """And code 2, without a traceback."""
+    one_line(
+        sidestep("serve", "--slo", "ttft=soon"), 2, "--slo 'ttft=soon': must be a time above 0"
+    )
+    one_line(
+        sidestep("serve", SIDESTEP_SLO="late=1"), 2, "SIDESTEP_SLO 'late=1': 'late' is none of"
+    )
+
+
+def test_a_change_needs_a_restart() -> None:
+    """SIGHUP says so: histograms that are there would have to be made anew."""
+    before, after = read({"slo": ("ttft=1",)}, {}), read({"slo": ("ttft=2",)}, {})
+
+    assert before.adjusted(after) == (before, [], ["slo"])
+
+
+async def test_every_page_has_them(start: Start) -> None:
+    """Of both kinds of engines: the pages of all views and formats, JSON, and a page of that name alone."""
+    async with start(slo=SLO, histograms="both") as exporter:
+        await play(exporter, MAIN_RUN, SPEC_RUN, DATA / "sglang.rec.gz")
+        base = exporter.url.removesuffix("/metrics")
+        text = parse(await get(exporter.url))
+        alone = parse(await get(f"{exporter.url}?name[]={REQUESTS}_total"))
+        pod = parse(await get(f"{exporter.url}/pod"))
+        accepted = "application/openmetrics-text;version=1.0.0"
+        opened = await get(exporter.url, Accept=accepted)
+        typed = json.loads(await get(f"{base}/api/v1/metrics"))
+
+    expected = told(text)
+    opened_families = text_string_to_metric_families(opened)  # type: ignore[no-untyped-call]
+    (openmetrics,) = (one for one in opened_families if one.name == REQUESTS)
+    (family,) = (f for f in typed if f["name"] == f"{REQUESTS}_total")
+    assert len(expected) == 2 * len(SLO)
+    assert sum(expected.values()) > 1000
+    assert all(sum(expected[name, r] for r in ("good", "bad")) for name in ("ttft", "availability"))
+    # Of SGLang one rank, which is all of this run.
+    assert told(pod) == told(alone) == expected
+    assert {s.value for s in openmetrics.samples} == set(text[REQUESTS].samples.values())
+    assert sum(s["value"] for s in family["samples"]) == sum(expected.values())
+    assert set(alone) >= {REQUESTS}
+    assert "vllm:e2e_request_latency_seconds" not in alone
+
+
+async def test_all_that_is_observed_is_judged(start: Start) -> None:
+    """With a page whose buckets are thinned or gone: good and bad come to the histogram's count."""
+    flags = {"metrics_bucket_thinning": "5", "metrics_deny": ("vllm:e2e_*",)}
+    async with start(slo=SLO, **flags) as exporter:
+        await play(exporter, MAIN_RUN)
+        found = parse(await get(exporter.url))
+
+    def count(name: str) -> float:
+        return sum(v for (n, _), v in found[name].samples.items() if n == f"{name}_count")
+
+    counted = told(found)
+    for name, family in (
+        ("ttft", TTFT[0]),
+        ("inter_token", "vllm:inter_token_latency_seconds"),
+        ("queue", "vllm:request_queue_time_seconds"),
+    ):
+        assert counted[name, "good"] + counted[name, "bad"] == count(family) > 0
+    assert "vllm:e2e_request_latency_seconds" not in found
+    assert counted["e2e", "good"] + counted["e2e", "bad"] == count(
+        "vllm:request_queue_time_seconds"
+    )
+    bounds = {dict(labels).get("le") for _, labels in found[TTFT[0]].samples}
+    assert "0.015" not in bounds
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="there is no promtool (make tools)")
+async def test_promtool_takes_the_page(start: Start) -> None:
+    """It has nothing more to say of it than without objectives."""
+    said = []
+    for slo in (SLO, ()):
+        async with start(slo=slo) as exporter:
+            await play(exporter, MAIN_RUN)
+            page = await get(exporter.url)
+        said.append(await asyncio.to_thread(complaints, page))
+
+    assert said[0] == said[1]
+
+
+async def test_the_page_without_objectives_is_the_rest_of_it(start: Start) -> None:
+    """Line by line of the engines' families, of real runs, in whatever order processes came."""
+    pages = []
+    for slo in (SLO, ()):
+        async with start(slo=slo) as exporter:
+            await play(exporter, MAIN_RUN, DATA / "sglang.rec.gz")
+            text = await get(exporter.url)
+            pages.append([line for line in text.splitlines() if line.partition("{")[0].startswith(
+                ("vllm:", "sglang:", "sidestep_iteration", "# HELP vllm:", "# HELP sglang:")
+            )])  # fmt: skip
+
+    assert sorted(pages[0]) == sorted(pages[1])
+    assert len(pages[0]) > 500
+
+
+def first_tokens(*latencies: float) -> VllmStep:
+    """A step in which requests got their first token so late."""
+    iteration = IterationStats(0, time_to_first_tokens_iter=list(latencies))
+    return VllmStep(0, time.monotonic(), time.time(), None, iteration)
+
+
+async def results(url: str, wanted: Iterable[float]) -> None:
+    """Wait until the page has so many good and bad ones."""
+    async with asyncio.timeout(20):
+        while True:
+            found = told(parse(await get(url)))
+            if [found.get(("ttft", result)) for result in ("good", "bad")] == list(wanted):
+                return
+            await asyncio.sleep(0.05)
+
+
+async def test_counters_outlive_a_killed_exporter(tmp_path: Path) -> None:
+    """A real process, killed, and another one with its state: what was pushed meanwhile is judged as well."""
+    arguments = (
+        "serve", "--web.listen-address", "127.0.0.1:0",
+        "--ingest.endpoint", f"ipc://{tmp_path}/i.ipc", "--state.dir", tmp_path / "state",
+        "--slo", "ttft=350ms", "--log.stats-interval", "0",
+    )  # fmt: skip
+    with closing(publisher(f"ipc://{tmp_path}/i.ipc")) as engine:
+        async with serving(*arguments) as (process, url):
+            engine.push(first_tokens(0.1, 0.34, 0.36))
+            await results(url, (2, 1))
+            process.send_signal(signal.SIGKILL)
+            await process.wait()
+        engine.push(first_tokens(0.35, 0.4))
+        async with serving(*arguments) as (_, url):
+            await results(url, (3, 2))
+            engine.push(first_tokens(7.0))
+            await results(url, (3, 3))
+
+
+async def test_engines_hear_what_to_judge_by(start: Start) -> None:
+    """So that they can fold as the exporter would have counted; how requests end is in their counters."""
+    async with start(slo=("ttft=350ms", "availability")) as exporter:
+        with closing(publisher(exporter.endpoints[0])) as engine:
+            await until(lambda: engine.connected)
+            said = engine._sender._folder.settings.objectives
+
+    assert [(one.name, tuple(one.families), one.threshold) for one in said] == [
+        ("ttft", TTFT, 0.35)
+    ]
+
+
+async def test_what_a_leaf_counts_is_seen_at_the_root(start: Start, tmp_path: Path) -> None:
+    """Over sockets: as the leaf judges, whatever the root's own objectives are."""
+    endpoint = f"ipc://{tmp_path}/root/i.ipc"
+    leaf: dict[str, Any] = {"forward": endpoint, "forward_interval": "0.05", "slo": ("ttft=350ms",)}
+    async with start(ingest_endpoint=(endpoint,), slo=("ttft=9s", "e2e=1s")) as root:
+        async with start(**leaf) as last:
+            with closing(publisher(last.endpoints[0])) as engine:
+                engine.push(first_tokens(0.1, 0.4, 5.0))
+                await results(root.url, (1, 2))
+        found = told(parse(await get(root.url)))
+
+    assert found == {("ttft", "good"): 1, ("ttft", "bad"): 2}

@@ -1,0 +1,406 @@
+"""Request and block events as they show on the page of an engine whose core is tapped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from exporters import Start, until
+from sidestep.engines.items import Item, VllmRejection, VllmStep
+from sidestep.engines.vllm.wire import SchedulerStats
+from sidestep.errors import WireError
+from sidestep.exposition.text_page import render
+from sidestep.metrics.histogram import Histogram
+from sidestep.protocol.block_events import (
+    ALLOCATED,
+    EVICTED,
+    RESET,
+    TOUCHED,
+    BlockEvents,
+    CacheChange,
+    CacheEvents,
+)
+from sidestep.protocol.iteration_stats import FINISH_REASONS, KVCacheEvictionEvent
+from sidestep.protocol.messages import EngineInfo
+from sidestep.protocol.request_events import (
+    Event,
+    Finished,
+    Iteration,
+    Output,
+    Preempted,
+    Prompt,
+    Queued,
+    RequestEvents,
+    Scheduled,
+)
+from sidestep.tracking.kv_blocks.physical import SLICE
+from sidestep_adapters.publisher.publisher import Publisher
+from vllm_bench import Bench
+
+ABORT = FINISH_REASONS.index("abort")
+
+
+@pytest.fixture
+def bench() -> Bench:
+    """One tapped engine."""
+    made = Bench()
+    made.engine(
+        features=["engine_core", "kv_cache_metrics", "lora"], info={"lora": {"max_lora": "2"}}
+    )
+    return made
+
+
+def events(*found: Event, source: int = 1) -> RequestEvents:
+    """An item of these."""
+    return RequestEvents(0, 1.0, source, list(found))
+
+
+def step(stamp: float, *numbers: int, **more: Any) -> Iteration:
+    """An iteration of 5 ms in which each of these got a token."""
+    return Iteration(stamp - 0.005, stamp, 100.0 + stamp, [Output(stamp, list(numbers))], **more)
+
+
+def sample(bench: Bench, name: str) -> tuple[int, float]:
+    """Count and sum of the only series of a histogram."""
+    histogram = bench.value(name)
+    assert isinstance(histogram, Histogram)
+    return sum(histogram.counts), histogram.sum
+
+
+def test_a_request_reaches_every_family_of_the_engine(bench: Bench) -> None:
+    """The rows that a front end's record feeds are fed by the core's events as well."""
+    bench.apply(
+        events(
+            Queued(1, 1.0, 100.0, 8),
+            Scheduled(1, 1.5),
+            step(2.0, 1, scheduled=[1], tokens=[6], prompts=[Prompt(1, 6, 2)], kv_tokens=2),
+            Preempted(1, 2.5),
+            Scheduled(1, 3.0),
+            step(4.0, 1, kv_tokens=9),
+            Finished(1, 4.0, 104.0, 1, 8, 2, 1, 50),
+        )
+    )
+
+    assert bench.value("vllm:generation_tokens_total") == 2
+    assert bench.value("vllm:prompt_tokens_total") == 8
+    assert bench.value("vllm:num_preemptions_total") == 1
+    assert bench.values("vllm:request_success_total")["length",] == 1
+    for name, seconds in {
+        "time_to_first_token": 2.0,
+        "inter_token_latency": 2.0,
+        "request_queue_time": 0.5,
+        "request_prefill_time": 0.5,
+        "request_decode_time": 2.0,
+        "request_inference_time": 2.5,
+        "e2e_request_latency": 4.0,
+        "request_time_per_output_token": 2.0,
+    }.items():
+        assert sample(bench, f"vllm:{name}_seconds") == (1, seconds), name
+    assert sample(bench, "vllm:iteration_tokens_total") == (2, 8.0)
+    assert sample(bench, "vllm:request_params_n") == (1, 1.0)
+    assert sample(bench, "vllm:request_params_max_tokens") == (1, 50.0)
+    assert sample(bench, "vllm:request_prefill_kv_computed_tokens") == (1, 6.0)
+    assert sample(bench, "sidestep_request_preempted_seconds") == (1, 0.5)
+
+
+def test_a_step_has_a_shape(bench: Bench) -> None:
+    """Who computes a prompt, who generates, what attention reads and what waits."""
+    bench.apply(
+        events(
+            Queued(1, 1.0, 100.0, 8),
+            Queued(2, 1.0, 100.0, 30),
+            Scheduled(1, 1.5),
+            step(2.0, scheduled=[1], tokens=[8]),
+            step(3.0, 1, kv_tokens=8),
+            step(3.25, 1, kv_tokens=9),
+        )
+    )
+
+    count, seconds = sample(bench, "sidestep_iteration_duration_seconds")
+    assert count == 3
+    assert seconds == pytest.approx(0.015)
+    assert sample(bench, "sidestep_iteration_interval_seconds") == (2, 1.25)
+    assert sample(bench, "sidestep_iteration_prefill_requests") == (3, 2.0)
+    assert sample(bench, "sidestep_iteration_prefill_tokens") == (3, 9.0)
+    assert sample(bench, "sidestep_iteration_decode_requests") == (3, 1.0)
+    assert sample(bench, "sidestep_iteration_decode_tokens") == (3, 1.0)
+    assert sample(bench, "sidestep_iteration_kv_tokens") == (3, 17.0)
+    assert sample(bench, "sidestep_iteration_waiting_tokens") == (3, 90.0)
+
+
+def test_aborts_have_families_of_their_own(bench: Bench) -> None:
+    """The reason is counted, and what the request had consumed; no interval of it is."""
+    bench.apply(
+        events(
+            Queued(1, 1.0, 100.0, 8),
+            Scheduled(1, 1.5),
+            step(2.0, 1),
+            Finished(1, 3.0, 103.0, ABORT, 8, 1),
+        )
+    )
+
+    assert bench.values("vllm:request_success_total")["abort",] == 1
+    assert sample(bench, "vllm:e2e_request_latency_seconds") == (0, 0.0)
+    assert sample(bench, "sidestep_aborted_request_prompt_tokens") == (1, 8.0)
+    assert sample(bench, "sidestep_aborted_request_generation_tokens") == (1, 1.0)
+    assert sample(bench, "sidestep_aborted_request_duration_seconds") == (1, 2.0)
+
+
+def test_the_schedulers_requests_by_state(bench: Bench) -> None:
+    """The engine's own numbers, but that a preempted request is not one that waits."""
+    bench.apply(
+        events(Queued(1, 1.0), Scheduled(1, 1.0), Preempted(1, 2.0), Queued(2, 2.0)),
+        VllmStep(0, 2.0, 2.0, SchedulerStats(3, 2, 5)),
+    )
+
+    assert bench.values("sidestep_requests") == {
+        ("waiting",): 1,
+        ("deferred",): 5,
+        ("preempted",): 1,
+        ("running",): 3,
+        ("swapped",): 0,
+    }
+
+
+def test_a_deferred_request_that_was_preempted_is_one_request(bench: Bench) -> None:
+    """The states add up to what the scheduler has."""
+    bench.apply(
+        events(Queued(1, 1.0), Scheduled(1, 1.0), Preempted(1, 2.0)),
+        VllmStep(0, 2.0, 2.0, SchedulerStats(0, 0, 1)),
+    )
+
+    states = bench.values("sidestep_requests")
+    assert (0, 0, 1) == (states["waiting",], states["deferred",], states["preempted",])
+
+
+def test_an_engine_that_comes_back_without_tap_has_nothing_of_it(bench: Bench) -> None:
+    """What the tap's process told last is nobody's any more."""
+    bench.apply(
+        events(Queued(1, 1.0, adapter="old")),
+        BlockEvents(0, 1.0, 1, 1.0, bytes([ALLOCATED]), [1], [1.0]),
+        VllmStep(0, 2.0, 2.0, SchedulerStats(0, 1)),
+    )
+    assert bench.values("sidestep_requests") != {}
+
+    bench.engine(features=["lora"], info={"lora": {"max_lora": "2"}})
+    bench.apply(VllmStep(0, 3.0, 3.0, SchedulerStats(1, 4, running_lora_adapters={"new": 1})))
+
+    assert bench.values("sidestep_requests") == {}
+    assert bench.values("sidestep_lora_requests") == {("new", "running"): 1}
+    assert bench.values("sidestep_kv_tracked_blocks") == {}
+    assert bench.values("sidestep_untracked_requests_total")["restart",] == 1
+    assert bench.registry.sample_groups.capacity.engines == 0
+
+
+def test_counts_of_blocks_go_on_when_the_tap_comes_back(bench: Bench) -> None:
+    """What another residency starts at 0 is added."""
+    again = [ALLOCATED, ALLOCATED, TOUCHED]
+    told = BlockEvents(0, 1.0, 1, 1.0, bytes(again), [1, 1, 2], [1.0, 2.0, 3.0])
+    for features in ([], ["engine_core", "kv_cache_metrics"]):
+        bench.apply(told)
+        bench.engine(features=features)
+    bench.apply(told)
+
+    assert bench.value("sidestep_kv_abandoned_blocks_total") == 4
+    assert bench.value("sidestep_kv_unknown_events_total") == 3
+
+
+def test_a_longest_preemption_is_shown(bench: Bench) -> None:
+    """As of the last step, 0 without one."""
+    bench.apply(events(Queued(1, 1.0), Scheduled(1, 1.0), Preempted(1, 2.0)))
+    bench.apply(RequestEvents(0, 6.5, 1), VllmStep(0, 6.5, 6.5, SchedulerStats(0, 1)))
+    waited = bench.value("sidestep_longest_preemption_seconds")
+    bench.apply(events(Scheduled(1, 7.0)), VllmStep(0, 7.0, 7.0, SchedulerStats(1)))
+
+    assert (4.5, 0.0) == (waited, bench.value("sidestep_longest_preemption_seconds"))
+
+
+def test_a_cache_that_is_emptied_is_told_of_whatever_comes_next(bench: Bench) -> None:
+    """A slice at every tick of the exporter, though no item comes."""
+    count = 3 * SLICE
+    for start in range(0, count, SLICE):
+        blocks = list(range(start, start + SLICE))
+        bench.apply(BlockEvents(0, 1.0, 1, 1.0, bytes([ALLOCATED] * SLICE), blocks, [1.0] * SLICE))
+    bench.apply(BlockEvents(0, 2.0, 1, 1.0, bytes([RESET]), [0], [2.0]))
+    first, _ = sample(bench, "sidestep_kv_block_reset_age_seconds")
+    for _ in range(4):
+        bench.applier.flush_block_lifetimes()
+
+    assert first < count
+    assert sample(bench, "sidestep_kv_block_reset_age_seconds") == (count, float(count))
+    assert bench.value("sidestep_kv_tracked_blocks") == 0
+
+
+def test_an_engine_without_tap_has_no_states() -> None:
+    """Its numbers do not tell preempted requests from others that wait."""
+    bench = Bench()
+    bench.engine()
+    bench.apply(VllmStep(0, 2.0, 2.0, SchedulerStats(3, 2, 5)))
+
+    assert bench.values("sidestep_requests") == {}
+    assert b"sidestep_iteration_interval" not in render(bench.registry)
+
+
+def test_adapters_of_waiting_requests_are_told_from_running_ones(bench: Bench) -> None:
+    """From the queue on; both lists are right, and empty when nobody uses an adapter."""
+    bench.apply(
+        events(
+            Queued(1, 1.0, adapter="a"),
+            Queued(2, 1.0, adapter="b"),
+            Queued(3, 1.0, adapter="b"),
+            Scheduled(1, 2.0),
+        ),
+        VllmStep(0, 2.0, 77.0, SchedulerStats(1, 2)),
+    )
+
+    assert bench.values("vllm:lora_requests_info") == {("2", "a", "b"): 77.0}
+    assert bench.values("sidestep_lora_requests") == {("a", "running"): 1, ("b", "waiting"): 2}
+
+    bench.apply(
+        events(*(Finished(n, 3.0, 3.0, ABORT) for n in (1, 2, 3))),
+        VllmStep(0, 3.0, 78.0, SchedulerStats()),
+    )
+
+    assert bench.values("vllm:lora_requests_info") == {}
+    assert bench.values("sidestep_lora_requests") == {}
+
+
+def test_refusals_are_counted_by_reason(bench: Bench) -> None:
+    """The front end's and the engine's in one family; the engine's own stays as it is."""
+    bench.apply(
+        VllmRejection(0, 1.0, "max_num_queued_reqs"),
+        events(Queued(1, 1.0), Finished(1, 1.0, 1.0, 1, refused="prompt_too_long")),
+    )
+
+    refused = bench.values("sidestep_refused_requests_total")
+    assert (1, 1, 0) == (
+        refused["max_num_queued_reqs",],
+        refused["prompt_too_long",],
+        refused["max_num_queued_tokens",],
+    )
+    assert sum(bench.values("vllm:admission_rejections_total").values()) == 1
+
+
+def test_what_cannot_be_known_is_counted(bench: Bench) -> None:
+    """Requests that are not followed by reason; intervals that would be negative."""
+    bench.apply(
+        events(step(2.0, 1), step(1.0, 1)),
+        events(Queued(2, 1.0, 5000.0), step(2.0, 2), source=2),
+    )
+
+    untracked = bench.values("sidestep_untracked_requests_total")
+    assert (1, 1) == (untracked["unknown",], untracked["restart",])
+    # The step before the one before it, and an arrival in the future.
+    assert bench.value("sidestep_refused_observations_total") == 3
+
+
+def test_blocks_that_the_tap_follows_feed_the_engines_families(bench: Bench) -> None:
+    """As its own collector would; what that leaves out stands beside them."""
+    kinds = [ALLOCATED, *[TOUCHED] * 5, EVICTED, ALLOCATED, RESET]
+    stamps = [1.0, 1.25, 2.0, 3.0, 4.0, 5.0, 9.0, 9.0, 11.0]
+    bench.apply(BlockEvents(0, 1.0, 1, 0.5, bytes(kinds), [7] * 8 + [0], stamps))
+
+    assert sample(bench, "vllm:kv_block_lifetime_seconds") == (1, 8.0)
+    assert sample(bench, "vllm:kv_block_idle_before_evict_seconds") == (1, 4.0)
+    assert sample(bench, "vllm:kv_block_reuse_gap_seconds") == (3, 3.0)
+    assert sample(bench, "sidestep_kv_block_reuse_gap_seconds") == (4, 3.75)
+    assert sample(bench, "sidestep_kv_block_reuses") == (1, 5.0)
+    assert sample(bench, "sidestep_kv_block_reset_age_seconds") == (1, 2.0)
+    assert sample(bench, "sidestep_kv_block_reset_idle_seconds") == (1, 2.0)
+    assert bench.value("sidestep_kv_cache_resets_total") == 1
+    assert bench.value("sidestep_kv_tracked_blocks") == 0
+    assert bench.value("sidestep_kv_sample_ratio") == 0.5
+
+
+@pytest.mark.parametrize(("scale", "counted"), [(False, 3), (True, 12)])
+def test_blocks_that_the_engine_samples_itself_can_be_scaled(scale: bool, counted: int) -> None:
+    """By the rate that its configuration names, which is the ratio that is shown."""
+    bench = Bench()
+    bench.registry.sampling.scale = scale
+    bench.engine(features=["kv_cache_metrics"], info={"kv_sampling": {"rate": "0.25"}})
+    evicted = [KVCacheEvictionEvent(2.0, 1.0, [0.5])] * 3
+    bench.apply(VllmStep(0, 1.0, 1.0, SchedulerStats(kv_cache_eviction_events=evicted)))
+
+    assert sample(bench, "vllm:kv_block_lifetime_seconds") == (counted, 2.0 * counted)
+    assert sample(bench, "vllm:kv_block_idle_before_evict_seconds") == (counted, 1.0 * counted)
+    assert sample(bench, "vllm:kv_block_reuse_gap_seconds") == (counted, 0.5 * counted)
+    assert bench.value("sidestep_kv_sample_ratio") == 0.25
+
+
+def test_what_an_engine_no_longer_says_is_forgotten() -> None:
+    """With its next hello: a rate at which it sampled before it was started anew, or any name."""
+    bench = Bench()
+    for rate in ("0.25", "0.5"):
+        bench.engine(features=["engine_core"], info={"kv_sampling": {"rate": rate}, rate: {}})
+        bench.engine(
+            features=["engine_core"],
+            info={"core:cache_config": {"size": "2"}, "kv_sampling": {"rate": rate}},
+        )
+    before = bench.value("sidestep_kv_sample_ratio")
+    bench.engine(features=["engine_core"], info={})
+    alone = bench.value("sidestep_kv_sample_ratio")
+    bench.engine(features=["engine_core"], info={"core:cache_config": {"size": "2"}})
+
+    assert (0.5, 0.5) == (before, alone)
+    assert bench.values("sidestep_kv_sample_ratio") == {}
+    assert {"cache_config"} == bench.engines["0"].info.keys()
+
+
+@pytest.mark.parametrize("rate", ["", "x", "nan", "0", "-1", "1e-300", "2"])
+def test_a_rate_that_is_none_scales_nothing(rate: str) -> None:
+    """An engine's word is a stranger's."""
+    bench = Bench()
+    bench.registry.sampling.scale = True
+    bench.engine(features=["kv_cache_metrics"], info={"kv_sampling": {"rate": rate}})
+    evicted = [KVCacheEvictionEvent(2.0, 1.0)]
+    bench.apply(VllmStep(0, 1.0, 1.0, SchedulerStats(kv_cache_eviction_events=evicted)))
+
+    assert sample(bench, "vllm:kv_block_lifetime_seconds") == (1, 2.0)
+    assert bench.values("sidestep_kv_sample_ratio") == {}
+
+
+def test_uneven_columns_change_nothing(bench: Bench) -> None:
+    """Apply validates before it mutates."""
+    bench.apply(BlockEvents(0, 1.0, 1, 1.0))
+    before = render(bench.registry)
+    items: list[Item] = [
+        events(Queued(1, 1.0), Iteration(1.0, 1.0, 1.0, [Output(1.0, [1, 2], [3])])),
+        BlockEvents(0, 1.0, 1, 1.0, b"\x00\x00", [1], [1.0]),
+        CacheEvents(0, 1.0, 1, [CacheChange("stored", 1.0, [1], "GPU")]),
+    ]
+
+    for item in items:
+        with pytest.raises(WireError):
+            bench.apply(item)
+
+    assert render(bench.registry) == before
+
+
+async def test_events_travel_from_a_publisher_to_the_page(start: Start) -> None:
+    """Over a real socket, like any item; the sender hears the exporter's sampling rate."""
+    info = EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"}, features=["engine_core"])
+    async with start(kv_sample_rate="0.25") as exporter:
+        publisher = Publisher(exporter.endpoints[0], "core", [info])
+        publisher.push(events(Queued(1, 1.0, 100.0, 8), Scheduled(1, 1.5), step(2.0, 1)))
+        await until(lambda: publisher.connected and publisher.drained)
+        page = render(exporter.registry).decode()
+        assert publisher.kv_sample_rate == 0.25
+        publisher.close()
+
+    assert 'vllm:generation_tokens_total{engine="0",model_name="m"} 1\n' in page
+    assert "sidestep_iteration_prefill_requests_count" in page
+
+
+@pytest.mark.parametrize("core_last", [False, True])
+def test_a_front_ends_word_about_the_engine_replaces_the_cores(core_last: bool) -> None:
+    """Whoever greets last; without a front end the core's own word stands."""
+    bench = Bench()
+    said = [{"cache_config": {"size": "1"}}, {"core:cache_config": {"size": "2"}}]
+    bench.engine(info=said[1])
+    alone = render(bench.registry).decode()
+    for info in said if core_last else said[::-1]:
+        bench.engine(info=info)
+
+    assert 'vllm:cache_config_info{engine="0",size="2"} 1' in alone
+    assert 'vllm:cache_config_info{engine="0",size="1"} 1' in render(bench.registry).decode()

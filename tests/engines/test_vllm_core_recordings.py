@@ -1,0 +1,285 @@
+"""Real runs recorded through the tap, against the pages that the engines served after them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from exporters import DATA, Start, page_of_engine
+from pages import Family, differences, get, parse
+from sidestep.catalog.layout_builder import compile_layout
+from sidestep.engines.apply import Applier
+from sidestep.engines.dialects import DIALECTS
+from sidestep.engines.items import Item, decode_item
+from sidestep.exposition.families import families
+from sidestep.exposition.family_snapshot import histogram_state, snapshot_family
+from sidestep.exposition.text_page import render
+from sidestep.metrics.engine import Engine
+from sidestep.metrics.registry import Registry
+from sidestep.protocol.iteration_stats import FINISH_REASONS
+from sidestep.protocol.request_events import Finished, Iteration, Preempted, Queued, RequestEvents
+from sidestep_adapters.recording.format import Items, StreamStart, read
+from sidestep_adapters.recording.replay import Progress, Replay
+
+TOLERANCE = 1e-9
+"""Relative, of sums."""
+ARRIVAL = {"vllm:time_to_first_token_seconds", "vllm:e2e_request_latency_seconds"}
+"""In the engine they end in the front end, after a hop."""
+OWN_SAMPLING = {
+    "vllm:kv_block_lifetime_seconds",
+    "vllm:kv_block_idle_before_evict_seconds",
+    "vllm:kv_block_reuse_gap_seconds",
+}
+"""The runs were without --kv-cache-metrics; the tap followed every block."""
+STEPS = "vllm:iteration_tokens_total"
+ABORT = FINISH_REASONS.index("abort")
+
+
+def recording(run: str) -> Path:
+    """A recording through the tap."""
+    return DATA / f"{run}.rec.gz"
+
+
+async def replayed(start: Start, run: str) -> dict[str, Family]:
+    """Our page after the recording of ``run``."""
+    async with start() as exporter:
+        player = Replay(recording(run), exporter.endpoints[0], realtime=False, namespace="golden")
+        await asyncio.to_thread(player.run)
+        return parse(await get(exporter.url))
+
+
+def total(page: dict[str, Family], family: str, sample: str = "", **labels: str) -> float:
+    """The sum of a family's samples that have ``labels``."""
+    found = page[family].samples.items()
+    name = sample or family
+    return sum(v for (n, own), v in found if n == name and labels.items() <= dict(own).items())
+
+
+def counts(page: dict[str, Family], family: str) -> float:
+    """How many values a histogram has seen."""
+    return total(page, family, f"{family}_count")
+
+
+class Played:
+    """A recording's items, applied one by one to a registry of this test's own."""
+
+    def __init__(self, run: str) -> None:
+        layouts = {name: compile_layout(dialect) for name, dialect in DIALECTS.items()}
+        self.registry = Registry(layouts, {})
+        self.run = run
+
+    def through(self) -> Iterator[tuple[Engine, Item]]:
+        """Each item once it is applied."""
+        applier = Applier(self.registry)
+        streams: dict[str, list[Engine]] = {}
+        for record in read(recording(self.run)):
+            if isinstance(record, StreamStart):
+                streams[record.stream] = [self.registry.register(e) for e in record.engines]
+            elif isinstance(record, Items):
+                for raw in record.items:
+                    item = decode_item(raw)
+                    engine = streams[record.stream][item.engine]
+                    applier.apply(engine, item)
+                    yield engine, item
+
+    def values(self, engine: Engine, name: str) -> dict[tuple[str, ...], float]:
+        """Samples of ``engine`` in a family, by the label values of their own."""
+        (family,) = families(self.registry, {name})
+        return {
+            key: value
+            for shown, _, _, children in snapshot_family(self.registry, family, histogram_state)
+            for key, value in children
+            if shown is engine and isinstance(value, int | float)
+        }
+
+
+async def test_every_family_of_the_engine_comes_from_raw_events(start: Start) -> None:
+    """Queue, prefill, decode, inference, inter-token and all the rest, bucket by bucket."""
+    ours, engines = await replayed(start, "core"), parse(page_of_engine("page_core"))
+
+    found = [
+        (name, what)
+        for name, what in differences(engines, ours, tolerance=TOLERANCE)
+        if name not in ARRIVAL and (what, name) not in {("extra", own) for own in OWN_SAMPLING}
+    ]
+
+    assert [] == found
+    assert total(engines, "vllm:num_preemptions", "vllm:num_preemptions_total") > 0
+    for name in ARRIVAL:
+        assert counts(engines, name) == counts(ours, name)
+        hop = total(engines, name, f"{name}_sum") - total(ours, name, f"{name}_sum")
+        assert 0 < hop / counts(ours, name) < 0.1
+
+
+async def test_aborts_count_where_the_engine_knows_none(start: Start) -> None:
+    """By their reason and in no request histogram; stop strings, aborts of the core, are stops."""
+    ours, engines = await replayed(start, "core_aborts"), parse(page_of_engine("page_core_aborts"))
+    name = "vllm:request_success"
+
+    def ended(page: dict[str, Family]) -> dict[str, float]:
+        return {
+            reason: total(page, name, f"{name}_total", finished_reason=reason)
+            for reason in FINISH_REASONS
+        }
+
+    theirs = ended(engines)
+    aborted = ended(ours).pop("abort")
+
+    assert theirs["abort"] == 0
+    assert aborted == 5
+    assert {**theirs, "abort": aborted} == ended(ours)
+    finished = sum(theirs.values())
+    for histogram in ("queue_time", "prefill_time", "decode_time", "inference_time"):
+        assert finished == counts(ours, f"vllm:request_{histogram}_seconds")
+        assert finished == counts(engines, f"vllm:request_{histogram}_seconds")
+    for family in ("prompt_tokens", "generation_tokens", "duration_seconds"):
+        assert aborted == counts(ours, f"sidestep_aborted_request_{family}")
+    # The engine went on until its front end's word had arrived, which the front end ignored.
+    tokens = "vllm:generation_tokens"
+    more = total(ours, tokens, f"{tokens}_total") - total(engines, tokens, f"{tokens}_total")
+    gaps = "vllm:inter_token_latency_seconds"
+    assert 0 <= more == counts(ours, gaps) - counts(engines, gaps)
+
+
+@pytest.mark.parametrize("run", ["core", "core_aborts"])
+def test_a_preemption_counts_when_it_happens(run: str) -> None:
+    """With the very item that tells of it; the engine counts it with the request's next output."""
+    played = Played(run)
+    happened: Counter[str] = Counter()
+    early = 0
+    waiting: set[int] = set()
+    for engine, item in played.through():
+        if not isinstance(item, RequestEvents):
+            continue
+        for event in item.events:
+            if isinstance(event, Preempted):
+                happened[engine.id] += 1
+                waiting.add(event.request)
+            elif isinstance(event, Iteration):
+                waiting.difference_update(n for o in event.outputs for n in o.requests)
+        counted = played.values(engine, "vllm:num_preemptions_total")
+        assert {(): happened[engine.id]} == counted
+        early += len(waiting) > 0
+
+    assert happened.total() > 10
+    assert early > 0
+
+
+def test_the_states_of_requests_add_up_all_the_time() -> None:
+    """After each of the scheduler's records the states are who is in the scheduler, by its events."""
+    played = Played("core_aborts")
+    present: set[int] = set()
+    seen: Counter[str] = Counter()
+    compared = 0
+    for engine, item in played.through():
+        if isinstance(item, RequestEvents):
+            for event in item.events:
+                if isinstance(event, Queued):
+                    present.add(event.request)
+                elif isinstance(event, Finished):
+                    present.discard(event.request)
+            continue
+        states = played.values(engine, "sidestep_requests")
+        if states and getattr(item, "scheduler", None) is not None:
+            compared += 1
+            assert sum(states.values()) == len(present)
+            seen.update({state: int(count > 0) for (state,), count in states.items()})
+
+    assert compared > 500
+    assert {"running", "waiting", "preempted"} <= {state for state, n in seen.items() if n}
+
+
+def test_queued_adapters_are_told_from_running_ones() -> None:
+    """The engine names every active adapter in both lists, and never one that only waits."""
+    played = Played("core_lora")
+    combinations: set[tuple[str, str]] = set()
+    waiting_only = 0
+    for engine, _ in played.through():
+        found = played.values(engine, "vllm:lora_requests_info")
+        assert len(found) <= 1
+        combinations.update((running, waits) for _, running, waits in found)
+        states = played.values(engine, "sidestep_lora_requests")
+        running = {adapter for adapter, state in states if state == "running"}
+        waiting_only += any(a not in running for a, state in states if state == "waiting")
+    engines = parse(page_of_engine("page_core_lora"))["vllm:lora_requests_info"]
+    theirs = [dict(labels) for _, labels in engines.samples]
+
+    assert all(x["running_lora_adapters"] == x["waiting_lora_adapters"] for x in theirs)
+    assert ("lora-a", "lora-b") in combinations
+    # --max-loras 1: two adapters never run together.
+    assert {running for running, _ in combinations} <= {"", "lora-a", "lora-b"}
+    assert waiting_only > 0
+    assert {} == found == states
+
+
+def test_a_step_of_several_api_servers_is_counted_once() -> None:
+    """As often as the core had output; the engine's page counts each API server's part of it.
+
+    In the recorded order: a replay sends each stream as fast as it goes, and the samples of
+    a question that are on two engines would be further apart than they ever are.
+    """
+    engines = parse(page_of_engine("page_core_dp"))
+    steps: Counter[str] = Counter()
+    played = Played("core_dp")
+    for engine, item in played.through():
+        if isinstance(item, RequestEvents):
+            steps[engine.labels["engine"]] += sum(
+                isinstance(event, Iteration) and bool(event.outputs) for event in item.events
+            )
+    ours = parse(render(played.registry).decode())
+
+    found = [
+        (name, what)
+        for name, what in differences(engines, ours, tolerance=TOLERANCE)
+        if name not in {*ARRIVAL, STEPS}
+        and (what, name) not in {("extra", n) for n in OWN_SAMPLING}
+    ]
+
+    assert [] == found
+    for label, count in steps.items():
+        labels = {"engine": label}
+        assert count == total(ours, STEPS, f"{STEPS}_count", **labels)
+        assert count < total(engines, STEPS, f"{STEPS}_count", **labels)
+        assert total(ours, STEPS, f"{STEPS}_sum", **labels) == total(
+            engines, STEPS, f"{STEPS}_sum", **labels
+        )
+    assert set(steps) == {"0", "1"}
+
+
+async def test_a_recording_can_be_played_over_and_over(start: Start) -> None:
+    """Each time all of it counts again: the numbers of its requests are another process's."""
+    async with start() as exporter:
+        for times in (1, 2):
+            player = Replay(
+                recording("core_lora"), exporter.endpoints[0], realtime=False, namespace="again"
+            )
+            halted = threading.Event()
+            rounds = _Counted(times, halted)
+            player.progress = rounds
+            await asyncio.to_thread(player.run, once=False, stop=halted)
+        page = parse(await get(exporter.url))
+    once = await replayed(start, "core_lora")
+
+    for name in ("vllm:generation_tokens", "vllm:request_success"):
+        assert 3 * total(once, name, f"{name}_total") == total(page, name, f"{name}_total")
+    # Nobody is left over, and no step comes before the one before it.
+    for name in ("sidestep_untracked_requests", "sidestep_refused_observations"):
+        assert 0 == total(page, name, f"{name}_total")
+
+
+class _Counted(Progress):
+    """Ends a replay after so many rounds."""
+
+    def __init__(self, times: int, halted: threading.Event) -> None:
+        super().__init__()
+        self._times, self._halted = times, halted
+
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, value)
+        if name == "rounds" and value == getattr(self, "_times", None):
+            self._halted.set()

@@ -1,0 +1,501 @@
+"""Items into series: what the golden runs do not reach."""
+
+from __future__ import annotations
+
+import pytest
+
+from sidestep.catalog.layout_builder import compile_layout
+from sidestep.engines.dialects import DIALECTS
+from sidestep.engines.items import VllmRejection, VllmSleep
+from sidestep.engines.vllm.wire import (
+    CacheStats,
+    CUDAGraphStat,
+    SchedulerIterationDetails,
+    SchedulerStats,
+    SpecDecodingStats,
+)
+from sidestep.errors import WireError
+from sidestep.exposition.families import families, series_labels
+from sidestep.exposition.family_snapshot import snapshot_family
+from sidestep.exposition.text_page import render
+from sidestep.metrics.histogram import Histogram
+from sidestep.metrics.quotas import MAX_ENGINE_SERIES
+from sidestep.metrics.registry import Registry
+from sidestep.protocol.iteration_stats import (
+    FinishedRequestStats,
+    IterationStats,
+    KVCacheEvictionEvent,
+)
+from sidestep.protocol.limits import MAX_OPEN_VALUES, OTHER
+from sidestep.protocol.messages import EngineInfo
+from sidestep.protocol.self_described import Family, Sample, Samples
+from vllm_bench import Bench, family, step, tokens
+
+
+@pytest.fixture
+def bench() -> Bench:
+    """One engine, nothing applied."""
+    made = Bench()
+    made.engine()
+    return made
+
+
+def test_counters_start_at_zero_and_gauges_do_not_start() -> None:
+    """Before the first item: closed label sets at 0, no sample of any gauge."""
+    bench = Bench()
+    bench.engine()
+
+    assert bench.value("vllm:generation_tokens_total") == 0
+    assert set(bench.values("vllm:request_success_total").values()) == {0}
+    assert bench.values("vllm:num_requests_running") == {}
+    assert bench.value("vllm:e2e_request_latency_seconds").cumulative[-1] == 0
+
+
+def test_a_step_of_several_api_servers_is_observed_once(bench: Bench) -> None:
+    """Slices without the scheduler's stats are held for the one that has them."""
+    bench.apply(
+        step(None, tokens(5)),
+        step(SchedulerStats(), tokens(3, computed=10)),
+        step(SchedulerStats(), None),
+        step(SchedulerStats(), tokens(1)),
+    )
+    histogram = bench.value("vllm:iteration_tokens_total")
+
+    assert histogram.cumulative[-1] == 2
+    assert histogram.sum == 19
+    assert histogram.counts[histogram.bounds.index(32)] == 1
+
+
+def test_a_late_slice_is_in_the_sum_at_once(bench: Bench) -> None:
+    """The sum is exact at any moment, the count is of steps."""
+    bench.apply(step(SchedulerStats(), tokens(3)), step(None, tokens(4)))
+    histogram = bench.value("vllm:iteration_tokens_total")
+
+    assert (histogram.cumulative[-1], histogram.sum) == (1, 7)
+
+
+def test_only_newer_gauges_are_taken(bench: Bench) -> None:
+    """A gauge yields to a newer stamp only; counters are added whatever their stamp."""
+    late = step(SchedulerStats(num_running_reqs=9), tokens(1), stamp=2.0)
+    early = step(SchedulerStats(num_running_reqs=1), tokens(1), stamp=1.5)
+    bench.apply(late, early)
+
+    assert bench.value("vllm:num_requests_running") == 9
+    assert bench.value("vllm:generation_tokens_total") == 2
+
+
+def test_the_rest_of_an_oversized_step_is_observations_only(bench: Bench) -> None:
+    """It changes no gauge, counts no step and no tokens."""
+    bench.apply(
+        step(SchedulerStats(num_running_reqs=3), tokens(1)),
+        step(
+            SchedulerStats(kv_cache_eviction_events=[KVCacheEvictionEvent(1.0, 0.5, [0.1])]),
+            IterationStats(inter_token_latencies_iter=[0.1, 0.2]),
+            stamp=2.0,
+            more=True,
+        ),
+    )
+
+    assert bench.value("vllm:num_requests_running") == 3
+    assert bench.value("vllm:iteration_tokens_total").cumulative[-1] == 1
+    assert bench.value("vllm:inter_token_latency_seconds").cumulative[-1] == 2
+    assert bench.value("vllm:kv_block_reuse_gap_seconds").cumulative[-1] == 1
+
+
+def test_an_interval_that_is_unknown_is_left_out(bench: Bench) -> None:
+    """A release without a field observes nothing for it, and the rest all the same."""
+    bench.apply(
+        step(None, IterationStats(finished_requests=[FinishedRequestStats(1, e2e_latency=2.0)]))
+    )
+
+    assert bench.value("vllm:e2e_request_latency_seconds").sum == 2.0
+    assert bench.value("vllm:request_queue_time_seconds").cumulative[-1] == 0
+    assert bench.value("vllm:request_prefill_kv_computed_tokens").cumulative[-1] == 0
+
+
+def test_negative_latencies_are_left_out_and_counted(bench: Bench) -> None:
+    """A wall clock that stepped back makes no observation."""
+    bench.apply(step(None, IterationStats(time_to_first_tokens_iter=[-1.0, 0.5])))
+
+    assert bench.value("vllm:time_to_first_token_seconds").cumulative[-1] == 1
+    assert bench.value("sidestep_refused_observations_total") == 1
+
+
+def test_an_unknown_finish_reason_is_counted(bench: Bench) -> None:
+    """A reason of a later release is in no named series, and not lost."""
+    finished = [FinishedRequestStats(0), FinishedRequestStats(0), FinishedRequestStats(77)]
+    bench.apply(step(None, IterationStats(finished_requests=finished)))
+    values = bench.values("vllm:request_success_total")
+
+    assert values[("stop",)] == 2
+    assert values[(OTHER,)] == 1
+
+
+def test_families_of_an_option_appear_together_with_its_first_data(bench: Bench) -> None:
+    """All of them, those at 0 included; before that none."""
+    assert bench.values("vllm:spec_decode_num_drafts_total") == {}
+    drafts = SpecDecodingStats(2, 1, 2, 0, [0, 0], [1, 1])
+    bench.apply(step(SchedulerStats(spec_decoding_stats=drafts)))
+
+    assert bench.value("vllm:spec_decode_num_accepted_tokens_total") == 0
+    per_position = bench.values("vllm:spec_decode_num_accepted_tokens_per_pos_total")
+    assert per_position == {("0",): 0, ("1",): 0}
+    assert bench.values("vllm:diffusion_num_denoising_steps_total") == {}
+
+
+def test_an_announced_option_shows_its_families_at_once() -> None:
+    """With the positions that the hello names."""
+    bench = Bench()
+    bench.engine(features=["spec_decode"], closed={"position": ["0", "1"]})
+
+    assert bench.value("vllm:spec_decode_num_drafts_total") == 0
+    assert len(bench.values("vllm:spec_decode_num_accepted_tokens_per_pos_total")) == 2
+
+
+def test_preempted_lookups_are_counted_apart(bench: Bench) -> None:
+    """What the engine collects and shows nowhere."""
+    stats = CacheStats(requests=1, queries=10, hits=4, preempted_queries=30, preempted_hits=20)
+    bench.apply(step(SchedulerStats(prefix_cache_stats=stats)))
+
+    assert bench.value("vllm:prefix_cache_queries_total") == 10
+    assert bench.value("sidestep_prefix_cache_preempted_queries_total") == 30
+    assert bench.value("sidestep_prefix_cache_preempted_hits_total") == 20
+
+
+def test_iteration_details_are_histograms_in_base_units(bench: Bench) -> None:
+    """Milliseconds become seconds."""
+    details = SchedulerIterationDetails(elapsed_ms=25.0, num_ctx_tokens=7, is_dummy=True)
+    bench.apply(step(SchedulerStats(iteration_details=details)))
+
+    assert bench.value("sidestep_iteration_duration_seconds").sum == 0.025
+    assert bench.value("sidestep_iteration_context_tokens").sum == 7
+    assert bench.value("sidestep_dummy_iterations_total") == 1
+
+
+def test_cuda_graph_padding_is_counted_by_mode(bench: Bench) -> None:
+    """Tokens and padding."""
+    bench.apply(step(SchedulerStats(cudagraph_stats=CUDAGraphStat(60, 64, 4, "FULL"))))
+
+    assert bench.values("sidestep_cudagraph_tokens_total") == {("FULL",): 60}
+    assert bench.values("sidestep_cudagraph_padding_tokens_total") == {("FULL",): 4}
+
+
+def test_cache_hits_by_tier(bench: Bench) -> None:
+    """The device's own hits and the tiers of a connector; an unknown tier is not lost."""
+    external = CacheStats(hits=9, hits_by_source={"host": 3, "p2p": 2, "moon": 4})
+    bench.apply(
+        step(
+            SchedulerStats(
+                prefix_cache_stats=CacheStats(hits=5), connector_prefix_cache_stats=external
+            )
+        )
+    )
+    values = bench.values("vllm:prompt_tokens_cached_by_source_total")
+
+    assert values[("device",)] == 5
+    assert values[("host",)] == 3
+    assert values[(OTHER,)] == 4
+    assert bench.value("vllm:external_prefix_cache_hits_total") == 9
+
+
+def test_lora_shows_the_current_adapters_only() -> None:
+    """One combination, gone when idle; a gauge per adapter and state."""
+    bench = Bench()
+    bench.engine(features=["lora"], info={"lora": {"max_lora": "4"}})
+    name = "vllm:lora_requests_info"
+    bench.apply(
+        step(SchedulerStats(running_lora_adapters={"a": 2}, waiting_lora_adapters={"a": 0}))
+    )
+    assert list(bench.values(name)) == [("4", "a", "a")]
+    assert bench.value(name) == 1e9
+    assert bench.values("sidestep_lora_requests") == {("a", "running"): 2, ("a", "waiting"): 0}
+
+    bench.apply(step(SchedulerStats(running_lora_adapters={"b": 1}), stamp=2.0))
+    assert list(bench.values(name)) == [("4", "b", "")]
+    assert bench.values("sidestep_lora_requests") == {("b", "running"): 1}
+
+    bench.apply(step(SchedulerStats(waiting_lora_adapters={"b": 3}), stamp=2.5))
+    assert bench.values("sidestep_lora_requests") == {("b", "waiting"): 3}
+
+    bench.apply(step(SchedulerStats(), stamp=3.0))
+    assert bench.values(name) == {}
+    assert bench.values("sidestep_lora_requests") == {}
+
+
+def test_open_label_values_are_capped(bench: Bench) -> None:
+    """What is over the cap is counted under one other value, and told."""
+    for number in range(MAX_OPEN_VALUES + 5):
+        graph = CUDAGraphStat(1, 1, 0, f"mode{number}")
+        bench.apply(step(SchedulerStats(cudagraph_stats=graph)))
+    values = bench.values("sidestep_cudagraph_tokens_total")
+
+    assert len(values) == MAX_OPEN_VALUES + 1
+    assert values[(OTHER,)] == 5
+    assert bench.registry.limited["label_values"] == 10
+
+
+@pytest.mark.parametrize(
+    ("sleep", "level", "state"),
+    [(0, 0, "awake"), (1, 1, "weights_offloaded"), (1, 2, "discard_all"), (1, 0, None)],
+)
+def test_sleep_states_exclude_each_other(
+    bench: Bench, sleep: int, level: int, state: str | None
+) -> None:
+    """Exactly one is 1, none at a level without a name."""
+    bench.apply(VllmSleep(0, 1.0, sleep, level))
+
+    on = [key for key, value in bench.values("vllm:engine_sleep_state").items() if value]
+    assert on == ([(state,)] if state else [])
+
+
+def test_rejections_of_all_engines_of_a_model_are_one_series() -> None:
+    """The family has no engine label: series of equal labels are added, never shown twice."""
+    bench = Bench()
+    bench.engine("0")
+    bench.engine("1")
+    bench.apply(VllmRejection(0, 1.0, "max_num_queued_reqs"))
+    bench.apply(VllmRejection(0, 1.0, "max_num_queued_reqs"), to="1")
+    text = render(bench.registry, names={"vllm:admission_rejections_total"}).decode()
+
+    assert text.count('reason="max_num_queued_reqs"') == 1
+    assert 'reason="max_num_queued_reqs"} 2\n' in text
+
+
+def test_engines_that_would_look_alike_get_an_origin() -> None:
+    """Two identities with the same labels never make duplicate samples."""
+    bench = Bench()
+    bench.engine("0", id="host-a/m/0")
+    bench.engine("x", id="host-b/m/0", labels={"engine": "0", "model_name": "m"})
+    lines = [
+        line for line in render(bench.registry).decode().splitlines() if not line.startswith("#")
+    ]
+    series = [line.rpartition(" ")[0] for line in lines]
+
+    assert len(series) == len(set(series))
+    assert any('origin="host-b/m/0"' in line for line in lines)
+
+
+def test_a_returning_engine_goes_on_counting(bench: Bench) -> None:
+    """A hello of a known identity keeps every total."""
+    bench.apply(step(None, tokens(5)))
+    bench.engine("0")
+    bench.apply(step(None, tokens(2)))
+
+    assert bench.value("vllm:generation_tokens_total") == 7
+
+
+def test_changed_bounds_start_that_histogram_anew(bench: Bench) -> None:
+    """Its counts cannot be moved; all other families go on."""
+    bench.apply(step(None, IterationStats(time_to_first_tokens_iter=[0.5], n_params_iter=[1])))
+    bench.engine("0", bounds={"time_to_first_token": [1.0, 2.0]})
+
+    assert bench.value("vllm:time_to_first_token_seconds").bounds == (1.0, 2.0)
+    assert bench.value("vllm:time_to_first_token_seconds").cumulative[-1] == 0
+    assert bench.value("vllm:request_params_n").cumulative[-1] == 1
+
+
+def test_the_configurations_bounds_win_over_the_engines() -> None:
+    """Engine over default, configuration over engine."""
+    layouts = {name: compile_layout(dialect) for name, dialect in DIALECTS.items()}
+    registry = Registry(layouts, {"request_params_n": (7.0,)})
+    labels = {"engine": "0", "model_name": "m"}
+    bounds = {"request_params_n": [3.0], "time_to_first_token": [9.0]}
+    engine = registry.register(EngineInfo("e", "vllm", labels, bounds=bounds))
+
+    assert engine.bounds["request_params_n"] == (7.0,)
+    assert engine.bounds["time_to_first_token"] == (9.0,)
+
+
+@pytest.mark.parametrize(
+    "info",
+    [
+        EngineInfo("e", "abacus", {"engine": "0", "model_name": "m"}),
+        EngineInfo("e", "vllm", {"engine": "0"}),
+        EngineInfo("e", "vllm", {"engine": "0", "model_name": "m", "le": "1"}),
+        EngineInfo("e", "vllm", {"engine": "0", "model_name": "m", "source": "x"}),
+    ],
+)
+def test_an_engine_that_cannot_be_shown_is_refused(info: EngineInfo) -> None:
+    """An unknown dialect, missing labels, or labels that families use themselves are the sender's error."""
+    with pytest.raises(WireError):
+        Bench().registry.register(info)
+
+
+def test_self_described_families_are_added_up(bench: Bench) -> None:
+    """Counters by deltas, gauges by their last value, histograms by what they saw."""
+    bench.apply(family(), family(value=2.0))
+    bench.apply(family("vllm:new_gauge", "gauge", value=3.0, labels=["tier"], values=["gpu"]))
+    bench.apply(family("vllm:new_seconds", "histogram", seen=[0.5, 3.0], bounds=[1.0]))
+
+    assert bench.value("vllm:new_total") == 3.0
+    assert bench.values("vllm:new_gauge") == {("gpu",): 3.0}
+    assert bench.value("vllm:new_seconds").cumulative == [1, 2]
+
+
+def test_a_family_of_the_catalogue_takes_its_bounds_from_the_row(bench: Bench) -> None:
+    """The sender names it and nothing else."""
+    bench.apply(family("vllm:nixl_xfer_time_seconds", "histogram", seen=[0.007]))
+
+    histogram = bench.value("vllm:nixl_xfer_time_seconds")
+    assert isinstance(histogram, Histogram)
+    assert histogram.counts[1] == 1
+
+
+def test_a_senders_own_labels_leave_no_child_without_them() -> None:
+    """What would start at 0 has none of their values: it is shown when it has some."""
+    bench = Bench()
+    bench.engine(dialect="sglang", labels={"engine_type": "unified", "model_name": "m"})
+    bench.apply(
+        family("sglang:num_so_requests_total", labels=["team"], values=["red"]),
+        family("sglang:inter_token_latency_seconds", "histogram", labels=["team"], values=["red"]),
+    )
+
+    assert bench.values("sglang:num_so_requests_total") == {("red",): 1.0}
+    page = render(bench.registry).decode()
+    labels = '{engine_type="unified",model_name="m",team="red"}'
+    assert [f"sglang:inter_token_latency_seconds_sum{labels} 0.0"] == [
+        line
+        for line in page.splitlines()
+        if line.startswith("sglang:inter_token_latency_seconds_s")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("item", "reason"),
+    [
+        (family("vllm:generation_tokens_total"), "owned_family"),
+        (family("sidestep_engine_up", "gauge"), "owned_family"),
+        (family("vllm:nixl_xfer_time_seconds", "gauge"), "changed_family"),
+        (family("process_open_fds", "gauge"), "owned_family"),
+        (family("vllm:request_params_n_count", "gauge"), "owned_family"),
+        (family("vllm:fine_total", "gauge"), "changed_family"),
+        (family("vllm:prompt_tokens", "gauge"), "owned_family"),
+        (family("vllm:fine", "gauge"), "owned_family"),
+        (family("vllm:fine_created", "gauge"), "owned_family"),
+        (family("vllm:new_gauge", "gauge", help="two\nlines"), "bad_family"),
+        (family("vllm:other", "counter"), "bad_family"),
+        (family("vllm:h", "histogram", seen=[1.0], bounds=[2.0, 1.0]), "bad_bounds"),
+        (family(labels=["engine"], values=["7"]), "bad_label"),
+        (family(labels=["a", "a"], values=["x", "y"]), "bad_label"),
+        (family("vllm:h", "histogram"), "bad_bounds"),
+        (family(value=-1.0), "negative_counter"),
+        (family(labels=["a"], values=["b\x00"]), "bad_label"),
+        (family(labels=["a"], values=[]), "bad_label"),
+    ],
+)
+def test_a_family_that_contradicts_is_refused_whole(
+    bench: Bench, item: Samples, reason: str
+) -> None:
+    """Nothing of the item is applied, not even what stands before the bad family."""
+    item.families.insert(0, Family("vllm:fine_total", "counter", samples=[Sample(value=1.0)]))
+    before = render(bench.registry).decode()
+
+    with pytest.raises(WireError) as caught:
+        bench.apply(item)
+
+    assert caught.value.reason == reason
+    assert render(bench.registry).decode() == before
+
+
+def test_a_family_has_one_form_on_the_whole_page(bench: Bench) -> None:
+    """What one engine began, no other engine may describe differently."""
+    bench.engine("1")
+    bench.apply(family("vllm:other_seconds", "histogram", seen=[1.0], bounds=[1.0]))
+
+    for item, reason in (
+        (family("vllm:other_seconds", "gauge"), "changed_family"),
+        (family("vllm:other_seconds_count", "gauge"), "owned_family"),
+    ):
+        with pytest.raises(WireError) as caught:
+            bench.apply(item, to="1")
+        assert caught.value.reason == reason
+
+
+def test_self_described_series_are_bounded(bench: Bench) -> None:
+    """A sender cannot fill the page: beyond the limit its item is refused."""
+    bounds = [float(n) for n in range(1, 200)]
+    refused = ""
+    for number in range(MAX_ENGINE_SERIES):
+        samples = [Sample([str(n)], 0.0, [1.0]) for n in range(MAX_OPEN_VALUES)]
+        name = f"vllm:flood{number}_seconds"
+        item = Samples(0, 1.0, [Family(name, "histogram", ["n"], samples, bounds=bounds)])
+        try:
+            bench.apply(item)
+        except WireError as error:
+            refused = error.reason
+            break
+
+    assert refused == "over_limit"
+    assert bench.registry.quota.series <= MAX_ENGINE_SERIES
+
+
+def test_adapters_over_the_cap_keep_their_state() -> None:
+    """As many adapters as label values are named; the others are one, by state."""
+    bench = Bench()
+    bench.engine(features=["lora"])
+    adapters = {f"adapter{n}": 1 for n in range(MAX_OPEN_VALUES + 6)}
+    bench.apply(
+        step(SchedulerStats(running_lora_adapters=adapters, waiting_lora_adapters=adapters))
+    )
+    values = bench.values("sidestep_lora_requests")
+
+    assert values["adapter0", "running"] == values["adapter0", "waiting"] == 1
+    assert values[OTHER, "running"] == values[OTHER, "waiting"] == 6
+    assert len(values) == 2 * (MAX_OPEN_VALUES + 1)
+
+
+def test_hidden_names_show_what_today_sends() -> None:
+    """With the switch: the same numbers under the old names, constants where nothing is left."""
+    bench = Bench(legacy=True)
+    bench.engine()
+    stats = CacheStats(requests=1, queries=10, hits=4)
+    drafts = SpecDecodingStats(3, 2, 6, 3, [2, 1, 0])
+    bench.apply(
+        step(
+            SchedulerStats(
+                kv_cache_usage=0.5, prefix_cache_stats=stats, spec_decoding_stats=drafts
+            ),
+            IterationStats(inter_token_latencies_iter=[0.1]),
+        )
+    )
+
+    assert bench.value("vllm:gpu_cache_usage_perc") == 0.5
+    assert bench.value("vllm:gpu_prefix_cache_hit_rate") == 0.4
+    assert bench.value("vllm:num_requests_swapped") == 0
+    assert bench.value("vllm:time_per_output_token_seconds").cumulative[-1] == 1
+    assert bench.value("vllm:spec_decode_draft_acceptance_rate") == 0.5
+    assert bench.value("vllm:spec_decode_efficiency") == 5 / 8
+    assert bench.value("vllm:spec_decode_num_emitted_tokens_total") == 5
+    text = render(bench.registry).decode()
+    assert 'vllm:time_per_output_token_seconds_count{engine="0",model_name="m"} 1\n' in text
+    assert 'vllm:inter_token_latency_seconds_count{engine="0",model_name="m"} 1\n' in text
+
+
+def test_hit_rates_cover_about_a_thousand_requests(bench: Bench) -> None:
+    """Older lookups fall out; a reset of the cache forgets all."""
+    engine = bench.engines["0"]
+    for hits in (0, 10):
+        stats = CacheStats(requests=1000, queries=10, hits=hits)
+        bench.apply(step(SchedulerStats(prefix_cache_stats=stats)))
+    assert engine.prefix_hits.rate == 1.0
+
+    bench.apply(step(SchedulerStats(prefix_cache_stats=CacheStats(reset=True))))
+    assert engine.prefix_hits.rate is None
+
+
+def test_labels_are_escaped_once(bench: Bench) -> None:
+    """Quotes and backslashes survive a parser; newlines never get in."""
+    bench.engine("q", labels={"engine": "q", "model_name": 'a"b\\c'})
+    text = render(bench.registry, names={"vllm:generation_tokens_total"}).decode()
+
+    assert 'model_name="a\\"b\\\\c"' in text
+
+
+def test_every_sample_carries_its_labels(bench: Bench) -> None:
+    """Each child of the page names the engine it belongs to, unless its family has no such label."""
+    for found in families(bench.registry):
+        row = found.assignments["vllm"].row
+        for engine, _, names, children in snapshot_family(bench.registry, found, Histogram.copy):
+            for key, _ in children:
+                labels = series_labels(engine, found, names, key)
+                assert set(row.labels) <= set(labels) | {"max_lora"}

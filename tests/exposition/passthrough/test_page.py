@@ -1,0 +1,457 @@
+"""Passthrough pages: the same samples, or fewer with a reason, and never an invalid page."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporters import page_of_engine
+from scraped import Passing, openmetrics_samples, samples, shown
+from sidestep.errors import PollError
+from sidestep.exposition.passthrough import page as pages
+from sidestep.exposition.passthrough_text import pieces
+
+TRITON = ("page_triton", "page_triton_custom", "page_triton_responses")
+ENGINES = (*TRITON, "page_main", "page_sglang_dp")
+PROMTOOL = shutil.which("promtool")
+
+
+def promtool(text: str) -> str:
+    """What promtool cannot read of a page; names that are not as it likes them are the engine's."""
+    done = subprocess.run(
+        [str(PROMTOOL), "check", "metrics"], input=text, capture_output=True, text=True, check=False
+    )
+    return "".join(
+        line for line in (done.stdout + done.stderr).splitlines(True) if "error while" in line
+    )
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_real_pages_are_passed_on_unchanged(name: str) -> None:
+    """Sample for sample, family for family, in families' order where they have a TYPE."""
+    page = page_of_engine(name)
+    passing = Passing()
+    passing.take(page)
+    text = passing.show()
+    lines = [line for line in page.splitlines() if not line.startswith(("process_", "python_"))]
+
+    assert samples(text) == samples("\n".join(lines) + "\n")
+    assert set(text.splitlines()) >= {line for line in lines if line[:1] != "#"}
+    assert set(passing.left_out()) <= {"ours"}
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed (apt: prometheus)")
+@pytest.mark.parametrize("name", ENGINES)
+def test_promtool_reads_what_is_passed_on(name: str) -> None:
+    """As it reads the original."""
+    assert promtool(shown(page_of_engine(name))) == ""
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_the_strict_parser_reads_what_is_passed_on_as_openmetrics(name: str) -> None:
+    """With the same values; only families that are a part of another there are left out."""
+    page = page_of_engine(name)
+    passing = Passing()
+    passing.take(page)
+    text = passing.show(openmetrics=True)
+    expected = samples(passing.show()).items()
+
+    assert openmetrics_samples(text) == {
+        key: value for key, value in expected if not key[0].endswith("_created")
+    }
+    kinds = dict(re.findall("# TYPE (.*) (.*)", text))
+    if name == "page_triton_custom":
+        assert kinds == {
+            "my_tokens": "counter",
+            "my_running": "gauge",
+            "my_lat_seconds": "histogram",
+        }
+    if name == "page_triton":
+        assert kinds["nv_inference_count"] == "unknown"
+        assert kinds["nv_inference_queue_summary_us"] == "summary"
+
+
+def test_what_belongs_together_stands_together() -> None:
+    """Wherever its lines and its TYPE were on the page, buckets in rising order and first."""
+    page = (
+        'h_count{a="1"} 3\n'
+        "b 1\n"
+        'h_bucket{le="+Inf",a="2"} 1\n'
+        'h_bucket{a="1",le="+Inf"} 3\n'
+        "# TYPE h histogram\n"
+        's{quantile="0.9"} 2\n'
+        "c_total 1\n"
+        'h_bucket{a="1",le="5"} 2\n'
+        'h_sum{a="1"} 4.5\n'
+        "# TYPE s summary\n"
+        "s_sum 2\n"
+        "# HELP h Two \\\\ lines,\\nin \\one.\n"
+        'b{a="1"} 2\n'
+        's{quantile="0.5"} 1\n'
+        'h_bucket{a="1",le="1e1"} 3\n'
+        "# TYPE c_total counter\n"
+    )
+
+    assert shown(page) == (
+        "# HELP h Two \\\\ lines,\\nin \\\\one.\n"
+        "# TYPE h histogram\n"
+        'h_bucket{a="1",le="5"} 2\n'
+        'h_bucket{a="1",le="1e1"} 3\n'
+        'h_bucket{a="1",le="+Inf"} 3\n'
+        'h_count{a="1"} 3\n'
+        'h_sum{a="1"} 4.5\n'
+        'h_bucket{le="+Inf",a="2"} 1\n'
+        "# HELP s \n"
+        "# TYPE s summary\n"
+        's{quantile="0.5"} 1\n'
+        's{quantile="0.9"} 2\n'
+        "s_sum 2\n"
+        "# HELP c_total \n"
+        "# TYPE c_total counter\n"
+        "c_total 1\n"
+        "# HELP b \n"
+        "# TYPE b untyped\n"
+        "b 1\n"
+        'b{a="1"} 2\n'
+    )
+
+
+LEFT_OUT = [
+    ("a 1\nno line\n", {"bad_line": 1}, "a 1"),
+    ('a 1\na{b="\\x"} 1\n', {"bad_line": 1}, "a 1"),
+    ("a 1\na 2\na{} 3\n", {"duplicate": 2}, "a 1"),
+    ('a{b="1",c=""} 1\na{c="",b="1"} 2\na{b="1"} 3\n', {"duplicate": 2}, 'a{b="1",c=""} 1'),
+    ("# TYPE a info\na 1\n", {"unknown_kind": 1}, "a 1"),
+    ("# TYPE a gauge\n# TYPE a counter\na 1\n# TYPE a gauge\n", {"second_type": 1}, "a 1"),
+    ("# TYPE a histogram\na 1\na_count 1\n", {"odd_sample": 1}, "a_count 1"),
+    ('# TYPE a histogram\na_bucket 1\na_bucket{le="x"} 1\na_sum 1\n', {"odd_sample": 2}, "a_sum 1"),
+    ('# TYPE a summary\na 1\na{quantile="nan"} 1\na_sum 1\n', {"odd_sample": 2}, "a_sum 1"),
+    (
+        "# TYPE a histogram\n# TYPE a_count gauge\na_count 1\na_sum 1\n",
+        {"name_clash": 1},
+        "a_sum 1",
+    ),
+    (
+        "# TYPE a_count gauge\n# TYPE a summary\na_count 1\na_sum 1\n",
+        {"name_clash": 1},
+        "a_count 1",
+    ),
+    ("process_a 1\nsidestep_b 1\npython_c 1\nd 1\n", {"ours": 3}, "d 1"),
+    (f'a 1\nb{{c="{"d" * 70000}"}} 1\n', {"too_long": 1}, "a 1"),
+    ('a 1\nb{c="\xff"} 1\n', {"not_utf8": 1}, "a 1"),
+    ('a 1\nb{c="\0"} 1\nb 1 -1\n# HELP a \0\n', {"bad_line": 3}, "a 1"),
+]
+
+
+@pytest.mark.parametrize(("page", "reasons", "left"), LEFT_OUT)
+def test_what_cannot_be_shown_costs_itself(page: str, reasons: dict[str, int], left: str) -> None:
+    """And is counted, by reason."""
+    passing = Passing()
+    passing.take(page.encode("latin-1"))
+
+    assert passing.left_out() == reasons
+    assert [line for line in passing.show().splitlines() if line[0] != "#"] == [left]
+
+
+NO_PAGE = [
+    (b"", "bad_answer"),
+    (b"\n\n", "bad_answer"),
+    (b"<!doctype html>\n<title>Login</title>", "bad_answer"),
+    (b'{"error": "no"}', "bad_answer"),
+    (b"\0" * 100_000, "bad_answer"),
+    (b"\n" * 50_001, "bad_answer"),
+    (b"a 1\nb 2", "truncated"),
+]
+
+
+@pytest.mark.parametrize(("body", "cause"), NO_PAGE)
+def test_what_is_no_page_leaves_the_last_one(body: bytes, cause: str) -> None:
+    """Until whoever polls has it hidden."""
+    passing = Passing()
+    passing.take("a 1\n")
+    with pytest.raises(PollError) as error:
+        passing.take(body)
+
+    assert error.value.cause == cause
+    assert "a 1\n" in passing.show()
+    changes = passing.passed.version
+    passing.page().hide()
+    assert (passing.show(), passing.left_out()) == ("", {})
+    assert passing.passed.version > changes
+
+
+def test_an_endless_page_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether its lines end or not."""
+    monkeypatch.setattr(pages, "MAX_PAGE_BYTES", 1 << 20)
+    for line in ("a", 'a{b="c"} 1\n' * 100):
+        with pytest.raises(PollError, match="bad_answer: more than 50000 lines, or 1 MiB"):
+            Passing().take(line * ((1 << 20) // len(line) + 1))
+
+
+def test_a_page_has_so_many_families() -> None:
+    """More of them are left out, each with its samples."""
+    passing = Passing()
+    passing.take("".join(f'f{number}{{a="{n}"}} 1\n' for number in range(1001) for n in "ab"))
+
+    assert passing.left_out() == {"over_limit": 2}
+    assert passing.show().count("# TYPE ") == 1000
+
+
+def test_nothing_is_made_anew_where_nothing_changed() -> None:
+    """Neither the page nor the texts of families; one value costs its own part."""
+    page = page_of_engine("page_triton")
+    passing = Passing()
+    passing.take(page)
+    first = [part.text(passing.passed.page_values, openmetrics=False) for part in parts(passing)]
+    version = passing.passed.version
+    passing.take(page, size=100)
+    assert passing.passed.version == version
+    passing.take(page.replace('model="ens",version="1"} 17', 'model="ens",version="1"} 18', 1))
+    assert 'nv_inference_request_success{model="ens",version="1"} 18\n' in passing.show()
+    second = [part.text(passing.passed.page_values, openmetrics=False) for part in parts(passing)]
+
+    assert passing.passed.version == version + 1
+    passing.take(page + "a 1\n")
+    assert passing.passed.version > version + 1
+    assert [one is other for one, other in zip(first, second, strict=True)].count(False) == 1
+
+
+def parts(passing: Passing) -> list[pages.Part]:
+    """Of all families."""
+    return [part for family in passing.passed.families() for part in family.parts]
+
+
+def test_a_page_that_is_being_shown_is_of_one_poll() -> None:
+    """What is polled meanwhile is on the next one, with series that came or without."""
+    passing = Passing()
+    lines = [f'a{{b="{number}"}}' for number in range(3000)]
+    passing.take("".join(f"{line} 1\n" for line in lines))
+    from_first = passing_pieces(passing)
+    begun = next(from_first)
+    passing.take("".join(f"{line} 2\n" for line in lines))
+    from_second = passing_pieces(passing)
+    begun_second = next(from_second)
+    passing.take("b 3\n" + "".join(f"{line} 3\n" for line in lines[::-1]))
+
+    assert {line[-1] for line in (begun + "".join(from_first)).splitlines()[2:]} == {"1"}
+    assert {line[-1] for line in (begun_second + "".join(from_second)).splitlines()[2:]} == {"2"}
+    assert "b 3\n" in passing.show()
+
+
+def passing_pieces(passing: Passing) -> Iterator[str]:
+    """A page in the making."""
+    return (b"".join(some).decode() for some in pieces(passing.passed))
+
+
+def test_timestamps_are_passed_on() -> None:
+    """In the unit of each format; a series may have one now and then."""
+    passing = Passing()
+    for page in ("a 1\nb 2\n", "a 1 1700000000123\nb 2\n", "a 1 61000\nb 2 5\n"):
+        passing.take(page)
+        assert samples(passing.show()) == samples(page)
+        assert openmetrics_samples(passing.show(openmetrics=True)) == samples(page)
+    passing.take("a 1 1700000000123\n")
+
+    assert "a 1 1700000000.123\n" in passing.show(openmetrics=True)
+
+
+@pytest.mark.usefixtures("no_garbage")
+def test_what_is_not_shown_any_more_is_gone() -> None:
+    """At once, and not when garbage is collected: after another page, and after none."""
+    passing = Passing((), ())
+    for number in range(3):
+        passing.take(f"a{number} 1\n")
+        passing.take(f"b{number} 1\n", 1)
+        passing.show()
+    found = [plans(passing)]
+    passing.page(0).hide()
+    found.append(plans(passing))
+    passing.page(1).hide()
+    found.append(plans(passing))
+
+    assert found == [2, 1, 0]
+
+
+def plans(passing: Passing) -> int:
+    """How many of these pages are in memory."""
+    found = [each for each in gc.get_objects() if isinstance(each, pages.ParsedPage)]
+    return sum(each.page in passing.pages for each in found)
+
+
+def test_any_character_can_be_in_a_label() -> None:
+    """Also those that mean something to whoever writes pages."""
+    page = 'a{b="%b %% %s \r { } \u2028 \\\\n"} 1\n'
+
+    assert shown(page).endswith(page)
+
+
+def test_labels_are_added() -> None:
+    """One of the page's own under such a name is kept under another, as Prometheus does."""
+    passing = Passing((("pod", 'p"0'), ("az", "b")))
+    passing.take('a 1\na{x="y"} 2\na{pod="q",exported_pod="r"} 3\nb{az=""} 4\n')
+
+    assert [line for line in passing.show().splitlines() if line[0] != "#"] == [
+        'a{pod="p\\"0",az="b"} 1',
+        'a{x="y",pod="p\\"0",az="b"} 2',
+        'a{exported_exported_pod="q",exported_pod="r",pod="p\\"0",az="b"} 3',
+        'b{pod="p\\"0",az="b"} 4',
+    ]
+
+
+def test_openmetrics_shows_what_has_a_name_of_its_own_there() -> None:
+    """What another family takes is left out there, and there only."""
+    page = (
+        "# TYPE a_total counter\na_total 1\n# TYPE a_created gauge\na_created 5\n"
+        "# TYPE b counter\nb 2\n# TYPE b_created gauge\nb_created 6\nc 3\n# TYPE d unknown\nd 1\n"
+    )
+    passing = Passing()
+    passing.take(page)
+
+    assert samples(passing.show()) == samples(page)
+    assert re.findall("# TYPE .*", passing.show(openmetrics=True)) == [
+        "# TYPE a counter",
+        "# TYPE b unknown",
+        "# TYPE b_created gauge",
+        "# TYPE d unknown",
+        "# TYPE c unknown",
+    ]
+
+
+def test_names_choose_families() -> None:
+    """By family or sample, as for our own."""
+    passing = Passing()
+    passing.take(page_of_engine("page_triton_custom") + "a_total 1\n")
+
+    assert passing.show("my_lat_seconds_sum") == passing.show("my_lat_seconds")
+    assert passing.show("my_lat_seconds").count("\n") == 8
+    assert passing.show("my_running").splitlines()[-1].startswith("my_running{")
+    assert passing.show("nothing") == ""
+
+
+LINES = st.sampled_from(
+    [
+        "# TYPE a counter",
+        "# TYPE a histogram",
+        "# TYPE b_total counter",
+        "# TYPE b summary",
+        "# TYPE a_count gauge",
+        "# HELP a Something.",
+        "# HELP b_total \\n",
+        "a 1",
+        "a 2",
+        'a{x="1"} 1',
+        'a{x="1",y=""} 1 5',
+        'a{y="2",x="1"} NaN',
+        'a_bucket{le="1"} 1',
+        'a_bucket{le="+Inf"} 1',
+        'a_bucket{le="1",x="1"} 1',
+        "a_sum 1",
+        "a_count 1",
+        "b_count 1",
+        'b{quantile="0.5"} +Inf',
+        "b_total 1",
+        "b 1 # bad",
+        "python_a 1",
+        "",
+        "#",
+        'a{x="\0"} 1',
+        "a 1 -1",
+    ]
+)
+PAGES = st.lists(LINES | st.text('ab{}="x, 1\n#\0', max_size=12), max_size=25)
+
+
+def readable(text: str) -> None:
+    """Any reader can read it, and there is nothing to leave out of it."""
+    again = Passing()
+    if text:
+        again.take(text)
+    assert again.left_out() == {}
+    assert again.show() == text
+    samples(text)
+
+
+@given(st.lists(PAGES, min_size=1, max_size=4), st.integers(1, 60))
+def test_what_was_on_a_page_before_makes_no_difference(found: list[list[str]], size: int) -> None:
+    """Nor do the pieces in which it comes; and what is shown is a page of which nothing is bad."""
+    passing = Passing()
+    for lines in found:
+        text = "".join(f"{line}\n" for line in lines)
+        fresh = Passing()
+        try:
+            fresh.take(text)
+        except PollError:
+            with pytest.raises(PollError):
+                passing.take(text, size=size)
+            continue
+        passing.take(text, size=size)
+        for openmetrics in (False, True):
+            assert passing.show(openmetrics=openmetrics) == fresh.show(openmetrics=openmetrics)
+        assert passing.left_out() == fresh.left_out()
+        readable(passing.show())
+
+
+@given(st.data())
+def test_any_change_of_a_real_page_leaves_a_page(data: st.DataObject) -> None:
+    """Bytes that are lost, doubled or others cost lines, never what a reader makes of the rest."""
+    page = bytearray(page_of_engine("page_triton_custom").encode() * 2)
+    for _ in range(data.draw(st.integers(1, 6))):
+        at = data.draw(st.integers(0, len(page) - 1))
+        page[at : at + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
+    passing = Passing()
+    passing.take(page_of_engine("page_triton_custom"))
+    with contextlib.suppress(PollError):
+        passing.take(bytes(page))
+
+    readable(passing.show())
+
+
+def big_page(number: int) -> str:
+    """4,000 samples of a Triton with many models, all of them changed with ``number``."""
+    return "".join(
+        f"# HELP nv_{family} Help.\n# TYPE nv_{family} counter\n"
+        + "".join(
+            f'nv_{family}{{model="model_{model}",version="1"}} {number + model}\n'
+            for model in range(500)
+        )
+        for family in "abcdefgh"
+    )
+
+
+@pytest.fixture
+def no_garbage() -> Iterator[None]:
+    """Nothing is collected meanwhile: the heap is that of all tests."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_garbage")
+def test_reading_takes_small_slices() -> None:
+    """Of a page that is new, that changed, and that stayed; longest of them by the clock."""
+    passing = Passing((("pod", "a"),))
+    longest = 0.0
+    for number, whole in ((1, 0.5), (2, 0.1), (2, 0.05)):
+        data = big_page(number).encode()
+        reading = passing.page().update(
+            [data[at : at + 65536] for at in range(0, len(data), 65536)]
+        )
+        began = started = time.perf_counter()
+        for _ in reading:
+            longest = max(longest, time.perf_counter() - started)
+            started = time.perf_counter()
+        # Ten times what it takes; a machine may be busy.
+        assert time.perf_counter() - began < whole
+
+    assert passing.page().parsed is not None
+    assert longest < 0.02

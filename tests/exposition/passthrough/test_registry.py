@@ -1,0 +1,304 @@
+"""Several passthrough pages on one: conflicts among them and with the exporter's own families."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporters import page_of_engine
+from metric_families import families, labels_of, parsed
+from pages import Family, parse
+from scraped import Passing, samples
+from sidestep.engines.triton.rows import FROM_STATISTICS
+from sidestep.exposition.passthrough.parser import Labels
+from sidestep.exposition.passthrough_text import json_families
+from sidestep.exposition.protobuf_samples import passthrough_pieces
+
+REFERENCE = Path(__file__).parents[4] / "shared" / "reference" / "triton" / "metrics.json"
+A: Labels = (("pod", "a"),)
+B: Labels = (("pod", "b"),)
+
+
+def lines(text: str) -> list[str]:
+    """Samples."""
+    return [line for line in text.splitlines() if not line.startswith("#")]
+
+
+def test_a_family_of_two_pages_is_one_block() -> None:
+    """With the first one's HELP, and the samples of both; one that both have is the first's."""
+    passing = Passing((), ())
+    passing.take('# HELP a First.\n# TYPE a gauge\na 1\na{x="1"} 2\n')
+    passing.take('# HELP a Other.\n# TYPE a gauge\na{x="1",y=""} 3\na{x="2"} 4\nb 5\n', 1)
+
+    assert passing.show() == (
+        '# HELP a First.\n# TYPE a gauge\na 1\na{x="1"} 2\na{x="2"} 4\n# HELP b \n# TYPE b untyped\nb 5\n'
+    )
+    assert [passing.left_out(at) for at in (0, 1)] == [{}, {"other_target": 1}]
+
+
+def test_labels_tell_targets_apart() -> None:
+    """Then nothing is lost, and each page's text is its own."""
+    page = page_of_engine("page_triton")
+    passing = Passing(A, B)
+    passing.take(page)
+    passing.take(page, 1)
+    found = samples(passing.show())
+
+    assert len(found) == 2 * len(samples(page))
+    assert [passing.left_out(at) for at in (0, 1)] == [{}, {}]
+    assert passing.show().count("# TYPE nv_inference_count ") == 1
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        '# TYPE a counter\na{x="2"} 1\n',
+        '# TYPE a histogram\na_bucket{le="+Inf"} 1\n',
+        "# TYPE a_bucket gauge\na_bucket 1\n",
+    ],
+)
+def test_of_two_kinds_the_first_stands(second: str) -> None:
+    """And of names that one family's samples and another have."""
+    first = '# TYPE a gauge\na 1\n# TYPE b histogram\nb_bucket{le="+Inf"} 1\n'
+    passing = Passing((), ())
+    passing.take(first)
+    passing.take(second.replace("a_bucket gauge\na_", "b_bucket gauge\nb_") + "c 1\n", 1)
+
+    assert lines(passing.show()) == ["a 1", 'b_bucket{le="+Inf"} 1', "c 1"]
+    assert passing.left_out(1) == {"other_target": 1}
+
+
+def test_when_the_first_goes_the_other_shows_it() -> None:
+    """Whoever comes back first in order has it again."""
+    passing = Passing((), ())
+    passing.take("a 1\n")
+    passing.take("# TYPE a counter\na 2\n", 1)
+    found = [lines(passing.show())]
+    passing.page(0).hide()
+    assert passing.show() == ""
+    passing.take("# TYPE a counter\na 2\n", 1)
+    found.append(lines(passing.show()))
+    passing.take("a 3\n")
+    found.append(lines(passing.show()))
+
+    assert found == [["a 1"], ["a 2"], ["a 3"]]
+
+
+def test_what_is_ours_comes_from_us_alone() -> None:
+    """By family and by any name that one takes; it comes back when it is ours no more."""
+    page = (
+        "# TYPE a_total counter\na_total 1\n# TYPE b histogram\nb_sum 1\n"
+        "# TYPE c_created gauge\nc_created 1\n# TYPE d gauge\nd 1\nprocess_x 1\n"
+    )
+    passing = Passing(ours={"a", "b_count", "c_created"})
+    passing.take(page)
+
+    assert lines(passing.show()) == ["d 1"]
+    assert passing.left_out() == {"ours": 4}
+    passing.ours = frozenset()
+    assert lines(passing.show()) == ["a_total 1", "b_sum 1", "c_created 1", "d 1"]
+
+
+def test_a_source_can_leave_families_out() -> None:
+    """Those that it has from elsewhere."""
+    passing = Passing()
+    page = passing.passed.page((), {"nv_inference_count", "my_lat_seconds"})
+    text = page_of_engine("page_triton") + page_of_engine("page_triton_custom")
+    for _ in page.update([text.encode()]):
+        pass
+
+    assert "nv_inference_count" not in passing.show()
+    assert "my_lat" not in passing.show()
+    assert "nv_inference_exec_count" in passing.show()
+    assert passing.passed.left_out(page) == {"excluded": 7 + 6}
+
+
+def test_pages_that_are_read_at_the_same_time() -> None:
+    """Whichever is read to its end first: both are shown."""
+    passing = Passing(A, B)
+    page = page_of_engine("page_triton_custom")
+    readings = [passing.page(at).update([page.encode()]) for at in (0, 1)]
+    while readings:
+        for reading in list(readings):
+            if next(reading, "end") == "end":
+                readings.remove(reading)
+
+    assert len(samples(passing.show())) == 2 * len(samples(page))
+
+
+def test_a_page_that_is_hidden_while_it_is_read_is_shown_afterwards() -> None:
+    """Its answer came later than what had it hidden."""
+    passing = Passing()
+    for slices in (1, 2):
+        passing.take("a 1\n")
+        reading = passing.page().update([b"a 1\n"])
+        for _ in range(slices):
+            next(reading)
+        passing.page().hide()
+        for _ in reading:
+            pass
+        assert lines(passing.show()) == ["a 1"]
+
+
+def values_of(passing: Passing, names: Collection[str] = ()) -> list[dict[str, Any]]:
+    """The families as programs get them."""
+    found = json_families(passing.passed, names)
+    return [{**head, "samples": [one for one in told if one]} for head, told in found]
+
+
+def test_values_for_programs() -> None:
+    """Numbers with their labels; one item for each histogram and summary, as for our own."""
+    passing = Passing()
+    passing.take(
+        page_of_engine("page_triton_custom")
+        + '# TYPE s summary\ns{quantile="0.5"} 7\ns_count 2\ns_sum 9.5\nu{a="\\"\\n"} NaN 1500\n'
+    )
+    found = {family["name"]: family for family in values_of(passing)}
+    model = {"lora": "a", "model": "custom", "version": "1"}
+
+    assert found["my_tokens_total"] == {
+        "name": "my_tokens_total",
+        "type": "counter",
+        "help": "tokens",
+        "samples": [{"labels": model, "value": 20}],
+    }
+    assert found["my_lat_seconds"]["samples"] == [
+        {"labels": model, "buckets": [[0.1, 0], [1.0, 4], [10.0, 4]], "count": 8, "sum": 121.2}
+    ]
+    assert found["s"]["samples"] == [
+        {"labels": {}, "quantiles": [[0.5, 7]], "count": 2, "sum": 9.5}
+    ]
+    assert (
+        str(found["u"]["samples"]) == "[{'labels': {'a': '\"\\n'}, 'value': nan, 'timestamp': 1.5}]"
+    )
+    assert [f["name"] for f in values_of(passing, {"s_sum"})] == ["s"]
+
+
+PAGE = st.lists(
+    st.sampled_from(
+        [
+            "# TYPE a gauge",
+            "# TYPE a counter",
+            "# TYPE b histogram",
+            "a 1",
+            'a{x="1"} 1',
+            'a{x="1",pod="a"} 1',
+            'b_bucket{le="+Inf"} 1',
+            "b_count 1",
+            "b_count_x 1",
+        ]
+    ),
+    min_size=1,
+    max_size=9,
+).map(lambda found: "".join(f"{line}\n" for line in ["c 1", *found]))
+"""Of which each has a sample."""
+GIVEN = st.sampled_from([(), A, B, (("x", "1"),), (("pod", "a"), ("x", "2"))])
+
+
+@given(st.lists(st.tuples(GIVEN, PAGE), min_size=1, max_size=4), st.data())
+def test_whatever_pages_come_together_make_a_page(
+    found: list[tuple[Labels, str]], data: st.DataObject
+) -> None:
+    """No family twice, no series twice, nothing lost without a reason; in any order of polls."""
+    passing = Passing(*(labels for labels, _ in found))
+    for at in data.draw(st.permutations(range(len(found)))):
+        passing.take(found[at][1], at)
+    text = passing.show()
+
+    again = Passing()
+    again.take(text)
+    assert (again.show(), again.left_out()) == (text, {})
+    ordered = Passing(*(labels for labels, _ in found))
+    for at, (_, page) in enumerate(found):
+        ordered.take(page, at)
+    assert ordered.show() == text
+    total = sum(sum(passing.left_out(at).values()) for at in range(len(found)))
+    given_lines = sum(len(lines(page)) for _, page in found)
+    comments = sum(passing.left_out(at)["second_type"] for at in range(len(found)))
+    assert len(lines(text)) + total - comments == given_lines
+
+
+@pytest.mark.skipif(not REFERENCE.exists(), reason="the reference is not here")
+def test_what_a_server_of_any_kind_has_is_passed_on() -> None:
+    """GPUs, summaries, the backends of vLLM and TensorRT-LLM: all that statistics do not feed."""
+    reference = json.loads(REFERENCE.read_text())
+    families = reference["native_metrics"] + reference["backend_metrics"]
+    page = "".join(family_text(row["name"], row["type"], row["labels"]) for row in families)
+    passing = Passing(excluded=FROM_STATISTICS)
+    passing.take(page)
+    shown, there = samples(passing.show()), samples(page)
+
+    assert {row["name"] for row in families} >= FROM_STATISTICS
+    assert "nv_gpu_utilization" in passing.show()
+    assert "nv_trt_llm_kv_cache_block_metrics" in passing.show()
+    assert shown == {
+        sample: value for sample, value in there.items() if sample[0] not in FROM_STATISTICS
+    }
+
+
+def family_text(name: str, kind: str, labels: list[str]) -> str:
+    """One family with one group of samples."""
+    pairs = ",".join(f'{label}="{label} 0"' for label in labels if label != "quantile")
+    outer = f"{{{pairs}}}" if pairs else ""
+    inner = f"{pairs}," if pairs else ""
+    ends = {
+        "histogram": [f'_bucket{{{inner}le="+Inf"}}', f"_count{outer}", f"_sum{outer}"],
+        "summary": [f'{{{inner}quantile="0.5"}}', f"_count{outer}", f"_sum{outer}"],
+    }.get(kind, [outer])
+    return f"# TYPE {name} {kind}\n" + "".join(f"{name}{end} 7\n" for end in ends)
+
+
+def numbers(page: Mapping[str, Family]) -> dict[tuple[str, object], float]:
+    """Samples by name and labels, bounds and quantiles as Python writes them.
+
+    The reader of text calls every counter ``_total``, and leaves out what is called ``_created``.
+    """
+    return {
+        (name.removesuffix("_total"), _as_numbers(labels)): value
+        for family in page.values()
+        for (name, labels), value in family.samples.items()
+        if not name.endswith("_created")
+    }
+
+
+def _as_numbers(labels: Labels) -> Labels:
+    bounds = ("le", "quantile")
+    return tuple(
+        (n, repr(float(v)).replace("inf", "+Inf") if n in bounds else v) for n, v in labels
+    )
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["page_triton", "page_triton_custom", "page_triton_responses", "page_sglang", "page_main"],
+)
+def test_protobuf_says_the_same(name: str) -> None:
+    """Of every kind that real exporters have; a histogram that was classic is so there, too."""
+    passing = Passing(A)
+    passing.take(page_of_engine(name))
+    made = b"".join(part for piece in passthrough_pieces(passing.passed) for part in piece)
+    found, text = parsed(made), parse(passing.show())
+
+    assert numbers(found) == pytest.approx(numbers(text), nan_ok=True, rel=0)
+    kinds = {name: family.kind for name, family in found.items() if not name.endswith("_created")}
+    assert kinds == {name: family.kind for name, family in text.items()}
+
+
+def test_protobuf_has_times_and_plain_labels() -> None:
+    """Milliseconds as the page has them, and label values without their escapes."""
+    passing = Passing()
+    passing.take('# TYPE a gauge\na{x="1\\n\\"\\\\"} NaN 1234\na 2\n')
+    (family,) = families(b"".join(p for piece in passthrough_pieces(passing.passed) for p in piece))
+    (first, second) = family.metric
+
+    assert labels_of(first) == (("x", '1\n"\\'),)
+    assert (math.isnan(first.gauge.value), first.timestamp_ms) == (True, 1234)
+    assert (second.gauge.value, second.HasField("timestamp_ms")) == (2.0, False)
+    assert list(passthrough_pieces(passing.passed, ["b"])) == []

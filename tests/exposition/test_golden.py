@@ -1,0 +1,116 @@
+"""Replayed recordings against the pages that the real engine served."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from exporters import LORA_RUN, MAIN_RUN, PARALLEL_RUN, SPEC_RUN, Start, page_of_engine
+from pages import Family, differences, get, parse
+from sidestep.exposition.text_page import render
+from sidestep_adapters.recording.replay import Replay
+
+TOLERANCE = 1e-12
+"""Relative. Sums of floats are added per batch here, one by one in the engine."""
+
+ALLOWED = {
+    # A recording of stat-logger calls holds no cache configuration; a live
+    # engine's is compared by the engine tests.
+    ("*", "vllm:cache_config_info"): "missing",
+    # Nor does it hold whether logits were checked for NaNs, so that the counter is
+    # shown; in these runs they were not.
+    ("spec", "vllm:corrupted_requests"): "extra",
+    ("dp", "vllm:corrupted_requests"): "extra",
+    ("lora", "vllm:corrupted_requests"): "extra",
+    # The engine observes a step once per API server; see the test of its own below.
+    ("dp", "vllm:iteration_tokens_total"): "",
+    # The engine keeps every combination for ever; ours shows the current one, none when idle.
+    ("lora", "vllm:lora_requests_info"): "missing",
+}
+"""By run and family: what may differ; empty is anything."""
+
+RUNS = {"main": MAIN_RUN, "spec": SPEC_RUN, "dp": PARALLEL_RUN, "lora": LORA_RUN}
+
+
+@pytest.mark.parametrize(
+    ("name", "legacy", "openmetrics"),
+    [("main.prom", False, False), ("legacy.prom", True, False), ("openmetrics.txt", False, True)],
+)
+async def test_page_is_the_one_kept(
+    name: str, legacy: bool, openmetrics: bool, start: Start, golden: Callable[[str, str], None]
+) -> None:
+    """The engines' families after the main run, to the byte: a change shows in the diff."""
+    async with start(metrics_legacy=legacy) as exporter:
+        player = Replay(MAIN_RUN, exporter.endpoints[0], realtime=False, namespace="golden")
+        await asyncio.to_thread(player.run)
+
+        golden(name, render(exporter.registry, openmetrics=openmetrics).decode())
+
+
+async def test_old_names_take_no_new_ones_away(start: Start) -> None:
+    """A recording has no options; the first drafts show their counters, by old names and new."""
+    async with start(metrics_legacy=True) as exporter:
+        player = Replay(SPEC_RUN, exporter.endpoints[0], realtime=False, namespace="golden")
+        await asyncio.to_thread(player.run)
+        shown = parse(await get(exporter.url))
+
+    drafts = {name for name in shown if name.startswith("vllm:spec_decode_num_")}
+    assert drafts >= {
+        f"vllm:spec_decode_num_{what}"
+        for what in (
+            "drafts",
+            "draft_tokens",
+            "accepted_tokens",
+            "accepted_tokens_per_pos",
+            "emitted_tokens",
+        )
+    }
+
+
+async def replayed(start: Start, run: str) -> dict[str, Family]:
+    """Our page after the recording of ``run``."""
+    async with start() as exporter:
+        player = Replay(RUNS[run], exporter.endpoints[0], realtime=False, namespace="golden")
+        await asyncio.to_thread(player.run)
+        return parse(await get(exporter.url))
+
+
+@pytest.mark.parametrize("run", RUNS)
+async def test_page_equals_the_engines(run: str, start: Start) -> None:
+    """Every family, label set, bucket and value of the engine's page is on ours, and no more."""
+    ours = await replayed(start, run)
+    engines = parse(page_of_engine(f"page_{run}"))
+
+    found = [
+        (name, what)
+        for name, what in differences(engines, ours, tolerance=TOLERANCE)
+        if not {ALLOWED.get((run, name)), ALLOWED.get(("*", name))} & {what, ""}
+    ]
+
+    assert found == []
+    assert len([name for name in ours if name.startswith("vllm:")]) > 35
+
+
+async def test_a_step_of_several_api_servers_is_counted_once(start: Start) -> None:
+    """As often as a step had output, where the engine counts each API server's slice."""
+    ours = await replayed(start, "dp")
+    name = "vllm:iteration_tokens_total"
+    engines = parse(page_of_engine("page_dp"))[name].samples
+    steps: Counter[str] = Counter()
+    for line in gzip.decompress(PARALLEL_RUN.read_bytes()).splitlines():
+        call = json.loads(line)
+        if call.get("scheduler_stats") and call.get("iteration_stats"):
+            steps[str(call["engine_idx"])] += 1
+
+    for engine, count in steps.items():
+        labels = (("engine", engine), ("model_name", "tiny"))
+        assert ours[name].samples[name + "_count", labels] == count
+        assert engines[name + "_count", labels] > count
+        total = ours[name].samples[name + "_sum", labels]
+        assert total == engines[name + "_sum", labels]
+    assert set(steps) == {"0", "1"}

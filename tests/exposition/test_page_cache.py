@@ -1,0 +1,151 @@
+"""Pages are rendered when they are asked for; concurrent and immediate requests share a render."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+
+from exporters import Start, until
+from harm import World
+from sidestep.app import Exporter
+from sidestep.exposition.negotiation import Format
+from sidestep.exposition.page_cache import CACHE_SECONDS, Pages
+from sidestep.exposition.text_page import render
+from sidestep.protocol.messages import EngineInfo
+
+ALL: list[tuple[str, Format]] = [
+    (view, form)
+    for view in ("engine", "pod")
+    for form in ("text", "openmetrics", "protobuf")
+    if (view, form) != ("pod", "protobuf")
+]
+"""Views and formats."""
+
+
+class Fleet:
+    """Pages of many engines, that differ from each other once ``observe`` was called."""
+
+    def __init__(self, engines: int = 50) -> None:
+        self.world = World()
+        self.registry = self.world.intake.registry
+        for number in range(engines):
+            labels = {"engine": str(number), "model_name": "m"}
+            self.registry.register(EngineInfo(str(number), "vllm", labels))
+        self.pages = Pages(self.registry, self.world.own, self.world.intake.metrics, [])
+
+    def observe(self) -> None:
+        """Have every engine count something."""
+        for one in self.registry.engines.values():
+            for histogram in one.histograms:
+                if histogram is not None:
+                    histogram.observe(1.0)
+            self.registry.touch(one)
+
+
+@pytest.mark.parametrize(("view", "form"), ALL)
+async def test_concurrent_requests_share_a_render(view: str, form: Format) -> None:
+    """Plain or in gzip; other views and formats are other pages."""
+    fleet = Fleet()
+    asks = [fleet.pages.page(view, form, packed=packed) for packed in (False, True) * 5]
+    found = await asyncio.gather(*asks)
+
+    assert all(parts is found[0] for parts in found[::2])
+    assert all(parts is found[1] for parts in found[1::2])
+    assert gzip.decompress(b"".join(found[1])) == b"".join(found[0])
+    others = [await fleet.pages.page(*other) for other in ALL if other != (view, form)]
+    assert b"".join(found[0]) not in {b"".join(parts) for parts in others}
+
+
+@pytest.mark.parametrize(("view", "form"), ALL)
+async def test_a_page_is_cached_briefly(
+    view: str, form: Format, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Histograms like everything else; then a request gets what is new."""
+    fleet = Fleet()
+    monkeypatch.setattr("sidestep.exposition.page_cache.CACHE_SECONDS", 3600.0)
+    first = await fleet.pages.page(view, form)
+    fleet.observe()
+    assert await fleet.pages.page(view, form) is first
+
+    monkeypatch.undo()
+    again = Fleet()
+    old = await again.pages.page(view, form)
+    again.observe()
+    begun = asyncio.get_running_loop().time()
+    async with asyncio.timeout(30):
+        while (new := await again.pages.page(view, form)) is old:
+            await asyncio.sleep(CACHE_SECONDS / 20)
+    assert asyncio.get_running_loop().time() - begun >= CACHE_SECONDS / 2
+    assert len(b"".join(new)) != len(b"".join(old))
+    if form == "text" and view == "engine":
+        assert b"".join(new).startswith(render(again.registry))
+
+
+async def test_a_page_of_some_families_is_always_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not what others ask for."""
+    monkeypatch.setattr("sidestep.exposition.page_cache.CACHE_SECONDS", 3600.0)
+    fleet = Fleet()
+    names = frozenset({"vllm:e2e_request_latency_seconds_count"})
+    whole = await fleet.pages.page("engine", "text")
+    before = b"".join(await fleet.pages.page("engine", "text", names))
+    fleet.observe()
+    after = b"".join(await fleet.pages.page("engine", "text", names))
+
+    assert b'seconds_count{engine="7",model_name="m"} 0\n' in before
+    assert b'seconds_count{engine="7",model_name="m"} 1\n' in after
+    assert await fleet.pages.page("engine", "text") is whole
+
+
+async def test_nothing_is_rendered_before_it_is_asked_for() -> None:
+    """A scraper at even intervals finds no page; the cached one is dropped, which frees its memory."""
+    fleet = Fleet()
+    metrics = fleet.world.intake.metrics
+    for _ in range(3):
+        await fleet.pages.page("engine", "text")
+        await until(lambda: not fleet.pages._renders)
+        metrics.set("sidestep_scrape_duration_seconds", -1.0)
+        fleet.observe()
+        await asyncio.sleep(2 * CACHE_SECONDS)
+        assert metrics.value("sidestep_scrape_duration_seconds") == -1.0
+
+
+async def test_a_failed_render_is_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the error of all who waited for it, and of nobody who asks later."""
+    fleet = Fleet()
+    with monkeypatch.context() as broken:
+        broken.setattr(fleet.pages, "_own", None)
+        asks = [fleet.pages.page("pod", "text") for _ in range(3)]
+        found = await asyncio.gather(*asks, return_exceptions=True)
+    assert [type(one) for one in found] == [AttributeError] * 3
+
+    assert b"vllm:" in b"".join(await fleet.pages.page("pod", "text"))
+
+
+@pytest.fixture
+async def exporter(start: Start) -> AsyncIterator[Exporter]:
+    """Without engines."""
+    async with start() as running:
+        yield running
+
+
+@pytest.mark.parametrize("path", ["", "/pod"])
+async def test_a_client_that_disconnects_takes_the_page_from_nobody(
+    exporter: Exporter, path: str
+) -> None:
+    """Not even the one that asked first."""
+    async with aiohttp.ClientSession() as session:
+
+        async def one() -> bytes:
+            async with session.get(exporter.url + path) as answer:
+                return await answer.read()
+
+        asks = [asyncio.create_task(one()) for _ in range(20)]
+        await asyncio.sleep(0)
+        asks[0].cancel()
+        found = await asyncio.gather(*asks[1:])
+
+    assert all(b"sidestep_build_info" in page for page in found)

@@ -1,0 +1,558 @@
+"""The protobuf page, read by the official classes, against the text page and the series."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Iterator
+
+import aiohttp
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, Summary
+from prometheus_client.core import GaugeHistogramMetricFamily, UnknownMetricFamily
+from prometheus_client.registry import Collector
+
+from exporters import MAIN_RUN, Start
+from intakes import CORE_RUNS, Fed, lines, steps
+from metric_families import buckets_of, families, labels_of, parsed
+from pages import parse
+from sidestep.app import Exporter
+from sidestep.engines.folding import ItemFolder
+from sidestep.engines.items import VllmStep, encode_item
+from sidestep.exposition import proto_format
+from sidestep.exposition.negotiation import CONTENT_TYPES
+from sidestep.exposition.protobuf_page import pieces
+from sidestep.exposition.protobuf_samples import generate
+from sidestep.metrics.histogram import Histogram as Classic
+from sidestep.metrics.native_histogram import NativeHistogram, NativeSettings
+from sidestep.metrics.record_codec import decode_record
+from sidestep.protocol.iteration_stats import IterationStats
+from sidestep.protocol.messages import EngineInfo, Settings
+from sidestep.protocol.native_buckets import NativeBuckets
+from sidestep.protocol.self_described import Family, Sample, Samples
+from sidestep.snapshot.capture import restore
+from sidestep_adapters.recording.replay import Replay
+
+PROTOBUF = CONTENT_TYPES["protobuf"].replace(" ", "")
+BOTH = NativeSettings({}, lambda: 1000.25, both=True)
+NATIVE = NativeSettings({}, lambda: 1000.25)
+
+
+def page(fed: Fed) -> bytes:
+    """The engines' families."""
+    return b"".join(part for piece in pieces(fed.intake.registry) for part in piece)
+
+
+def bounds_as_numbers(page: str) -> dict[tuple[str, object], float]:
+    """Samples of a text page, ``le`` as Python writes it."""
+    found: dict[tuple[str, object], float] = {}
+    for family in parse(page).values():
+        for (name, labels), value in family.samples.items():
+            shown = tuple(
+                (n, repr(float(v)) if n == "le" and v != "+Inf" else v) for n, v in labels
+            )
+            found[name, shown] = value
+    return found
+
+
+def samples(page: bytes) -> dict[tuple[str, object], float]:
+    """Likewise of a protobuf page."""
+    return {key: value for family in parsed(page).values() for key, value in family.samples.items()}
+
+
+@pytest.mark.parametrize("run", [*CORE_RUNS])
+def test_the_page_says_what_the_text_says(run: str) -> None:
+    """With both kinds of buckets: every family, its help and type, every sample."""
+    fed = Fed(native=BOTH)
+    fed.feed(steps(run))
+    found = list(families(page(fed)))
+
+    assert samples(page(fed)) == bounds_as_numbers(fed.page)
+    helps = [f"# HELP {family.name} {family.help}" for family in found]
+    assert helps == [line for line in fed.page.splitlines() if line.startswith("# HELP")]
+    kinds = {name: family.kind for name, family in parse(fed.page).items()}
+    assert {name: family.kind for name, family in parsed(page(fed)).items()} == kinds
+
+
+def test_native_buckets_are_those_of_the_series() -> None:
+    """Of every histogram, those without observations too; without classic ones where not asked."""
+    fed = Fed(native=NATIVE)
+    fed.feed(steps("core"))
+    (engine,) = fed.intake.registry.engines.values()
+    slots = dict(zip(engine.layout.histogram_names, engine.histograms, strict=True))
+    seen = 0
+    for family in families(page(fed)):
+        for metric in family.metric:
+            if family.type != 4:
+                continue
+            told = metric.histogram
+            assert not told.bucket
+            assert told.positive_span
+            assert told.zero_threshold == 2.0**-128
+            counts = buckets_of(told)
+            assert sum(counts.values()) + told.zero_count == told.sample_count
+            assert (told.created_timestamp.seconds, told.created_timestamp.nanos) == (
+                1000,
+                250000000,
+            )
+            kept = slots.get(family.name)
+            if isinstance(kept, NativeHistogram):
+                assert counts == kept.buckets
+                assert told.schema == kept.schema
+                assert (told.sample_count, told.sample_sum) == (sum(kept.counts), kept.sum)
+                seen += told.sample_count > 0
+
+    assert seen > 10
+
+
+def test_counters_say_since_when_they_count() -> None:
+    """All of an engine since it came."""
+    fed = Fed(native=NATIVE)
+    fed.feed(steps("core"))
+    found = [f for f in families(page(fed)) if f.type == 0]
+
+    assert len(found) > 10
+    assert all(m.counter.created_timestamp.seconds == 1000 for f in found for m in f.metric)
+
+
+def test_with_classic_histograms_nothing_is_kept() -> None:
+    """Neither buckets nor bytes, in memory or in what is sent."""
+    fed = Fed()
+    fed.feed(steps("core"))
+    (engine,) = fed.intake.registry.engines.values()
+
+    assert {type(h) for h in engine.histograms} == {Classic, type(None)} - {
+        type(None) if None not in engine.histograms else int
+    }
+    assert (engine.native, engine.created, engine.label_cache) == (None, 0.0, {})
+
+
+def test_a_histogram_is_encoded_when_it_has_changed() -> None:
+    """And otherwise not; what comes while a page is made is on the next one."""
+    fed = Fed(native=NATIVE)
+    fed.feed(steps("core"))
+    (engine,) = fed.intake.registry.engines.values()
+    kept = engine.histograms[engine.layout.find("vllm:inter_token_latency_seconds").slots[0]]
+    assert isinstance(kept, NativeHistogram)
+    name = ["vllm:inter_token_latency_seconds"]
+
+    def count(found: Iterator[list[bytes]]) -> int:
+        (family,) = families(b"".join(part for piece in found for part in piece))
+        return int(family.metric[0].histogram.sample_count)
+
+    before = count(pieces(fed.intake.registry, name))
+    encoded = kept.encoded
+    assert isinstance(encoded, bytes)
+    assert count(pieces(fed.intake.registry, name)) == before
+    assert kept.encoded is encoded
+    kept.observe(1.0)
+    assert kept.encoded is None
+    assert count(pieces(fed.intake.registry, name)) == before + 1
+
+
+def test_a_family_is_of_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long it takes, what comes meanwhile is on the next page, and not forgotten there."""
+    monkeypatch.setattr("sidestep.exposition.protobuf_page.PER_SLICE", 1)
+    fed = Fed(native=NATIVE)
+    for number in range(5):
+        labels = {"engine": str(number), "model_name": "m"}
+        fed.greet(f"s{number}", [EngineInfo(f"e{number}", "vllm", labels)])
+    name = "vllm:time_to_first_token_seconds"
+    engines = list(fed.intake.registry.engines.values())
+    found = [engine.histogram(engine.layout.find(name).slots[0]) for engine in engines]
+
+    def counts(made: list[list[bytes]]) -> list[int]:
+        (family,) = families(b"".join(part for piece in made for part in piece))
+        return [metric.histogram.sample_count for metric in family.metric]
+
+    making, made, turns = pieces(fed.intake.registry, [name]), [], 0
+    for piece in making:
+        made.append(piece)
+        turns += 1
+        if turns == 1:
+            # One is encoded, the others are not.
+            for histogram in found:
+                histogram.observe(0.5)
+
+    assert turns > 5
+    assert counts(made) == [0] * 5
+    assert counts(list(pieces(fed.intake.registry, [name]))) == [1] * 5
+
+
+def test_two_pages_at_once_are_each_of_their_moment() -> None:
+    """Both have been lent one state; one has encoded it, and then it is another."""
+    fed = Fed(native=NATIVE)
+    fed.greet("s", [EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"})])
+    name = "vllm:time_to_first_token_seconds"
+    (engine,) = fed.intake.registry.engines.values()
+    histogram = engine.histogram(engine.layout.find(name).slots[0])
+    histogram.observe(0.5)
+
+    one, other = pieces(fed.intake.registry, [name]), pieces(fed.intake.registry, [name])
+    begun = [next(one), next(other)]
+    whole = list(one)
+    histogram.observe(0.5)
+    late = list(other)
+    counts = []
+    for found in (whole, late, list(pieces(fed.intake.registry, [name]))):
+        (family,) = families(b"".join(part for piece in found for part in piece))
+        counts.append((family.metric[0].histogram.sample_count, len(family.metric)))
+
+    assert begun == [[], []]
+    assert counts == [(1, 1), (1, 1), (2, 1)]
+
+
+def test_labels_that_change_are_told() -> None:
+    """They are kept encoded until an engine's labels are others."""
+    fed = Fed(native=NATIVE)
+    fed.greet("s", [EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"})])
+    first = page(fed)
+    (engine,) = fed.intake.registry.engines.values()
+    engine.labels["model_name"] = "ü"
+    engine.renew_label_version()
+
+    assert b"\x12\x01m" in first
+    assert all(
+        dict(labels_of(metric)).get("model_name", "ü") == "ü"
+        for family in families(page(fed))
+        for metric in family.metric
+    )
+
+
+def test_what_64_bits_do_not_hold_costs_nothing_else() -> None:
+    """Its native buckets are left out, and its counts are the largest that there are."""
+    fed = Fed(native=BOTH)
+    fed.greet("s", [EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"})])
+    (engine,) = fed.intake.registry.engines.values()
+    histogram = engine.histogram(engine.layout.find("vllm:time_to_first_token_seconds").slots[0])
+    histogram.observe_run(0.5, 1 << 70)
+    found = {family.name: family for family in families(page(fed))}
+    told = found["vllm:time_to_first_token_seconds"].metric[0].histogram
+
+    assert told.sample_count == proto_format.MAX_COUNT
+    assert not told.positive_span
+    assert len(found) > 30
+
+
+@pytest.mark.parametrize("run", CORE_RUNS)
+def test_native_buckets_outlive_the_process(run: str) -> None:
+    """Restored from a snapshot and gone on, the page is the very same; so is the next snapshot."""
+    recorded = list(steps(run))
+    whole, cut = Fed(native=BOTH), Fed(native=BOTH)
+    whole.feed(recorded)
+    cut.feed(recorded[: len(recorded) // 2])
+    cut = cut.reborn(cut.snapshot())
+    cut.feed(recorded[len(recorded) // 2 :])
+
+    assert len(page(whole)) > 10_000
+    assert without_kv(page(cut)) == without_kv(page(whole))
+    again = Fed(boot=2, native=BOTH)
+    restore(again.intake, cut.snapshot(), 0.0)
+    # But for the process, which is another one.
+    assert again.snapshot()[:-1] == cut.snapshot()[:-1]
+
+
+def without_kv(page: bytes) -> dict[str, bytes]:
+    """Families by name; lives of blocks and rates of the recent past are followed anew."""
+    return {
+        family.name: family.SerializeToString()
+        for family in families(page)
+        if not family.name.startswith(("vllm:kv_block", "sidestep_kv", "sidestep_recent"))
+    }
+
+
+@pytest.mark.parametrize("run", CORE_RUNS)
+def test_what_is_folded_has_native_buckets(run: str) -> None:
+    """The same as if it had arrived, where the exporter keeps them."""
+    whole, folded = Fed(native=NATIVE), Fed(native=NATIVE)
+    whole.feed(steps(run))
+    folders: dict[str, ItemFolder] = {}
+    for stream, engines, item in steps(run):
+        if item is None:
+            folded.greet(stream, engines)
+            continue
+        folder = folders.setdefault(stream, ItemFolder())
+        folder.settings = Settings(schemas={})
+        assert folder.fold(item, engines)
+    for stream, folder in folders.items():
+        done = folder.seal()
+        folded.aggregate(stream, done.items, done.frames)
+
+    def native(fed: Fed) -> dict[object, object]:
+        # Of questions that several engines' samples answer, each stream folds its own.
+        return {
+            (family.name, labels_of(metric)): (
+                metric.histogram.schema, metric.histogram.zero_count, buckets_of(metric.histogram),
+            )
+            for family in families(page(fed))
+            for metric in family.metric
+            if family.type == 4
+            and not family.name.endswith(("request_params_n", "max_num_generation_tokens"))
+        }  # fmt: skip
+
+    assert folded.rejected == {}
+    assert native(folded) == native(whole)
+    told = families(page(folded))
+    assert {
+        m.histogram.created_timestamp.seconds for f in told for m in f.metric if f.type == 4
+    } == {1000}
+
+
+def test_a_sender_that_does_not_keep_them_is_understood() -> None:
+    """Each of its observations lands by the upper bound of its classic bucket."""
+    fed = Fed(native=NATIVE)
+    recorded = list(steps("core"))
+    folders: dict[str, ItemFolder] = {}
+    for stream, engines, item in recorded:
+        if item is None:
+            fed.greet(stream, engines)
+        else:
+            assert folders.setdefault(stream, ItemFolder()).fold(item, engines)
+    for stream, folder in folders.items():
+        done = folder.seal()
+        fed.aggregate(stream, done.items, done.frames)
+    (engine,) = fed.intake.registry.engines.values()
+    found = engine.histogram(engine.layout.find("vllm:inter_token_latency_seconds").slots[0])
+
+    assert isinstance(found, NativeHistogram)
+    assert fed.rejected == {}
+    assert sum(found.buckets.values()) == sum(found.counts) > 1000
+    assert len(found.buckets) <= len(found.bounds) + 1
+
+
+def test_who_keeps_none_understands_those_who_do() -> None:
+    """A snapshot of the one is a snapshot to the other, in both directions."""
+    native, classic = Fed(native=NATIVE), Fed()
+    for fed in (native, classic):
+        fed.feed(steps("core"))
+    to_classic, to_native = Fed(boot=2), Fed(boot=2, native=NATIVE)
+
+    restore(to_classic.intake, native.snapshot(), 0.0)
+    restore(to_native.intake, classic.snapshot(), 0.0)
+
+    assert lines(to_classic.page) == lines(to_native.page) != []
+    (engine,) = to_native.intake.registry.engines.values()
+    for histogram in filter(None, engine.histograms):
+        assert isinstance(histogram, NativeHistogram)
+        assert histogram.zeros + sum(histogram.buckets.values()) == sum(histogram.counts)
+
+
+def test_other_bounds_do_not_cost_what_native_buckets_know() -> None:
+    """After a restart of the exporter with others, and of the engine."""
+    fed = Fed(native=NATIVE)
+    fed.feed(steps("core"))
+    other = Fed(boot=2, native=NATIVE)
+    other.intake.registry.overrides = {"inter_token_latency": (0.001, 0.003, 1.0)}
+
+    restore(other.intake, fed.snapshot(), 0.0)
+    slot = next(iter(fed.intake.registry.engines.values())).layout.find(
+        "vllm:inter_token_latency_seconds"
+    ).slots[0]  # fmt: skip
+    (engine,) = fed.intake.registry.engines.values()
+    before = engine.histogram(slot)
+    ((stream, (info, *_)),) = [(s, e) for s, e in fed.engines.items() if e[0].id == engine.id][:1]
+    changed = {"inter_token_latency": [0.001, 0.003, 1.0]}
+    fed.greet(stream, [msgspec.structs.replace(info, bounds={**info.bounds, **changed})])
+
+    for one in (fed, other):
+        (engine,) = one.intake.registry.engines.values()
+        after = engine.histogram(slot)
+        assert isinstance(before, NativeHistogram)
+        assert isinstance(after, NativeHistogram)
+        assert after is not before
+        assert after.bounds == (0.001, 0.003, 1.0)
+        assert (after.buckets, after.sum) == (before.buckets, before.sum)
+        assert sum(after.counts) == sum(before.counts) > 1000
+        assert sum(count > 0 for count in after.counts) > 1
+
+
+def test_a_family_that_describes_itself_has_them_too() -> None:
+    """From single observations, and kept with their children over a restart."""
+    fed = Fed(native=NATIVE)
+    fed.greet("s", [EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"})])
+    observed = Sample(["a"], observations=[0.011, 0.012, 3.0])
+    family = Family("mine_seconds", "histogram", ["kind"], [observed], "Mine.", [0.1, 1.0])
+    fed.items("s", [encode_item(Samples(0, 1.0, [family]))])
+    again = fed.reborn(fed.snapshot())
+
+    for one in (fed, again):
+        (found,) = (f for f in families(page(one)) if f.name == "mine_seconds")
+        counts = buckets_of(found.metric[0].histogram)
+        assert sorted(counts.values()) == [1, 1, 1]
+        assert len(counts) == 3
+
+
+def test_native_buckets_that_do_not_fit_are_refused() -> None:
+    """Of what was folded, and of what describes itself; nothing of the record is counted."""
+    fed = Fed(native=NATIVE)
+    engine = EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"})
+    fed.greet("s", [engine])
+    folder = ItemFolder()
+    folder.settings = Settings(schemas={})
+    observed = Sample([], observations=[0.1, 0.2])
+    family = Family("mine_seconds", "histogram", [], [observed], "Mine.", [1.0])
+    folder.fold(encode_item(Samples(0, 1.0, [family])), [engine])
+    folder.fold(encode_item(VllmStep(0, 1.0, 1.0, iteration=IterationStats())), [engine])
+    ((raw,),) = folder.seal().frames
+    good = [decode_record(raw) for _ in range(2)]
+    first = next(b for b in good[0].totals.histograms if b is not None)
+    (child,) = good[1].totals.open[0].children
+    for buckets in (first, child.buckets):
+        assert buckets is not None
+        assert buckets.native is not None
+        buckets.native.zeros = 7
+    before = page(fed)
+    fed.aggregate("s", 1, [[msgspec.msgpack.encode(good[0])]])
+    assert (fed.rejected, page(fed)) == ({("bad_item",): 1.0}, before)
+
+    fed.aggregate("s", 1, [[msgspec.msgpack.encode(good[1])]])
+    assert fed.rejected == {("bad_item",): 2.0}
+    assert "mine_seconds" not in fed.page
+    sample = Sample([], counts=[1, 1], total=1.0, native=NativeBuckets(3, 0, [1], [1]))
+    lie = Family("mine_seconds", "histogram", [], [sample], "Mine.", [1.0])
+    fed.items("s", [encode_item(Samples(0, 1.0, [lie]))])
+    assert fed.rejected == {("bad_item",): 3.0}
+    fed.aggregate("s", 1, [[raw]])
+    assert "mine_seconds_count" in fed.page
+
+
+class Odd(Collector):
+    """Kinds that prometheus_client has besides."""
+
+    def collect(self) -> Iterator[UnknownMetricFamily | GaugeHistogramMetricFamily]:
+        """One of each."""
+        yield UnknownMetricFamily("odd", "Odd.", value=2.5)
+        found = GaugeHistogramMetricFamily("sizes", "Sizes.")
+        found.add_metric([], [("1.0", 2), ("+Inf", 5)], 7.0)
+        yield found
+
+
+def test_the_exporters_own_families() -> None:
+    """Whatever kinds a user's collectors have; with when they began."""
+    registry = CollectorRegistry()
+    Counter("jobs", "Jobs.", ["kind"], registry=registry).labels("a").inc(3)
+    Gauge("heat", "Heat.", registry=registry).set(-math.inf)
+    Info("build", "Build.", registry=registry).info({"version": "1"})
+    Summary("took", "Took.", registry=registry).observe(2.0)
+    Histogram("waited", "Waited.", buckets=(1, 2), registry=registry).observe(1.5)
+    registry.register(Odd())
+    body = generate(registry)
+    found = {family.name: family for family in families(body)}
+
+    assert samples(body) == {
+        ("jobs_total", (("kind", "a"),)): 3.0,
+        ("heat", ()): -math.inf,
+        ("build_info", (("version", "1"),)): 1.0,
+        ("took_count", ()): 1,
+        ("took_sum", ()): 2.0,
+        ("waited_count", ()): 1,
+        ("waited_sum", ()): 1.5,
+        ("waited_bucket", (("le", "1.0"),)): 0,
+        ("waited_bucket", (("le", "2.0"),)): 1,
+        ("waited_bucket", (("le", "+Inf"),)): 1,
+        ("odd", ()): 2.5,
+        ("sizes_gcount", ()): 5.0,
+        ("sizes_gsum", ()): 7.0,
+        ("sizes_count", ()): 5,
+        ("sizes_sum", ()): 7.0,
+        ("sizes_bucket", (("le", "1.0"),)): 2,
+        ("sizes_bucket", (("le", "+Inf"),)): 5,
+    }
+    sizes = found["sizes"].metric[0].histogram
+    assert (found["sizes"].type, sizes.sample_count, sizes.sample_sum) == (4, 5, 7.0)
+    assert found["jobs_total"].metric[0].counter.created_timestamp.seconds > 1_000_000_000
+
+
+@given(st.integers(0, (1 << 64) - 1))
+def test_numbers_of_any_size_are_read_back(number: int) -> None:
+    """By the definition of a varint."""
+    encoded = proto_format.varint(number)
+    read = sum((byte & 127) << 7 * place for place, byte in enumerate(encoded))
+
+    assert read == number
+    assert all(byte & 128 for byte in encoded[:-1])
+    assert not encoded[-1] & 128
+
+
+async def fetched(exporter: Exporter, accept: str, path: str = "") -> tuple[str, bytes]:
+    """Content type and body."""
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(exporter.url + path, headers={"Accept": accept}) as answer,
+    ):
+        return answer.headers["Content-Type"], await answer.read()
+
+
+async def play(exporter: Exporter) -> None:
+    """Replay the main run into ``exporter``."""
+    player = Replay(MAIN_RUN, exporter.endpoints[0], realtime=False, namespace="test")
+    await asyncio.to_thread(player.run)
+
+
+@pytest.mark.parametrize("histograms", ["native", "both"])
+async def test_the_whole_page_over_http(start: Start, histograms: str) -> None:
+    """The exporter's own families stand on it, too; some names are a page of these."""
+    async with start(histograms=histograms) as exporter:
+        await play(exporter)
+        text = parse((await fetched(exporter, "text/plain"))[1].decode())
+        kind, body = await fetched(exporter, PROTOBUF)
+        found = {family.name: family for family in families(body)}
+        _, some = await fetched(
+            exporter, PROTOBUF, "?name[]=sidestep_items_total&name[]=vllm:request_success_total"
+        )
+
+    names = {name.removesuffix("_total") if f.type == 0 else name for name, f in found.items()}
+    assert kind == CONTENT_TYPES["protobuf"]
+    # How long the first page took is on the next.
+    assert names - {"sidestep_scrape_duration_seconds"} == set(text)
+    assert {f.name for f in families(some)} == {
+        "vllm:request_success_total",
+        "sidestep_items_total",
+    }
+    latency = found["vllm:e2e_request_latency_seconds"].metric[0].histogram
+    assert latency.sample_count == sum(buckets_of(latency).values()) == 66
+    assert bool(latency.bucket) == (histograms == "both")
+    buckets = text["vllm:e2e_request_latency_seconds"].samples
+    assert len([name for name, _ in buckets if name.endswith("_bucket")]) > 20
+
+
+async def test_classic_histograms_have_no_protobuf_page(start: Start) -> None:
+    """By default: whoever asks for it gets what he can read besides."""
+    async with start() as exporter:
+        kind, _ = await fetched(exporter, f"{PROTOBUF},application/openmetrics-text;q=0.5")
+
+    assert kind == CONTENT_TYPES["openmetrics"]
+
+
+@pytest.mark.parametrize(
+    ("options", "path"),
+    [({}, "/pod"), ({"metrics_drop_label": ("engine",)}, ""), ({"metrics_bucket_thinning": 2}, "")],
+)
+async def test_merged_and_thinned_pages_are_text_only(
+    start: Start, options: dict[str, object], path: str
+) -> None:
+    """Whoever prefers protobuf, which has no form for them, gets text and not other series."""
+    async with start(histograms="native", **options) as exporter:
+        await play(exporter)
+        kind, body = await fetched(exporter, f"{PROTOBUF},text/plain;q=0.5", path)
+
+    assert kind == CONTENT_TYPES["text"]
+    assert parse(body.decode())["vllm:e2e_request_latency_seconds"].samples
+
+
+def test_labels_that_come_and_go_are_not_kept() -> None:
+    """An engine may have another combination of adapters in every step."""
+    fed = Fed(native=NATIVE)
+    recorded = list(steps("core_lora"))
+    fed.feed(recorded[: len(recorded) // 2])
+    found = {family.name for family in families(page(fed))}
+    (engine,) = fed.intake.registry.engines.values()
+    kept = {name for name, _ in engine.label_cache}
+    keyed = {row.name for row in engine.layout.keyed} & found
+
+    assert keyed
+    assert not keyed & kept
+    assert "vllm:generation_tokens_total" in kept

@@ -1,0 +1,319 @@
+"""HTTP views, dropped labels, family filters and thinned buckets."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+from exporters import DATA, Start
+from harm import World
+from pages import Family, get, parse
+from promtool import PROMTOOL, complaints
+from sidestep.app import Exporter
+from sidestep.config.settings import read
+from sidestep.errors import ConfigError
+from sidestep.exposition.negotiation import CONTENT_TYPES, Format
+from sidestep.exposition.page_cache import CACHE_SECONDS, Pages
+from sidestep.protocol.messages import EngineInfo
+from sidestep_adapters.recording.replay import Replay
+
+RUNS = ("core_dp", "sglang_dp")
+
+
+async def play(exporter: Exporter, run: str) -> None:
+    """Replay a recording into ``exporter``."""
+    path = DATA / f"{run}.rec.gz"
+    player = Replay(path, exporter.endpoints[0], realtime=False, namespace="test")
+    await asyncio.to_thread(player.run)
+
+
+async def families(exporter: Exporter, query: str = "") -> dict[str, Family]:
+    """The engines' families of a page."""
+    found = parse(await get(exporter.url + query))
+    return {name: family for name, family in found.items() if name.startswith(("vllm:", "sgl"))}
+
+
+def label_names(found: dict[str, Family]) -> set[str]:
+    """Of all samples."""
+    return {label for family in found.values() for _, ls in family.samples for label, _ in ls}
+
+
+@pytest.fixture
+async def exporter(start: Start) -> AsyncIterator[Exporter]:
+    """With engines of two dialects, two ranks each."""
+    async with start() as running:
+        for run in RUNS:
+            await play(running, run)
+        yield running
+
+
+async def test_the_pod_view_has_a_path_of_its_own(exporter: Exporter) -> None:
+    """Path and query give the same page: some clients take a path only."""
+    by_query = await families(exporter, "?view=pod")
+    by_path = await families(exporter, "/pod")
+
+    assert by_query == by_path
+    assert label_names(by_path).isdisjoint({"engine", "dp_rank", "tp_rank", "engine_type"})
+    assert by_path.keys() == (await families(exporter)).keys()
+    assert len(by_path["vllm:num_requests_running"].samples) == 1
+
+
+async def test_text_and_openmetrics(exporter: Exporter) -> None:
+    """The pod view is text unless OpenMetrics is preferred, which the strict parser reads."""
+    accept = {"Accept": "application/openmetrics-text;version=1.0.0"}
+    async with aiohttp.ClientSession() as session:
+        async with session.get(exporter.url + "/pod", headers={"Accept": "*/*"}) as answer:
+            assert answer.headers["Content-Type"] == CONTENT_TYPES["text"]
+        async with session.get(exporter.url + "/pod", headers=accept) as answer:
+            assert answer.headers["Content-Type"] == CONTENT_TYPES["openmetrics"]
+            page = await answer.text()
+
+    assert page.endswith("# EOF\n")
+    assert list(text_string_to_metric_families(page))  # type: ignore[no-untyped-call]
+
+
+async def test_a_view_that_there_is_not(exporter: Exporter) -> None:
+    """An unknown view is 400, and one line names the known views."""
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(exporter.url + "?view=rank") as answer,
+    ):
+        assert answer.status == 400
+        assert await answer.text() == "no such view; known are engine and pod\n"
+
+
+async def test_the_default_view(start: Start) -> None:
+    """Requests without a view get the default; the other view is available on request."""
+    async with start(web_default_view="pod") as exporter:
+        await play(exporter, "core_dp")
+
+        assert "engine" not in label_names(await families(exporter))
+        assert "engine" in label_names(await families(exporter, "?view=engine"))
+
+
+async def test_names_and_gzip(exporter: Exporter) -> None:
+    """Filters by name and gzip work as on the other view."""
+    url = exporter.url + "/pod?name[]=vllm:request_success_total"
+    async with aiohttp.ClientSession(auto_decompress=False) as session:
+        async with session.get(url, headers={"Accept-Encoding": "gzip"}) as packed:
+            assert packed.headers["Content-Encoding"] == "gzip"
+            body = gzip.decompress(await packed.read()).decode()
+        async with session.get(url, headers={"Accept-Encoding": "identity"}) as plain:
+            assert body == await plain.text()
+    assert set(parse(body)) == {"vllm:request_success"}
+
+
+async def test_what_was_applied_shows_soon(exporter: Exporter) -> None:
+    """A page is cached only briefly."""
+    name = ("vllm:generation_tokens_total", (("model_name", "tiny"),))
+    before = (await families(exporter, "/pod"))["vllm:generation_tokens"].samples[name]
+    await play(exporter, "core_dp")
+    engines = await families(exporter)
+    wanted = sum(engines["vllm:generation_tokens"].samples.values())
+
+    async with asyncio.timeout(CACHE_SECONDS + 5):
+        while (await families(exporter, "/pod"))["vllm:generation_tokens"].samples[name] < wanted:
+            await asyncio.sleep(CACHE_SECONDS / 10)
+
+    assert wanted == 2 * before
+
+
+@pytest.mark.parametrize("openmetrics", [False, True])
+async def test_no_family_is_twice_on_a_page(openmetrics: bool) -> None:
+    """After an engine has gone, another exporter's family of that name is exposed."""
+    name = "vllm:e2e_request_latency_seconds"
+    other = f'# TYPE {name} histogram\n{name}_bucket{{le="+Inf"}} 3\n{name}_count 3\n{name}_sum 1\n'
+    world = World()
+    registry = world.intake.registry
+    registry.clear()
+    registry.register(EngineInfo("a", "vllm", {"engine": "a", "model_name": "m"}))
+    for _ in registry.passthrough.page().update([other.encode()]):
+        pass
+
+    pages = Pages(registry, world.own, world.intake.metrics, [])
+    form: Format = "openmetrics" if openmetrics else "text"
+
+    async def ask() -> str:
+        return b"".join(await pages.page("pod", form)).decode()
+
+    assert f'{name}_count{{model_name="m"}} 0' in await ask()
+    registry.retire(registry.engines["a"])
+    await asyncio.sleep(2 * CACHE_SECONDS)
+    page = await ask()
+    assert f"{name}_count 3" in page
+    assert page.count(f"# TYPE {name} ") == 1
+
+
+async def test_a_dropped_label(start: Start) -> None:
+    """No series of an engine has the label, on either view; totals are unchanged."""
+    async with (
+        start() as whole,
+        start(
+            metrics_drop_label=("engine", "dp_rank"),
+            ingest_endpoint=whole.endpoints[0].replace("ingest", "other"),
+        ) as exporter,
+    ):
+        for one in (whole, exporter):
+            await play(one, "core_dp")
+        engines, dropped = await families(whole), await families(exporter)
+
+    assert "engine" not in label_names(dropped)
+    assert "model_name" in label_names(dropped)
+    for name, family in engines.items():
+        if family.kind == "counter":
+            total = sum(family.samples.values())
+            assert sum(dropped[name].samples.values()) == pytest.approx(total)
+
+
+async def test_families_that_are_allowed_and_denied(start: Start) -> None:
+    """The filter applies to text of both views and to JSON, not to the exporter's own families."""
+    async with start(metrics_allow=("vllm:*",), metrics_deny=("*_tokens", "*seconds")) as exporter:
+        for run in RUNS:
+            await play(exporter, run)
+        pages = [parse(await get(exporter.url + view)) for view in ("", "/pod")]
+        url = exporter.url.removesuffix("/metrics") + "/api/v1/metrics"
+        typed = {family["name"] for family in json.loads(await get(url))}
+
+    for page in pages:
+        assert "sidestep_build_info" in page
+        engines = {name for name in page if name.startswith(("vllm:", "sglang:"))}
+        assert "vllm:num_requests_running" in engines
+        assert not any(name.startswith("sglang:") for name in engines)
+        assert not any(name.endswith(("_tokens_bucket", "seconds")) for name in engines)
+    assert typed
+    assert all(name.startswith("vllm:") for name in typed)
+
+
+async def test_thinned_buckets(start: Start) -> None:
+    """A third of the bucket lines remains, with the engine's bounds."""
+    async with start(metrics_bucket_thinning="4") as exporter:
+        await play(exporter, "core_dp")
+        thin = (await families(exporter))["vllm:e2e_request_latency_seconds"].samples
+        json_url = exporter.url.removesuffix("/metrics") + "/api/v1/metrics"
+        typed = {family["name"]: family for family in json.loads(await get(json_url))}
+
+    of_one = [dict(ls)["le"] for s, ls in thin if "le" in dict(ls) and ("engine", "0") in ls]
+    whole = typed["vllm:e2e_request_latency_seconds"]["samples"][0]["buckets"]
+    bounds = [bound for bound, _ in whole][::-1][::4][::-1]
+    assert [float(le) for le in of_one] == [*bounds, float("inf")]
+
+
+async def test_cardinality(exporter: Exporter) -> None:
+    """The report's numbers equal those of the pages: in total, by family, engine and label."""
+    url = exporter.url.removesuffix("/metrics") + "/api/v1/cardinality"
+    report = json.loads(await get(url))
+    lines = _lines(await get(exporter.url))
+    pod = _lines(await get(exporter.url + "/pod"))
+
+    assert report["samples"] == report["pages"]["engine"]["samples"] == len(lines)
+    assert report["pages"]["pod"]["samples"] == len(pod)
+    sizes = [family["samples"] for family in report["families"]]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sum(sizes) == len(lines)
+    by_family = {family["name"]: family for family in report["families"]}
+    assert by_family["vllm:request_success_total"]["series"] == 2 * 5
+    engines = {engine["id"]: engine for engine in report["engines"]}
+    assert set(engines) == set(exporter.registry.engines)
+    labels = {label["name"]: label for label in report["labels"]}
+    assert labels["engine"]["values"] == 2
+    assert labels["engine"]["samples"] == sum('engine="' in line for line in lines)
+    assert labels["finished_reason"]["values"] == 5
+
+
+def _lines(page: str) -> list[str]:
+    """Samples of the engines' families."""
+    end = page.index("# HELP sidestep_frames") if "# HELP sidestep_frames" in page else len(page)
+    own = page.index("# HELP sidestep_build_info")
+    return [line for line in page[: min(own, end)].splitlines() if not line.startswith("#")]
+
+
+# Colons, and names that the engines chose.
+DESERVED = ("metric names should not contain ':'", "vllm:iteration_tokens_total", "non-counter")
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed (apt: prometheus)")
+@pytest.mark.parametrize(
+    ("flags", "query"),
+    [
+        ({}, "/pod"),
+        ({"metrics_drop_label": ("engine", "dp_rank")}, ""),
+        ({"metrics_bucket_thinning": "5", "metrics_deny": ("sglang:*",)}, "/pod"),
+    ],
+)
+async def test_promtool_takes_every_view(start: Start, flags: dict[str, Any], query: str) -> None:
+    """Promtool reports what it reports on the engine's own page."""
+    async with start() as plain:
+        await play(plain, "core_dp")
+        await play(plain, "sglang_dp")
+        before = complaints(await get(plain.url))
+    async with start(**flags) as exporter:
+        await play(exporter, "core_dp")
+        await play(exporter, "sglang_dp")
+        found = complaints(await get(exporter.url + query))
+
+    assert found <= before
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"web_default_view": "rank"}, "--web.default-view 'rank': must be one of engine, pod"),
+        ({"metrics_drop_label": ("le",)}, "--metrics.drop-label 'le': must be the name of a label"),
+        ({"metrics_drop_label": ("a-b",)}, "must be the name of a label"),
+        ({"metrics_allow": ("a b",)}, "--metrics.allow 'a b': must be a family's name"),
+        ({"metrics_deny": ("",)}, "--metrics.deny '': must be a family's name"),
+        ({"metrics_bucket_thinning": "0"}, "must be a whole number above 0"),
+    ],
+)
+def test_mistakes_are_one_line(flags: dict[str, Any], said: str) -> None:
+    """The error names the setting, the value and the problem."""
+    with pytest.raises(ConfigError) as raised:
+        read(flags, {})
+
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("shown_buckets = 5", "shown_buckets must be a table"),
+        ('[shown_buckets]\n"vllm:*" = 5', "shown_buckets.vllm:* must be a list of numbers"),
+        ('[shown_buckets]\n"a b" = [1]', "shown_buckets 'a b': must be a family's name"),
+        ('[shown_buckets]\n"vllm:*" = [2, 1]', "must increase strictly"),
+    ],
+)
+def test_mistakes_in_the_file_are_one_line(tmp_path: Path, text: str, said: str) -> None:
+    """The error names the setting, the value and the problem."""
+    file = tmp_path / "sidestep.toml"
+    file.write_text(text)
+
+    with pytest.raises(ConfigError) as raised:
+        read({"config_file": str(file)}, {})
+
+    assert said in str(raised.value)
+
+
+def test_the_file_names_bounds_by_family(tmp_path: Path) -> None:
+    """And all other settings, as everywhere."""
+    file = tmp_path / "sidestep.toml"
+    file.write_text(
+        '[shown_buckets]\n"vllm:e2e_*" = [1, 2.5]\n'
+        '[metrics]\ndrop-label = ["engine"]\nbucket-thinning = 2\n[web]\ndefault-view = "pod"\n'
+    )
+
+    config = read({"config_file": str(file)}, {"SIDESTEP_METRICS_DENY": "a,b_*"})
+
+    assert config.shown_buckets == {"vllm:e2e_*": (1.0, 2.5)}
+    assert config.metrics_drop_label == ("engine",)
+    assert config.metrics_bucket_thinning == 2
+    assert config.metrics_deny == ("a", "b_*")
+    assert config.web_default_view == "pod"

@@ -1,0 +1,404 @@
+"""Limits on hostile clients over raw sockets: time, connections, memory, log lines."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from exporters import until
+from fronts import HASH, PAGE, Site, application, front, user
+from sidestep.http.limits import Limits, TokenBucket
+from sidestep.http.web_config import RateLimit
+
+QUICK = Limits(request_seconds=0.4, response_seconds=0.8, check_interval=0.05)
+REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+async def raw(site: Site, data: bytes) -> bytes:
+    """Return all that the server answers to ``data`` until it closes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
+    writer.write(data)
+    found = b""
+    async with asyncio.timeout(20):
+        with contextlib.suppress(ConnectionError):
+            while more := await reader.read(65536):
+                found += more
+    writer.close()
+    return found
+
+
+@pytest.mark.parametrize("part", [b"", b"GET", b"GET / HTTP/1.1\r\nHost: x\r\n"])
+@pytest.mark.parametrize("before", [0, 1, 2])
+async def test_a_slow_request_is_closed(tmp_path: Path, part: bytes, before: int) -> None:
+    """A partial request is closed and counted, wherever it stopped, also after complete ones."""
+    limits = QUICK if part else Limits(request_seconds=0.4, idle_seconds=0.1, check_interval=0.05)
+    async with front(tmp_path, limits=limits) as site:
+        reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
+        for _ in range(before):
+            writer.write(REQUEST)
+            await reader.readuntil(b"short\n")
+        writer.write(part)
+        async with asyncio.timeout(20):
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b""
+        writer.close()
+
+        # Without a word is idle: that is closed by aiohttp.
+        assert site.refused("slow") == bool(part)
+        assert site.front.connections == 0
+
+
+async def test_a_byte_now_and_then_is_no_reprieve(tmp_path: Path) -> None:
+    """The deadline covers the whole head."""
+    async with front(tmp_path, limits=QUICK) as site:
+        reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
+        ended = asyncio.create_task(reader.read())
+        writer.write(b"GET / HTTP/1.1\r\nHost: ")
+        async with asyncio.timeout(10):
+            while not ended.done():
+                writer.write(b"x")
+                await asyncio.sleep(0.05)
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await ended
+
+        assert site.refused("slow") == 1
+
+
+async def test_an_idle_connection_is_kept_for_the_next_request(tmp_path: Path) -> None:
+    """An idle connection outlives a request deadline and is closed silently at its own."""
+    limits = Limits(
+        request_seconds=0.2, response_seconds=0.2, idle_seconds=1.0, check_interval=0.05
+    )
+    async with front(tmp_path, limits=limits) as site:
+        reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
+        loop = asyncio.get_running_loop()
+        for _ in range(2):
+            writer.write(REQUEST)
+            await reader.readuntil(b"short\n")
+            resting = loop.time() + 0.5
+            while loop.time() < resting:
+                await asyncio.sleep(0.05)
+            assert not reader.at_eof()
+        async with asyncio.timeout(10):
+            assert await reader.read() == b""
+        writer.close()
+
+        assert site.refused("slow") == 0
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET /" + b"x" * 9000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\nA: " + b"x" * 9000 + b"\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\n" + b"A: b\r\n" * 3000 + b"\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\nno header\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 a handshake\r\n\r\n",
+        b"nonsense\r\n\r\n",
+        b"\r\n" * 10 + b"GET\r\n\r\n",
+    ],
+)
+async def test_bad_requests(tmp_path: Path, caplog: pytest.LogCaptureFixture, data: bytes) -> None:
+    """A bad request gets 400 and a closed connection; many log one line and no traceback."""
+    async with front(tmp_path) as site:
+        for _ in range(5):
+            assert (await raw(site, data)).startswith((b"HTTP/1.1 400", b"HTTP/1.0 400"))
+        assert await site.status() == 200
+
+    assert len(caplog.records) <= 1
+    assert "Traceback" not in caplog.text
+    assert "xxxx" not in caplog.text
+
+
+async def test_a_bug_in_a_page_is_a_traceback_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The client receives no details."""
+    async with front(tmp_path) as site:
+        for _ in range(3):
+            answer = await site.get("/broken")
+            assert answer.status == 500
+            assert b"a bug" not in answer.body
+
+    assert caplog.text.count("RuntimeError: a bug") == 1
+
+
+async def test_methods(tmp_path: Path) -> None:
+    """GET and HEAD are served; other methods get 405 with the allowed ones."""
+    async with front(tmp_path) as site:
+        head = await site.get(method="HEAD")
+        long = await site.get("/long", method="HEAD")
+        post = await site.get(method="POST", data=b"x" * 1000)
+
+        assert (head.status, head.body, head.headers["Content-Length"]) == (200, b"", "6")
+        assert (long.status, long.body) == (200, b"")
+        assert long.headers["Content-Length"] == str(len(PAGE))
+        assert post.status == 405
+        assert post.headers["Allow"] == "GET,HEAD"
+        assert "aiohttp" not in head.headers["Server"]
+
+
+@pytest.mark.parametrize("method", [b"POST", b"GET"])
+async def test_bodies_are_not_read_to_their_end(tmp_path: Path, method: bytes) -> None:
+    """A body of a terabyte is cut off while other clients are served."""
+    limits = Limits(body_bytes=200_000, check_interval=0.05)
+    async with front(tmp_path, limits=limits) as site:
+        reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
+        writer.write(method + b" / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000000000\r\n\r\n")
+        sent = 0
+        async with asyncio.timeout(20):
+            with contextlib.suppress(ConnectionError):
+                while sent < 200_000_000:
+                    writer.write(b"x" * 65536)
+                    await writer.drain()
+                    sent += 65536
+        assert await site.status() == 200
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
+
+        # What the kernels of both sides hold comes on top.
+        assert sent < 50_000_000
+        await until(lambda: site.front.connections == 0)
+
+
+async def slow_reader(site: Site, path: str = "/long") -> socket.socket:
+    """A client that asks for the long page and takes nothing of it."""
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.setblocking(False)
+    loop = asyncio.get_running_loop()
+    await loop.sock_connect(client, ("127.0.0.1", site.port))
+    await loop.sock_sendall(client, f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    return client
+
+
+async def test_who_takes_no_page_is_closed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A client that reads nothing is closed, and holds less memory than the page until then."""
+    async with front(tmp_path, limits=QUICK) as site:
+        clients = [await slow_reader(site) for _ in range(5)]
+        await until(lambda: site.front._guard._responses.unsent == 5 * len(PAGE))
+        held = [
+            connection.transport.get_write_buffer_size()
+            for connection in site.front._listener._open  # type: ignore[union-attr]
+            if connection.transport is not None
+        ]
+        assert max(held) < 300_000
+        await until(lambda: site.front.connections == 0)
+        for client in clients:
+            client.close()
+
+        assert site.refused("slow") == 5
+        await until(lambda: site.front._guard._responses.unsent == 0)
+    (line,) = caplog.records
+    assert line.getMessage() == "closed a connection: 127.0.0.1 took too long"
+
+
+async def test_who_hangs_up_in_the_middle_of_a_page(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A client that disconnects frees its memory and is not counted as an error."""
+    async with front(tmp_path) as site:
+        client = await slow_reader(site)
+        await until(lambda: site.front._guard._responses.unsent == len(PAGE))
+        client.close()
+        await until(lambda: site.front._guard._responses.unsent == 0)
+        await until(lambda: site.front.connections == 0)
+
+    assert caplog.records == []
+
+
+async def test_pages_that_nobody_takes_are_bounded(tmp_path: Path) -> None:
+    """Above the limit a page is 503 and a short response is not; memory is released again."""
+    limits = Limits(response_seconds=2, check_interval=0.05, unsent_bytes=2 * len(PAGE))
+    async with front(tmp_path, limits=limits) as site:
+        clients = [await slow_reader(site) for _ in range(2)]
+        await until(lambda: site.front._guard._responses.unsent == 2 * len(PAGE))
+        answer = await site.get("/long")
+        assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
+        assert await site.status() == 200
+        assert site.refused("overload") == 1
+        await until(lambda: site.front.connections == 0)
+        for client in clients:
+            client.close()
+
+        assert (await site.get("/long")).body == PAGE
+
+
+async def kept(site: Site) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection that has had an answer."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
+    writer.write(REQUEST)
+    await reader.readuntil(b"short\n")
+    return reader, writer
+
+
+async def test_the_deadline_of_a_new_connection_is_not_put_off(tmp_path: Path) -> None:
+    """The deadline counts from the start of the connection, not from its first byte."""
+    async with front(tmp_path) as site:
+        _, writer = await asyncio.open_connection("127.0.0.1", site.port)
+        await until(lambda: site.front.connections == 1)
+        (connection,) = site.front._listener._open  # type: ignore[union-attr]
+        before = connection.deadline
+        writer.write(b"GET")
+        await until(lambda: connection._received == 3)
+        assert connection.deadline == before
+        writer.close()
+
+
+async def test_connections_are_bounded(tmp_path: Path) -> None:
+    """Above the limit a new connection is closed, unless one without any request can be dropped."""
+    limits = Limits(connections=10, request_seconds=60, check_interval=0.05)
+    async with front(tmp_path, limits=limits) as site:
+        clients = [await kept(site) for _ in range(9)]
+        # Half of the next request; older than the silent one, but known.
+        clients[0][1].write(REQUEST[:10])
+        silent, silent_writer = await asyncio.open_connection("127.0.0.1", site.port)
+        await until(lambda: site.front.connections == 10)
+        async with asyncio.timeout(20):
+            while await site.status() != 200:
+                await asyncio.sleep(0.05)
+            with contextlib.suppress(ConnectionError):
+                assert await silent.read() == b""
+        silent_writer.close()
+        assert site.refused("connections") >= 1
+
+        clients.append(await kept(site))
+        before = site.refused("connections")
+        assert await site.status() == 0
+        assert site.refused("connections") > before
+        assert site.front.connections == 10
+        clients[0][1].write(REQUEST[10:])
+        await clients[0][0].readuntil(b"short\n")
+        for reader, writer in clients[1:]:
+            writer.write(REQUEST)
+            await reader.readuntil(b"short\n")
+        for _, writer in clients:
+            writer.close()
+
+
+async def test_a_flood_of_connections(tmp_path: Path) -> None:
+    """The number of connections never exceeds the limit, and recovers afterwards."""
+    limits = Limits(connections=20, request_seconds=60, check_interval=0.05)
+    async with front(tmp_path, limits=limits) as site:
+
+        def knock(number: int) -> list[socket.socket]:
+            found = []
+            for _ in range(number):
+                client = socket.socket()
+                client.setblocking(False)
+                with contextlib.suppress(BlockingIOError):
+                    client.connect(("127.0.0.1", site.port))
+                found.append(client)
+            return found
+
+        clients = knock(20)
+        await until(lambda: site.front.connections == 20)
+        rested = asyncio.get_running_loop().time() + 0.2
+        await until(lambda: asyncio.get_running_loop().time() > rested)
+        clients += knock(60)
+        async with asyncio.timeout(20):
+            while site.refused("connections") < 60:
+                await asyncio.sleep(0)
+                assert site.front.connections <= 20
+        for client in clients:
+            client.close()
+        await until(lambda: site.front.connections == 0)
+
+        assert await site.status() == 200
+
+
+async def test_requests_that_wait_are_bounded(tmp_path: Path) -> None:
+    """Some pages render, some wait, the rest get 503; health is not limited."""
+    gate, running, most = asyncio.Event(), 0, 0
+    app = application()
+
+    async def held(_: web.Request) -> web.StreamResponse:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await gate.wait()
+        running -= 1
+        return web.Response(text="made\n")
+
+    app.add_routes([web.get("/held", held)])
+    limits = Limits(concurrent_renders=2, waiting_requests=3)
+    async with front(tmp_path, limits=limits, app=app) as site:
+        asked = [asyncio.create_task(site.status(path="/held")) for _ in range(12)]
+        await until(lambda: site.refused("overload") == 7)
+        assert await site.status(path="/-/healthy") == 200
+        gate.set()
+        found = await asyncio.gather(*asked)
+
+    assert sorted(found) == [200] * 5 + [503] * 7
+    assert most == 2
+
+
+async def test_the_rate(tmp_path: Path) -> None:
+    """A burst is served, then 429 follows, before any password is verified."""
+    text = f"rate_limit: {{interval: 1h, burst: 3}}\nbasic_auth_users: {{alice: {HASH}}}\n"
+    async with front(tmp_path, text) as site:
+        found = [await site.status(headers=user("alice", "sesame")) for _ in range(5)]
+        found.append(await site.status())
+
+        assert found == [200, 200, 200, 429, 429, 429]
+        assert site.denied("rate_limit") == 3
+
+
+def test_the_bucket() -> None:
+    """One token arrives per interval, and never more than the burst accumulate."""
+    now = [0.0]
+    bucket = TokenBucket(RateLimit(2.0, 2), lambda: now[0])
+    taken = []
+    for at in (0, 0, 0, 1.9, 2.0, 2.1, 100, 100, 100):
+        now[0] = at
+        taken.append(bucket.take())
+
+    assert taken == [True, True, False, False, True, False, True, True, False]
+
+
+async def test_headers(tmp_path: Path) -> None:
+    """Configured headers are on every page and error; there are none by default."""
+    names = ("X-Content-Type-Options", "X-Frame-Options", "Content-Security-Policy")
+    async with front(tmp_path) as site:
+        assert not set(names) & set((await site.get()).headers)
+    text = (
+        f"basic_auth_users: {{alice: {HASH}}}\nhttp_server_config:\n  headers:\n"
+        "    X-Content-Type-Options: nosniff\n    X-Frame-Options: deny\n"
+        "    X-XSS-Protection: ''\n    Content-Security-Policy: default-src 'self'\n"
+    )
+    async with front(tmp_path, text) as site:
+        for path, headers in (("/", {}), *((p, user("alice", "sesame")) for p in ("/", "/no"))):
+            answer = await site.get(path, headers=headers)
+            found = [answer.headers.get(name) for name in names]
+            assert found == ["nosniff", "deny", "default-src 'self'"]
+            assert "X-XSS-Protection" not in answer.headers
+
+
+async def test_stopping_ends_all_connections(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Idle, silent and non-reading connections end without a log line."""
+    caplog.set_level(logging.WARNING)
+    async with front(tmp_path) as site:
+        reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
+        writer.write(REQUEST)
+        await reader.readuntil(b"short\n")
+        silent = site.socket()
+        await until(lambda: site.front.connections == 2)
+    writer.close()
+    silent.close()
+
+    assert site.front.connections == 0
+    assert caplog.records == []

@@ -1,0 +1,160 @@
+"""Reload of the web configuration: valid changes apply, invalid ones do not."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from exporters import until
+from fronts import HASH, Authority, front, user
+from sidestep.http.current_config import CurrentConfig
+from sidestep.telemetry.self_metrics import SelfMetrics
+
+ALICE = f"basic_auth_users:\n  alice: {HASH}\n"
+BOTH = f"{ALICE}  bob: {HASH}\n"
+HEALTH = "sidestep_web_config_current"
+
+
+class Clock:
+    """Seconds that pass when told to."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        """The time."""
+        return self.now
+
+
+async def test_a_removed_user_is_out_a_second_later(tmp_path: Path) -> None:
+    """The first request of the next second sees the new file; none before does."""
+    file, clock = tmp_path / "web.yml", Clock()
+    file.write_text(BOTH)
+    current = CurrentConfig(file, SelfMetrics(), clock=clock)
+    file.write_text(ALICE)
+    clock.now += 0.9
+    assert len((await current.refreshed()).config.users) == 2
+    clock.now += 0.1
+
+    assert list((await current.refreshed()).config.users) == [b"alice"]
+
+
+async def test_changes_reach_requests(tmp_path: Path) -> None:
+    """Users, headers and rate change; a removed user's cached password is dropped."""
+    async with front(tmp_path, BOTH) as site:
+        for name in ("alice", "bob"):
+            assert await site.status(headers=user(name, "sesame")) == 200
+        more = "http_server_config: {headers: {X-Frame-Options: deny}}\n"
+        site.file.write_text(ALICE + more)
+        await until(lambda: len(site.front.current.active.config.users) == 1)
+        assert await site.status(headers=user("bob", "sesame")) == 401
+        answer = await site.get(headers=user("alice", "sesame"))
+        assert answer.headers["X-Frame-Options"] == "deny"
+        site.file.write_text(f"{ALICE}rate_limit: {{interval: 1h, burst: 1}}\n")
+        await until(lambda: site.front.current.active.config.rate_limit is not None)
+        found = [await site.status(headers=user("alice", "sesame")) for _ in range(2)]
+
+        assert found == [200, 429]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("basic_auth_users: {alice: secret}\n", "is not a bcrypt hash"),
+        ("nonsense", "the file: Expected `object`"),
+        ("a: [", "is not YAML"),
+        ("tls_server_config: {cert_file: gone.pem}", "gone.pem: No such file"),
+        ("", "the last of basic_auth_users goes, which takes a restart"),
+        ("basic_auth_users:\n", "the last of basic_auth_users goes"),
+        (None, "No such file or directory"),
+    ],
+)
+async def test_a_bad_file_changes_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str | None, why: str
+) -> None:
+    """Admission is unchanged; one log line has the reason and a metric the state."""
+    file, clock, metrics = tmp_path / "web.yml", Clock(), SelfMetrics()
+    file.write_text(ALICE)
+    current = CurrentConfig(file, metrics, clock=clock)
+    good = current.active
+    assert metrics.value(HEALTH) == 1
+    if text is None:
+        file.unlink()
+    else:
+        file.write_text(text)
+    for _ in range(5):
+        clock.now += 1
+        assert await current.refreshed() is good
+
+    (line,) = caplog.records
+    assert line.levelno == logging.ERROR
+    assert why in line.getMessage()
+    assert line.exc_info is None
+    assert metrics.value(HEALTH) == 0
+
+    file.write_text(BOTH)
+    clock.now += 1
+    assert len((await current.refreshed()).config.users) == 2
+    assert metrics.value(HEALTH) == 1
+
+
+async def test_protection_is_not_taken_away_while_running(tmp_path: Path) -> None:
+    """A file without its end, still being written, removes no protection; a restart applies it."""
+    authority = Authority(tmp_path)
+    authority.server()
+    base = "tls_server_config:\n  cert_file: server.pem\n  key_file: server-key.pem\n"
+    verified = "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n"
+    full = f"{base}{verified}  client_allowed_sans: [a]\n{ALICE}"
+    given = verified.replace("RequireAndVerifyClientCert", "VerifyClientCertIfGiven")
+    file, clock = tmp_path / "web.yml", Clock()
+    file.write_text(full)
+    current = CurrentConfig(file, SelfMetrics(), clock=clock)
+    good = current.active
+    for less in ("", base + ALICE, base + verified + ALICE, base + given + ALICE, ALICE):
+        file.write_text(less)
+        clock.now += 1
+        assert await current.refreshed() is good
+    for length in range(len(full)):
+        file.write_text(full[:length])
+        clock.now += 1
+        config = (await current.refreshed()).config
+        assert config.users
+        assert config.tls is not None
+        assert config.tls.allowed_sans is not None
+        assert config.tls.client_auth == "RequireAndVerifyClientCert"
+
+
+async def test_a_key_that_comes_after_its_certificate(tmp_path: Path) -> None:
+    """The new pair applies once both files are there; the old pair serves until then."""
+    authority = Authority(tmp_path)
+    authority.server()
+    file, clock = tmp_path / "web.yml", Clock()
+    file.write_text("tls_server_config: {cert_file: server.pem, key_file: server-key.pem}")
+    current = CurrentConfig(file, SelfMetrics(), clock=clock)
+    good = current.active
+    authority.server("next")
+    (tmp_path / "next.pem").rename(tmp_path / "server.pem")
+    clock.now += 1
+    assert await current.refreshed() is good
+    (tmp_path / "next-key.pem").rename(tmp_path / "server-key.pem")
+    clock.now += 1
+
+    assert await current.refreshed() is not good
+
+
+async def test_a_mounted_secret_is_swapped_by_a_link(tmp_path: Path) -> None:
+    """Kubernetes swaps a directory link; the file's own link never changes."""
+    for number, text in enumerate((BOTH, ALICE)):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "web.yml").write_text(text)
+    (tmp_path / ".data").symlink_to("0")
+    (tmp_path / "web.yml").symlink_to(".data/web.yml")
+    clock = Clock()
+    current = CurrentConfig(tmp_path / "web.yml", SelfMetrics(), clock=clock)
+    assert len(current.active.config.users) == 2
+    (tmp_path / ".next").symlink_to("1")
+    (tmp_path / ".next").rename(tmp_path / ".data")
+    clock.now += 1
+
+    assert len((await current.refreshed()).config.users) == 1

@@ -1,0 +1,286 @@
+"""HTTP pages: formats, filters, health, JSON, read by independent parsers."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import shutil
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+
+from exporters import MAIN_RUN, SPEC_RUN, Start
+from pages import get, parse
+from sidestep.app import Exporter
+from sidestep.config.settings import read
+from sidestep.exposition.negotiation import CONTENT_TYPES, Format, negotiate
+from sidestep_adapters.recording.replay import Replay
+
+
+async def play(exporter: Exporter, path: Path = MAIN_RUN) -> None:
+    """Replay a recording into ``exporter``."""
+    player = Replay(path, exporter.endpoints[0], realtime=False, namespace="test")
+    await asyncio.to_thread(player.run)
+
+
+@pytest.fixture
+async def exporter(start: Start) -> AsyncIterator[Exporter]:
+    """With two engines' runs."""
+    async with start() as running:
+        await play(running)
+        await play(running, SPEC_RUN)
+        yield running
+
+
+def base(exporter: Exporter) -> str:
+    """Scheme, host and port."""
+    return exporter.url.removesuffix("/metrics")
+
+
+PROTOBUF = (
+    "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited"
+)
+PROMETHEUS = (
+    "application/openmetrics-text;version=1.0.0;q=0.8,"
+    "application/openmetrics-text;version=0.0.1;q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
+)
+
+
+@pytest.mark.parametrize(
+    ("accept", "expected"),
+    [
+        ("", "text"),
+        ("*/*", "text"),
+        ("text/plain", "text"),
+        ("application/openmetrics-text", "openmetrics"),
+        ("application/openmetrics-text;version=1.0.0", "openmetrics"),
+        ("application/openmetrics-text;version=2.0.0", "text"),
+        (PROMETHEUS, "openmetrics"),
+        ("application/openmetrics-text;q=0.3,text/plain;q=0.5", "text"),
+        ("application/openmetrics-text;q=nonsense", "text"),
+        (f"{PROTOBUF},{PROMETHEUS}", "openmetrics"),
+    ],
+)
+def test_openmetrics_only_where_it_is_preferred(accept: str, expected: Format) -> None:
+    """The weights of the Accept header decide; without a header the page is text."""
+    assert negotiate(accept) == expected
+
+
+@pytest.mark.parametrize(
+    ("accept", "expected"),
+    [
+        ("", "text"),
+        ("*/*", "text"),
+        (PROMETHEUS, "openmetrics"),
+        (PROTOBUF, "protobuf"),
+        (f"{PROTOBUF},{PROMETHEUS}", "protobuf"),
+        (f"{PROTOBUF};q=0.5,text/plain;q=0.5", "protobuf"),
+        (f"{PROTOBUF};q=0.4,text/plain;q=0.5", "text"),
+        (f"{PROTOBUF};q=0", "text"),
+        (f"{PROTOBUF};q=nonsense", "text"),
+        ("application/vnd.google.protobuf", "text"),
+        (PROTOBUF.replace("delimited", "text"), "text"),
+        (PROTOBUF.replace(";", " ; ").replace("=delimited", '="delimited"'), "protobuf"),
+    ],
+)
+def test_protobuf_only_where_it_is_preferred(accept: str, expected: Format) -> None:
+    """By its weight, the first of equals; only in the one form that is offered."""
+    assert negotiate(accept, protobuf=True) == expected
+
+
+async def test_text_is_the_default(exporter: Exporter) -> None:
+    """Text has its content type, and parses."""
+    async with aiohttp.ClientSession() as session, session.get(exporter.url) as answer:
+        assert answer.headers["Content-Type"] == CONTENT_TYPES["text"]
+        families = parse(await answer.text())
+
+    assert "vllm:generation_tokens" in families
+    assert "sidestep_build_info" in families
+    assert "process_cpu_seconds" in families
+    assert "python_gc_collections" in families
+    assert "python_info" in families
+
+
+async def test_openmetrics_passes_the_strict_parser(exporter: Exporter) -> None:
+    """The whole page of a run with every option parses, the exporter's own families included."""
+    accept = "application/openmetrics-text;version=1.0.0"
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(exporter.url, headers={"Accept": accept}) as answer,
+    ):
+        assert answer.headers["Content-Type"] == CONTENT_TYPES["openmetrics"]
+        page = await answer.text()
+    families = {family.name: family for family in text_string_to_metric_families(page)}  # type: ignore[no-untyped-call]
+
+    assert page.endswith("# EOF\n")
+    assert families["vllm:generation_tokens"].type == "counter"
+    assert families["vllm:e2e_request_latency_seconds"].type == "histogram"
+
+
+async def test_both_formats_hold_the_same(exporter: Exporter) -> None:
+    """Both formats have every sample of the engines with the same value."""
+    text = await get(exporter.url)
+    openmetrics = await get(exporter.url, Accept="application/openmetrics-text")
+
+    def samples(page: str) -> list[str]:
+        return [line for line in page.splitlines() if line.startswith("vllm:")]
+
+    assert samples(text) == samples(openmetrics)
+
+
+async def test_names_choose_families(exporter: Exporter) -> None:
+    """Families are selected by family or sample name, the exporter's own included."""
+    names = ["vllm:e2e_request_latency_seconds_bucket", "sidestep_items_total", "nothing"]
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(exporter.url, params=[("name[]", name) for name in names]) as answer,
+    ):
+        families = parse(await answer.text())
+
+    assert set(families) == {"vllm:e2e_request_latency_seconds", "sidestep_items"}
+
+
+async def test_gzip_where_it_is_taken(exporter: Exporter) -> None:
+    """The page is compressed once, and equal after decompression."""
+    url = exporter.url + "?name[]=vllm:request_success_total"
+    async with (
+        aiohttp.ClientSession(auto_decompress=False) as session,
+        session.get(url, headers={"Accept-Encoding": "gzip"}) as packed,
+        session.get(url, headers={"Accept-Encoding": "identity"}) as plain,
+    ):
+        assert packed.headers["Content-Encoding"] == "gzip"
+        assert "Content-Encoding" not in plain.headers
+        assert packed.headers["Vary"] == plain.headers["Vary"] == "Accept, Accept-Encoding"
+        assert gzip.decompress(await packed.read()) == await plain.read()
+
+
+async def test_a_page_shows_what_was_applied_since_the_last(exporter: Exporter) -> None:
+    """The page is reused while nothing changes, and never a moment longer."""
+    before = parse(await get(exporter.url))["vllm:generation_tokens"]
+    await play(exporter)
+    after = parse(await get(exporter.url))["vllm:generation_tokens"]
+
+    (key,) = before.samples
+    assert after.samples[key] == before.samples[key] + 6348
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [("/-/healthy", 200), ("/-/ready", 200), ("/", 200), ("/nothing", 404)],
+)
+async def test_health_and_landing_page(exporter: Exporter, path: str, status: int) -> None:
+    """The paths are those of every exporter."""
+    async with aiohttp.ClientSession() as session, session.get(base(exporter) + path) as answer:
+        assert answer.status == status
+
+
+async def test_engines_as_json(exporter: Exporter) -> None:
+    """The list has the engines, and whether streams feed them."""
+    engines = json.loads(await get(base(exporter) + "/api/v1/engines"))
+
+    assert [engine["id"] for engine in engines] == ["test/tiny/0"]
+    assert engines[0]["labels"] == {"engine": "0", "model_name": "tiny"}
+    assert engines[0]["up"] is False
+
+
+async def test_metrics_as_json(exporter: Exporter) -> None:
+    """The page as values."""
+    url = base(exporter) + "/api/v1/metrics"
+    families = {f["name"]: f for f in json.loads(await get(url))}
+    page = parse(await get(exporter.url))
+    latency = families["vllm:e2e_request_latency_seconds"]["samples"][0]
+
+    assert latency["count"] == latency["buckets"][-1][1] == 66 + 58
+    assert latency["labels"] == {"engine": "0", "model_name": "tiny"}
+    assert families["vllm:prompt_tokens_total"]["type"] == "counter"
+    vllm = {name for name in page if name.startswith("vllm:")}
+    assert vllm == {
+        name.removesuffix("_total") if family["type"] == "counter" else name
+        for name, family in families.items()
+        if name.startswith("vllm:")
+    }
+
+
+class Mine(Collector):
+    """A user's collector."""
+
+    def collect(self) -> list[GaugeMetricFamily]:
+        """One gauge."""
+        return [GaugeMetricFamily("my_gauge", "Mine.", value=5.0)]
+
+
+class Broken(Collector):
+    """A user's collector that fails."""
+
+    def collect(self) -> list[GaugeMetricFamily]:
+        """Nothing."""
+        raise OSError
+
+
+async def test_a_users_collectors_stand_beside_ours(tmp_path: Path) -> None:
+    """A failing collector loses its own samples and is counted."""
+    flags = {
+        "web_listen_address": ("127.0.0.1:0",),
+        "ingest_endpoint": (f"ipc://{tmp_path}/i.ipc",),
+    }
+    async with Exporter(read(flags, {}), [Mine(), Broken()]).running() as exporter:
+        families = parse(await get(exporter.url))
+
+    assert families["my_gauge"].samples == {("my_gauge", ()): 5.0}
+    assert exporter.metrics.value("sidestep_collector_errors_total") >= 1
+
+
+PROMTOOL = shutil.which("promtool")
+DESERVED = ("metric names should not contain ':'", "vllm:iteration_tokens_total", "non-counter")
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed (apt: prometheus)")
+async def test_promtool_finds_nothing_but_the_engines_own_names(exporter: Exporter) -> None:
+    """Colons, and a histogram called total, are the engine's names."""
+    page = await get(exporter.url)
+    found = subprocess.run(  # noqa: ASYNC221 - nothing else is to happen meanwhile
+        [str(PROMTOOL), "check", "metrics"], input=page, capture_output=True, text=True, check=False
+    )
+    complaints = [
+        line
+        for line in (found.stdout + found.stderr).splitlines()
+        if line and not any(deserved in line for deserved in DESERVED)
+    ]
+
+    assert complaints == []
+
+
+CHROMIUM = shutil.which("chromium")
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed (apt: chromium)")
+async def test_the_landing_page_in_a_browser(exporter: Exporter, tmp_path: Path) -> None:
+    """It renders, names the engines, and its links lead somewhere."""
+    process = await asyncio.create_subprocess_exec(
+        str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
+        "--disable-background-networking", "--disable-component-update", "--disable-sync",
+        f"--user-data-dir={tmp_path}/chromium", "--dump-dom", base(exporter) + "/",
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+    )  # fmt: skip
+    dom, _ = await asyncio.wait_for(process.communicate(), 60)
+    page = dom.decode()
+
+    assert "1 engine;" in page
+    for link in (
+        "/metrics",
+        "/metrics/pod",
+        "/api/v1/cardinality",
+        "/api/v1/engines",
+        "/api/v1/metrics",
+        "/-/healthy",
+        "/-/ready",
+    ):
+        assert f'href="{link}"' in page
+        assert await get(base(exporter) + link)

@@ -1,0 +1,242 @@
+"""The exporter's socket against senders that lie, stutter and vanish."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from exporters import Start, until
+from sidestep.app import Exporter, serve
+from sidestep.config.settings import read
+from sidestep.engines.items import VllmStep, encode_item
+from sidestep.errors import RunError
+from sidestep.ingest.intake import Intake
+from sidestep.protocol.iteration_stats import IterationStats
+from sidestep.protocol.limits import MAX_FRAME_BYTES, MAX_ITEM_BYTES, VERSION
+from sidestep.protocol.messages import (
+    Ack,
+    EngineInfo,
+    Hello,
+    Nack,
+    encode,
+)
+from socket_peers import Peer, batch, connect, step, tokens
+
+LABELS = {"engine": "0", "model_name": "m"}
+
+
+def rejected(exporter: Exporter) -> dict[str, float]:
+    """Refusals by reason."""
+    (family,) = (
+        metric for metric in exporter.metrics.collect() if metric.name == "sidestep_rejected"
+    )
+    return {sample.labels["reason"]: sample.value for sample in family.samples}
+
+
+POISON = {
+    "not an item": (b"\xc0", "bad_item"),
+    "an unknown kind": (msgspec.msgpack.encode(["zz", 0]), "bad_item"),
+    "an engine never named": (encode_item(step(engine=7)), "unknown_engine"),
+    "text that is none": (b"\x94\xa2vr\x00\xca\x00\x00\x00\x00\xa2\xff\xfe", "bad_item"),
+    "too large": (msgspec.msgpack.encode("x" * MAX_ITEM_BYTES), "too_big"),
+}
+
+
+@pytest.mark.parametrize(("poison", "reason"), POISON.values(), ids=POISON.keys())
+async def test_a_poison_item_costs_itself(poison: bytes, reason: str, start: Start) -> None:
+    """It is counted by reason, its seq is consumed, the items around it are applied."""
+    async with start() as exporter, connect(exporter) as peer:
+        await peer.greet()
+        await peer.say(batch(1, step(), poison, step()))
+        answer = await peer.hear()
+
+        assert isinstance(answer, Ack)
+        assert answer.applied == 3
+        assert tokens(exporter) == 2
+        assert rejected(exporter) == {reason: 1}
+
+
+async def test_a_bug_of_ours_costs_its_item(
+    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is counted as one and logged with its traceback, once; the process lives on."""
+    async with start() as exporter, connect(exporter) as peer:
+        await peer.greet()
+        apply = exporter.ingest.intake.applier.apply
+
+        def broken(engine: Any, item: Any) -> None:
+            if item.iteration.num_generation_tokens == 13:
+                raise ZeroDivisionError
+            apply(engine, item)
+
+        monkeypatch.setattr(exporter.ingest.intake.applier, "apply", broken)
+        await peer.say(batch(1, step(tokens=13), step(tokens=13), step()))
+        await until(lambda: tokens(exporter) == 1)
+
+        assert rejected(exporter) == {"bug": 2}
+        assert len([record for record in caplog.records if record.exc_info]) == 1
+
+
+async def test_a_bug_outside_of_an_item_ends_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kubernetes starts it again; a page that stands still would go unnoticed."""
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    endpoint = f"ipc://{tmp_path}/i.ipc"
+    flags = {"web_listen_address": ("127.0.0.1:0",), "ingest_endpoint": (endpoint,)}
+    monkeypatch.setattr(Intake, "take", broken)
+    serving = asyncio.create_task(serve(read(flags, {})))
+    await until((tmp_path / "i.ipc").exists)
+    async with connect(endpoint) as peer:
+        await peer.say(b"anything")
+        with pytest.raises(RunError, match="ZeroDivisionError"):
+            await asyncio.wait_for(serving, 20)
+
+
+HOSTILE: dict[str, tuple[tuple[bytes, ...], str]] = {
+    "an empty frame": ((b"",), "bad_schema"),
+    "noise": ((b"\xff\x00 noise",), "bad_schema"),
+    "two frames": ((b"a", b"b"), "multipart"),
+    "a hundred frames": ((b"",) * 100, "multipart"),
+    "nesting": ((b"\x91" * 100_000,), "bad_schema"),
+    "over the limit": ((b"\x00" * (MAX_FRAME_BYTES + 100),), "too_big"),
+    "another version": ((encode(Hello(99, "x", 1, 1, 1, [])),), "version"),
+    "an unknown dialect": (
+        (encode(Hello(VERSION, "x", 9, 1, 1, [EngineInfo("e", "abacus", LABELS)])),),
+        "unknown_dialect",
+    ),
+}
+
+
+@pytest.mark.parametrize(("frames", "reason"), HOSTILE.values(), ids=HOSTILE.keys())
+async def test_hostile_frames_are_counted_and_harm_nobody(
+    frames: tuple[bytes, ...], reason: str, start: Start
+) -> None:
+    """By reason; another peer's stream goes on."""
+    async with start() as exporter, connect(exporter) as good, connect(exporter) as bad:
+        await good.greet()
+        await bad.say(*frames)
+        await until(lambda: rejected_after(exporter) == {reason: 1})
+        await good.say(batch(1, step()))
+        await until(lambda: tokens(exporter) == 1)
+
+
+def rejected_after(exporter: Exporter) -> dict[str, float]:
+    """Refusals by reason, none yet included."""
+    try:
+        return rejected(exporter)
+    except ValueError:
+        return {}
+
+
+async def test_a_flood_of_nonsense_does_not_hold_the_loop(start: Start) -> None:
+    """Frames without items have their share of the loop, like those with."""
+    async with start() as exporter, connect(exporter) as bad:
+        flood = asyncio.create_task(_flood(bad))
+        loop = asyncio.get_running_loop()
+        waits = []
+        while not exporter.metrics.value("sidestep_rejected_total", "throttled") > 3000:
+            before = loop.time()
+            await asyncio.sleep(0)
+            waits.append(loop.time() - before)
+        flood.cancel()
+
+    assert len(waits) > 10
+    assert sorted(waits)[len(waits) // 2] < 0.05
+
+
+async def _flood(peer: Peer) -> None:
+    while True:
+        for _ in range(100):
+            await peer.say(b"\xc1")
+        await asyncio.sleep(0)
+
+
+async def test_what_is_refused_changes_nothing(start: Start) -> None:
+    """A restarted stream with an engine that cannot be: the stream goes on as it was."""
+    async with start() as exporter, connect(exporter) as peer:
+        await peer.greet()
+        bad = EngineInfo("e", "abacus", LABELS)
+        await peer.say(Hello(VERSION, "s", 2, 1, 1, [bad]))
+        answer = await peer.hear()
+        await peer.say(batch(1, step()))
+        await until(lambda: tokens(exporter) == 1)
+
+        assert isinstance(answer, Nack)
+        assert answer.code == "over_limit"
+        assert exporter.registry.engines["s0"].streams == {1}
+
+
+async def test_what_is_kept_of_streams_is_bounded(start: Start) -> None:
+    """A thousand restarts of one stream leave one behind."""
+    async with start() as exporter, connect(exporter) as peer:
+        info = EngineInfo("s0", "vllm", LABELS)
+        for incarnation in range(1, 300):
+            await peer.say(Hello(VERSION, "s", incarnation, 1, 1, [info]))
+        await until(lambda: 299 in exporter.ingest.intake.feeding.engines)
+
+        assert len(exporter.ingest.intake.feeding.engines) == 1
+        assert exporter.registry.engines["s0"].streams == {299}
+
+
+async def test_duplicates_are_acknowledged_and_not_applied(start: Start) -> None:
+    """A frame whose acknowledgement was lost is sent again."""
+    async with start() as exporter, connect(exporter) as peer:
+        await peer.greet()
+        await peer.say(batch(1, step(), step()))
+        await peer.hear()
+        await peer.say(batch(1, step(), step()))
+        answer = await peer.hear()
+
+        assert isinstance(answer, Ack)
+        assert answer.applied == 2
+        assert tokens(exporter) == 2
+        assert exporter.metrics.value("sidestep_duplicates_total") == 2
+
+
+async def test_a_gap_is_asked_for(start: Start) -> None:
+    """Never guessed."""
+    async with start() as exporter, connect(exporter) as peer:
+        await peer.greet()
+        await peer.say(batch(5, step()))
+        answer = await peer.hear()
+
+        assert isinstance(answer, Nack)
+        assert answer.code == "need_hello"
+        assert tokens(exporter) == 0
+
+
+async def test_streams_feed_one_engine_by_its_identity(start: Start) -> None:
+    """Two front ends that name the same engine add up to one series."""
+    async with start() as exporter, connect(exporter) as one, connect(exporter) as two:
+        info = EngineInfo("shared", "vllm", LABELS)
+        for incarnation, peer in enumerate((one, two), start=1):
+            await peer.say(Hello(VERSION, f"api{incarnation}", incarnation, 1, 1, [info]))
+            await peer.hear()
+            await peer.say(batch(1, step(tokens=incarnation), incarnation=incarnation))
+        await until(lambda: tokens(exporter, "shared") == 3)
+
+        assert len(exporter.registry.engines) == 1
+
+
+async def test_a_large_batch_does_not_hold_the_loop(start: Start) -> None:
+    """Applying is sliced: a page is served while thousands of items wait."""
+    async with start() as exporter, connect(exporter) as peer:
+        await peer.greet()
+        latencies = [0.001 * n for n in range(200)]
+        item = VllmStep(0, 1.0, 1.0, None, IterationStats(1, inter_token_latencies_iter=latencies))
+        for number in range(8):
+            await peer.say(batch(1 + number * 400, *[item] * 400))
+        turns = 0
+        while tokens(exporter) < 3200:
+            turns += 1
+            await asyncio.sleep(0)
+
+        assert turns > 10

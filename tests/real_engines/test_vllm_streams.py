@@ -1,0 +1,94 @@
+"""A real vLLM's KV events, with no code in the engine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from real_engines.comparison import assert_complete, assert_nothing_refused, count, parse, value
+from real_engines.load import Client
+from real_engines.processes import ExporterProcess, VllmServer, until
+from real_engines.sglang_server import Listener, free_ports
+
+pytestmark = pytest.mark.engine
+
+
+def told(events: Listener) -> dict[str, float]:
+    """Blocks stored and removed, by the messages themselves."""
+    found = {"BlockStored": 0.0, "BlockRemoved": 0.0}
+    for message in events.heard:
+        for event in message.payload[1]:
+            kind, hashes = (
+                (event["type"], event.get("block_hashes", ()))
+                if isinstance(event, dict)
+                else (event[0], event[1] if len(event) > 1 else ())
+            )
+            if kind in found:
+                found[kind] += len(hashes)
+    return found
+
+
+async def test_blocks_are_counted_over_a_killed_exporter(
+    vllm_python: Path, tiny: Path, home: Path, endpoint: str
+) -> None:
+    """What the engine stored and removed is counted once, though half of it found no exporter."""
+    port = free_ports(2)
+    publishing = {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        # At any other address vLLM connects instead of binding.
+        "endpoint": f"tcp://*:{port}",
+        "replay_endpoint": f"tcp://*:{port + 1}",
+    }
+    arguments = ["--num-gpu-blocks-override", "96", "--kv-events-config", json.dumps(publishing)]
+    subscription = f"kv-events=tcp://127.0.0.1:{port},replay=tcp://127.0.0.1:{port + 1},model=tiny"
+    flags = [
+        "--subscribe",
+        subscription,
+        "--state.dir",
+        str(home / "state"),
+        "--kv.sample-rate",
+        "1",
+    ]
+    (home / "state").mkdir()
+    log = home / "exporter.log"
+
+    async def counted(exporter: ExporterProcess, events: Listener) -> bool:
+        page = parse(await exporter.page())
+        family = "sidestep_kv_cache_{}_blocks"
+        found = {
+            "BlockStored": value(page, family.format("stored")),
+            "BlockRemoved": value(page, family.format("removed")),
+        }
+        return found == told(events) and found["BlockRemoved"] > 0
+
+    async with (
+        VllmServer(vllm_python, tiny, home, arguments) as server,
+        Listener(f"tcp://127.0.0.1:{port}") as events,
+    ):
+        await server.started()
+        async with (
+            ExporterProcess(endpoint, log, *flags) as exporter,
+            Client(server.base) as client,
+        ):
+            await exporter.started()
+            answers = await client.mixed(leave=False)
+            await until(lambda: counted(exporter, events), 30, "all blocks")
+            exporter.kill()
+            answers += await client.mixed(leave=False)
+        async with ExporterProcess(endpoint, log, *flags) as exporter:
+            await exporter.started()
+            await until(lambda: counted(exporter, events), 30, "all blocks, those missed too")
+            page = parse(await exporter.page())
+
+    assert_complete([answer for answer in answers if answer.status == 200])
+    known = told(events)
+    assert value(page, "sidestep_kv_cache_resident_blocks") == (
+        known["BlockStored"] - known["BlockRemoved"]
+    )
+    assert value(page, "sidestep_subscription_lost_messages") == 0
+    assert value(page, "sidestep_subscription_replayed_messages") > 0
+    assert count(page, "sidestep_kv_cached_block_lifetime_seconds", medium="GPU") > 0
+    assert_nothing_refused(page)

@@ -1,0 +1,77 @@
+"""Dashboards as consumers see them: files of JSON, their panels, queries and variables."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from sidestep.engines.dialects import DIALECTS
+
+ROOT = Path(__file__).parents[2]
+DASHBOARDS = sorted((ROOT / "grafana").glob("*.json"))
+FAMILY = re.compile(
+    r"(?<![\w:$\"])((?:vllm|sglang):\w+|(?:sidestep|nv|process|gen_ai)_\w+|up)(?=[{\[])"
+)
+NAMED = re.compile(r'__name__=~"([^"]+)"')
+HISTOGRAMS = {
+    row.name for dialect in DIALECTS.values() for row in dialect.rows if row.kind == "histogram"
+}
+SUFFIX = re.compile(r"_(bucket|sum|count)$")
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """One query of a panel."""
+
+    board: str
+    panel: str
+    expr: str
+
+    def __str__(self) -> str:
+        return f"{self.board}: {self.panel}: {self.expr}"
+
+
+def dashboard(path: Path) -> dict[str, Any]:
+    """A file."""
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def panels(board: dict[str, Any]) -> list[dict[str, Any]]:
+    """Of a dashboard, headings left out."""
+    return [panel for panel in board["panels"] if panel["type"] != "row"]
+
+
+def queries(path: Path) -> list[Asked]:
+    """Of all panels, as they are written."""
+    return [
+        Asked(path.stem, panel["title"], target["expr"])
+        for panel in panels(dashboard(path))
+        for target in panel["targets"]
+    ]
+
+
+def variables(board: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """By name."""
+    return {each["name"]: each for each in board["templating"]["list"]}
+
+
+def filled(expr: str, **values: str) -> str:
+    """What Grafana sends: every variable replaced, those not named by all."""
+    given = {"__rate_interval": "1m", "ttft": "1.0", "itl": "0.1", "e2e": "10.0", **values}
+    return re.sub(r"\$(\w+)", lambda found: given.get(found[1], ".*"), expr)
+
+
+def families(expr: str) -> set[str]:
+    """Names of the families that ``expr`` asks for."""
+    several = [name for found in NAMED.findall(expr) for name in found.split("|")]
+    return {family(name) for name in (*FAMILY.findall(expr), *several)}
+
+
+def family(sample: str) -> str:
+    """Whose sample it is; a family's own name can end as a histogram's samples do."""
+    name = SUFFIX.sub("", sample)
+    return name if name in HISTOGRAMS else sample

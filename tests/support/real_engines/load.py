@@ -1,0 +1,193 @@
+"""Completions that bring an engine into every state its metrics tell of, and what came back."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+import json
+import random
+import string
+import time
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, Self
+
+import aiohttp
+
+from real_engines.tiny_model import EOS
+
+MAIN_FLAGS = [
+    "--num-gpu-blocks-override",
+    "80",
+    "--kv-cache-metrics",
+    "--kv-cache-metrics-sample",
+    "1.0",
+    "--enable-logging-iteration-details",
+    "--enable-mfu-metrics",
+    "--max-num-seqs",
+    "32",
+    "--max-num-batched-tokens",
+    "512",
+    "--enable-prompt-tokens-details",
+]
+"""80 blocks of 32 tokens: few enough that ``mixed`` preempts requests and evicts blocks."""
+MAIN_ENVIRON = {"VLLM_COMPUTE_NANS_IN_LOGITS": "1"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Ask:
+    """A completion to ask for; ``leave`` a stream after so many chunks, if at all."""
+
+    prompt: str
+    tokens: int
+    leave: int = 0
+    model: str = "tiny"
+    stream: bool = True
+    options: dict[str, Any] = dataclasses.field(default_factory=lambda: {"ignore_eos": True})
+    headers: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass
+class Answer:
+    """What the client saw of a completion: times are monotonic seconds."""
+
+    status: int = 0
+    error: str = ""
+    reasons: list[str] = dataclasses.field(default_factory=list)
+    prompt_tokens: int = 0
+    tokens: int = 0
+    left: bool = False
+    asked_at: float = 0.0
+    ended_at: float = 0.0
+    longest_gap: float = 0.0
+
+    @property
+    def refused(self) -> bool:
+        """By its status, or in a stream that had begun."""
+        return self.status != 200 or bool(self.error)
+
+    @property
+    def seconds(self) -> float:
+        """From question to end."""
+        return self.ended_at - self.asked_at
+
+
+class Client:
+    """Asks one server; ``seed`` makes its prompts the same in every run."""
+
+    def __init__(self, base: str, seed: int = 7) -> None:
+        self.base = base
+        self._random = random.Random(seed)
+        timeout = aiohttp.ClientTimeout(total=300)
+        # A connection a request: the server closes idle ones, maybe just as one is used again.
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+        self._session = aiohttp.ClientSession(timeout=timeout, connector=connector)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._session.close()
+
+    def text(self, tokens: int) -> str:
+        """A random prompt; a character is a token."""
+        return "".join(self._random.choices(string.ascii_lowercase + " ", k=tokens))
+
+    async def ask(self, ask: Ask) -> Answer:
+        """One completion, in chunks or in one piece."""
+        body = {
+            "model": ask.model,
+            "prompt": ask.prompt,
+            "max_tokens": ask.tokens,
+            "temperature": 1.0,
+            "stream": ask.stream,
+            **({"stream_options": {"include_usage": True}} if ask.stream else {}),
+            **ask.options,
+        }
+        answer = Answer(asked_at=time.monotonic())
+        chunks, last = 0, answer.asked_at
+        async with self._session.post(
+            f"{self.base}/v1/completions", json=body, headers=ask.headers
+        ) as response:
+            answer.status = response.status
+            if not ask.stream:
+                self._read(await response.json(), answer)
+            async for line in response.content:
+                if not line.startswith(b"data: {"):
+                    continue
+                now = time.monotonic()
+                answer.longest_gap = max(answer.longest_gap, now - last)
+                chunks, last = chunks + 1, now
+                self._read(json.loads(line.removeprefix(b"data: ")), answer)
+                if ask.leave and chunks >= ask.leave:
+                    answer.left = True
+                    break
+        answer.ended_at = time.monotonic()
+        return answer
+
+    async def ask_all(self, asks: Iterable[Ask]) -> list[Answer]:
+        """All at once."""
+        return list(await asyncio.gather(*map(self.ask, asks)))
+
+    async def mixed(
+        self, *, leave: bool = True, stop_strings: bool = True, streams: int = 1
+    ) -> list[Answer]:
+        """Everything that moves a metric: 71 accepted completions, 1 refused as too long.
+
+        Whether a request that its client leaves counts as finished is a race;
+        without ``leave`` the engine's totals are the clients'. A request that ends by a
+        stop string runs on in the engine's core until the front end's abort is there.
+        One of ``streams`` comes as a stream, as does what a client leaves.
+        """
+        text, plain = self.text, {"ignore_eos": True}
+        shared = text(200)
+        letters = list("aeio")
+        groups = [
+            [Ask(text(60), 24) for _ in range(6)],
+            [Ask(shared + text(10), 16)],
+            [Ask(shared + text(10), 16) for _ in range(8)],
+            [Ask(text(30), 200, options={"logit_bias": {str(EOS): 3.5}}) for _ in range(8)],
+            [
+                Ask(text(30), 800, options={"stop": letters, **plain})
+                for _ in range(4 if stop_strings else 0)
+            ],
+            [Ask(text(60), 1500, leave=1) for _ in range(5 if leave else 0)],
+            [Ask(text(40), 12, options={"n": 2, **plain}) for _ in range(2)],
+            [Ask(text(60), 350) for _ in range(16)],
+            [Ask(text(400), 8) for _ in range(12)],
+            [Ask(shared + text(10), 16) for _ in range(3)],
+            [Ask(text(1500), 4) for _ in range(2)],
+            [Ask(text(3000), 4)],
+            [Ask(text(100), 1) for _ in range(4)],
+        ]
+        turns = itertools.count()
+        return [
+            answer
+            for group in groups
+            for answer in await self.ask_all(
+                dataclasses.replace(ask, stream=not next(turns) % streams or ask.leave > 0)
+                for ask in group
+            )
+        ]
+
+    @staticmethod
+    def _read(event: dict[str, Any], answer: Answer) -> None:
+        answer.error = str(event.get("error") or answer.error)
+        for choice in event.get("choices", ()):
+            if choice.get("finish_reason"):
+                answer.reasons.append(choice["finish_reason"])
+        usage = event.get("usage")
+        if usage:
+            answer.prompt_tokens = usage["prompt_tokens"]
+            answer.tokens = usage["completion_tokens"]
+
+
+def reasons(answers: Iterable[Answer]) -> Counter[str]:
+    """Completions by how they ended, parallel samples one by one."""
+    return Counter(reason for answer in answers for reason in answer.reasons)
+
+
+def generated(answers: Iterable[Answer]) -> int:
+    """Tokens, by the server's own account to its clients."""
+    return sum(answer.tokens for answer in answers)

@@ -1,0 +1,89 @@
+"""Items of vLLM applied to an engine of a registry."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sidestep.catalog.layout_builder import compile_layout
+from sidestep.engines.apply import Applier
+from sidestep.engines.dialects import DIALECTS
+from sidestep.engines.items import Item, VllmStep
+from sidestep.engines.vllm.wire import (
+    SchedulerStats,
+)
+from sidestep.exposition.aggregate import aggregate_histograms
+from sidestep.exposition.families import families, is_shared
+from sidestep.exposition.family_snapshot import aggregate_snapshot, snapshot_family
+from sidestep.metrics.engine import Engine
+from sidestep.metrics.histogram import Histogram
+from sidestep.metrics.registry import Registry
+from sidestep.protocol.iteration_stats import (
+    IterationStats,
+    PromptTokenStats,
+)
+from sidestep.protocol.messages import EngineInfo
+from sidestep.protocol.self_described import Family, Sample, Samples
+
+
+class Bench:
+    """A registry with engines, items for them, and what a page would show."""
+
+    def __init__(self, *, legacy: bool = False) -> None:
+        layouts = {
+            name: compile_layout(dialect, legacy=legacy) for name, dialect in DIALECTS.items()
+        }
+        self.registry = Registry(layouts, {})
+        self.applier = Applier(self.registry)
+        self.engines: dict[str, Engine] = {}
+
+    def engine(self, name: str = "0", **info: Any) -> Engine:
+        """Register an engine of model ``m``."""
+        labels = info.pop("labels", {"engine": name, "model_name": "m"})
+        identity = info.pop("id", name)
+        dialect = info.pop("dialect", "vllm")
+        engine = self.registry.register(EngineInfo(identity, dialect, labels, **info))
+        self.engines[name] = engine
+        return engine
+
+    def apply(self, *items: Item, to: str = "0") -> None:
+        """Apply ``items`` in order."""
+        for item in items:
+            self.applier.apply(self.engines[to], item)
+
+    def values(self, name: str) -> dict[tuple[str, ...], Any]:
+        """Samples of ``name`` by the label values that are not engine or model."""
+        (family,) = families(self.registry, {name})
+        found = snapshot_family(self.registry, family, Histogram.copy)
+        if is_shared(family):
+            combined = aggregate_snapshot(family, found, aggregate_histograms)
+            told = [one for one in combined if one is not None]
+            return {tuple(text for _, text in labels): value for labels, value in told}
+        return {key: value for _, _, _, children in found for key, value in children}
+
+    def value(self, name: str) -> Any:
+        """The only sample of ``name``."""
+        (value,) = self.values(name).values()
+        return value
+
+
+def step(
+    scheduler: SchedulerStats | None = None,
+    iteration: IterationStats | None = None,
+    *,
+    stamp: float = 1.0,
+    more: bool = False,
+) -> VllmStep:
+    """A step at ``stamp``."""
+    return VllmStep(0, stamp, 1e9, scheduler, iteration, None, more)
+
+
+def tokens(generated: int, computed: int = 0) -> IterationStats:
+    """A front end's slice of a step."""
+    prompt = PromptTokenStats(computed=computed, total=computed)
+    return IterationStats(num_generation_tokens=generated, prompt_token_stats=prompt)
+
+
+def family(name: str = "vllm:new_total", kind: Any = "counter", **fields: Any) -> Samples:
+    """A self-described family with one sample."""
+    sample = Sample(fields.pop("values", []), fields.pop("value", 1.0), fields.pop("seen", []))
+    return Samples(0, 1.0, [Family(name, kind, samples=[sample], **fields)])

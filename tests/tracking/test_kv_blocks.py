@@ -1,0 +1,624 @@
+"""Block lifetimes against models written from the definitions."""
+
+from __future__ import annotations
+
+import gc
+import gzip
+import json
+import math
+import statistics
+import tracemalloc
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporters import DATA
+from kv_blocks import (
+    CACHED,
+    PHYSICAL,
+    Change,
+    Event,
+    NaiveBlocks,
+    NaiveCache,
+    any_blocks,
+    any_changes,
+    block_item,
+    cache_item,
+    cached,
+    chunks,
+    cleared,
+    legal_blocks,
+    physical,
+    removed,
+    stored,
+    total,
+    values,
+)
+from sidestep.errors import WireError
+from sidestep.protocol.block_events import (
+    ALLOCATED,
+    EVICTED,
+    MAX_HASHES,
+    RESET,
+    TOUCHED,
+    BlockEvents,
+    CacheEvents,
+)
+from sidestep.protocol.limits import MAX_LABELS
+from sidestep.tracking.kv_blocks.cached import CachedBlocks
+from sidestep.tracking.kv_blocks.physical import SLICE, PhysicalBlocks
+from sidestep.tracking.kv_blocks.sampling import Observation, Sampling
+from sidestep.tracking.kv_blocks.tracker import BlockObservations, CachedObservations
+
+UNBOUNDED = 1 << 40
+
+
+def sampling(rate: float = 1.0, capacity: int = UNBOUNDED, *, scale: bool = True) -> Sampling:
+    """Settings that track every block, unless told otherwise."""
+    return Sampling(rate, scale, capacity)
+
+
+def physical_blocks(capacity: int = UNBOUNDED, *, scale: bool = True) -> PhysicalBlocks:
+    """Return a new tracker."""
+    return PhysicalBlocks(sampling(capacity=capacity, scale=scale))
+
+
+def cached_blocks(rate: float = 1.0, capacity: int = UNBOUNDED) -> CachedBlocks:
+    """Return a new tracker."""
+    return CachedBlocks(sampling(rate, capacity))
+
+
+def chunked(events: list[Any], sizes: list[int]) -> Iterator[list[Any]]:
+    """``events`` in pieces of these sizes, and the rest."""
+    start = 0
+    for size in sizes:
+        yield events[start : start + size]
+        start += size
+    yield events[start:]
+
+
+def merged(outs: list[BlockObservations]) -> BlockObservations:
+    """All of them as one."""
+    counts = ("resets", "refused", "abandoned", "unknown")
+    whole = BlockObservations(**{name: sum(getattr(out, name) for out in outs) for name in counts})
+    for out in outs:
+        for kind in PHYSICAL:
+            getattr(whole, kind).extend(getattr(out, kind))
+        for name, observed in out.cached.items():
+            into = whole.cached.setdefault(name, CachedObservations())
+            for kind in CACHED:
+                getattr(into, kind).extend(getattr(observed, kind))
+    return whole
+
+
+@given(legal_blocks())
+def test_an_engines_blocks_equal_the_definitions(events: list[Event]) -> None:
+    """Where every event is seen, every interval is observed."""
+    ours, naive = physical_blocks(), NaiveBlocks(events)
+
+    out = ours.apply(block_item(events))
+
+    assert physical(out) == naive.out
+    assert ours.tracked == len(naive.open)
+    assert (out.unknown, out.abandoned, out.refused) == (0, 0, 0)
+
+
+@given(any_blocks)
+def test_events_that_no_engine_sends_leave_out_what_is_not_known(events: list[Event]) -> None:
+    """Lost events and stamps out of order cost their intervals, none is negative or told twice."""
+    ours, naive = physical_blocks(), NaiveBlocks(events)
+
+    out = ours.apply(block_item(events))
+
+    assert physical(out) == naive.out
+    assert (out.unknown, out.abandoned) == (naive.unknown, naive.abandoned)
+    assert ours.tracked == len(naive.open)
+    assert all(value >= 0 for kind in PHYSICAL for value, _ in getattr(out, kind))
+
+
+@given(any_changes)
+def test_cached_hashes_equal_the_definitions(changes: list[Change]) -> None:
+    """In every medium on its own, in whatever order events come."""
+    ours, naive = cached_blocks(), NaiveCache(changes)
+
+    out = ours.apply(cache_item(changes))
+
+    assert cached(out) == naive.out
+    assert (ours.tracked, out.unknown) == (naive.tracked, naive.unknown)
+    assert all(
+        value >= 0
+        for observed in out.cached.values()
+        for kind in CACHED
+        for value, _ in getattr(observed, kind)
+    )
+
+
+@given(any_blocks, chunks, st.integers(1, 8), st.sampled_from([1.0, 0.6, 0.03]))
+def test_how_block_events_are_packed_changes_nothing(
+    events: list[Event], sizes: list[int], capacity: int, rate: float
+) -> None:
+    """One item or many: the same observations in the same order, also at the capacity."""
+    whole, parts = physical_blocks(capacity), physical_blocks(capacity)
+
+    at_once = whole.apply(block_item(events, rate))
+    piecewise = [parts.apply(block_item(piece, rate)) for piece in chunked(events, sizes)]
+
+    assert merged(piecewise) == at_once
+    assert parts.tracked == whole.tracked <= capacity
+
+
+@given(any_changes, chunks, st.integers(1, 8), st.sampled_from([1.0, 0.6, 0.03]))
+def test_how_cache_events_are_packed_changes_nothing(
+    changes: list[Change], sizes: list[int], capacity: int, rate: float
+) -> None:
+    """Likewise."""
+    whole, parts = cached_blocks(rate, capacity), cached_blocks(rate, capacity)
+
+    at_once = whole.apply(cache_item(changes))
+    piecewise = [parts.apply(cache_item(piece)) for piece in chunked(changes, sizes)]
+
+    assert merged(piecewise) == at_once
+    assert parts.tracked == whole.tracked <= capacity
+
+
+def test_a_reset_is_observed_in_slices() -> None:
+    """No call takes time for a whole cache; what is left over is tracked and waits."""
+    ours = physical_blocks()
+    ours.apply(block_item([(ALLOCATED, block, 1.0) for block in range(3 * SLICE + 1)]))
+
+    outs = [ours.apply(block_item([(RESET, 0, 3.0)]))]
+    left = ours.tracked
+    while ours.waiting:
+        outs.append(ours.take())
+
+    assert [len(out.reset_ages) for out in outs] == [SLICE, SLICE, SLICE, 1]
+    assert [out.resets for out in outs] == [1, 0, 0, 0]
+    assert (left, ours.tracked) == (2 * SLICE + 1, 0)
+
+
+def test_blocks_of_a_reset_make_way_for_new_ones() -> None:
+    """An empty cache refuses nothing, and what was in it is observed all the same."""
+    count = 4 * SLICE
+    ours = physical_blocks(capacity=count)
+    ours.apply(block_item([(ALLOCATED, block, 1.0) for block in range(count)]))
+
+    again = [(ALLOCATED, block, 4.0) for block in range(count)]
+    out = ours.apply(block_item([(RESET, 0, 3.0), *again]))
+
+    assert (len(out.reset_ages), out.refused, ours.tracked) == (count, 0, count)
+
+
+def test_the_last_four_hits_as_the_engine_has_them() -> None:
+    """Three gaps at eviction of however many hits, the first hit's distance from birth never."""
+    hits: list[Event] = [(TOUCHED, 7, float(stamp)) for stamp in (10, 11, 13, 17, 25)]
+    life = [(ALLOCATED, 7, 1.0), *hits, (EVICTED, 7, 30.0)]
+
+    out = physical_blocks().apply(block_item(life))
+
+    assert out == BlockObservations(
+        lifetimes=[(29.0, 1)],
+        idles=[(5.0, 1)],
+        last_gaps=[(2.0, 1), (4.0, 1), (8.0, 1)],
+        gaps=[(1.0, 1), (2.0, 1), (4.0, 1), (8.0, 1)],
+        reuses=[(5, 1)],
+    )
+
+
+def test_hits_of_one_moment_are_a_gap_of_nothing() -> None:
+    """Two requests of one step hit a block together; that is a reuse like any other."""
+    life = [(ALLOCATED, 7, 1.0), (TOUCHED, 7, 1.0), (TOUCHED, 7, 1.0), (EVICTED, 7, 1.0)]
+
+    out = physical_blocks().apply(block_item(life))
+
+    assert out.gaps == out.last_gaps == [(0.0, 1)]
+    assert out.lifetimes == out.idles == [(0.0, 1)]
+
+
+def test_a_block_weighs_what_the_sender_sampled_at_its_birth() -> None:
+    """Whatever it samples later, also within the same second."""
+    ours = physical_blocks()
+    ours.apply(block_item([(ALLOCATED, 1, 1.0)], 0.5))
+    ours.apply(block_item([(ALLOCATED, 2, 1.0)], 0.125))
+    ours.apply(block_item([(ALLOCATED, 3, 1.0)], 1.0))
+
+    out = ours.apply(block_item([(EVICTED, block, 2.0) for block in (1, 2, 3)], 0.25))
+
+    assert [count for _, count in out.lifetimes] == [2, 8, 1]
+
+
+def test_a_reset_is_observed_apart_from_evictions() -> None:
+    """Ages and idles of what it took, nothing among lifetimes; later evictions are unknown."""
+    ours = physical_blocks()
+    ours.apply(block_item([(ALLOCATED, 1, 1.0), (ALLOCATED, 2, 2.0), (TOUCHED, 1, 5.0)]))
+
+    out = ours.apply(block_item([(RESET, 0, 9.0), (EVICTED, 1, 10.0)]))
+
+    assert out == BlockObservations(
+        reset_ages=[(7.0, 1), (8.0, 1)], reset_idles=[(7.0, 1), (4.0, 1)], resets=1, unknown=1
+    )
+    assert ours.tracked == 0
+
+
+def test_a_hit_before_the_last_one_has_no_time() -> None:
+    """It counts as a hit; gaps and idle are taken between the others."""
+    ours = physical_blocks()
+    life = [(ALLOCATED, 1, 10.0), (TOUCHED, 1, 20.0), (TOUCHED, 1, 15.0), (TOUCHED, 1, 26.0)]
+
+    out = ours.apply(block_item([*life, (EVICTED, 1, 30.0)]))
+
+    assert values(out.gaps) == values(out.last_gaps) == [6.0]
+    assert values(out.reuses) == [3]
+    assert (values(out.lifetimes), values(out.idles)) == ([20.0], [4.0])
+    assert out.unknown == 1
+
+
+def test_clearing_a_medium_leaves_the_others() -> None:
+    """No medium is all of them; neither is observed."""
+    ours = cached_blocks()
+    for medium in ("GPU", "CPU", "STORAGE"):
+        ours.apply(stored([1, 2], 1.0, medium))
+
+    ours.apply(cleared("GPU", 2.0))
+    of_gpu, of_cpu = ours.apply(removed([1], 3.0)), ours.apply(removed([1], 3.0, "CPU"))
+    ours.apply(cleared("", 4.0))
+
+    assert of_gpu == BlockObservations()
+    assert values(of_cpu.cached["CPU"].lifetimes) == [2.0]
+    assert ours.tracked == 0
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        BlockEvents(0, 0.0, 2, 1.0, bytes([ALLOCATED]), [1, 2], [1.0]),
+        BlockEvents(0, 0.0, 2, 1.0, bytes([ALLOCATED]), [1], []),
+        BlockEvents(0, 0.0, 2, 1.0, bytes([ALLOCATED, RESET + 1]), [1, 2], [1.0, 1.0]),
+        BlockEvents(0, 0.0, 2, 0.0, bytes([EVICTED, ALLOCATED]), [5, 1], [9.0, 9.0]),
+        BlockEvents(0, 0.0, 2, 5e-324, bytes([ALLOCATED]), [1], [1.0]),
+    ],
+)
+def test_an_item_that_contradicts_itself_changes_nothing(item: BlockEvents) -> None:
+    """It is refused before its first event, or its new source, is looked at."""
+    ours = physical_blocks()
+    ours.apply(block_item([(ALLOCATED, 5, 1.0)]))
+
+    with pytest.raises(WireError, match="bad_item"):
+        ours.apply(item)
+
+    assert ours.tracked == 1
+    assert ours.apply(block_item([(EVICTED, 5, 3.0)])) == BlockObservations(
+        lifetimes=[(2.0, 1)], idles=[(2.0, 1)], reuses=[(0, 1)]
+    )
+
+
+def test_media_are_as_few_as_labels_may_be() -> None:
+    """One more than a page may have is refused with its whole item."""
+    ours = cached_blocks()
+    ours.apply(cache_item([("stored", [1], str(n), 1.0) for n in range(MAX_LABELS)]))
+
+    for item in (stored([2], 2.0, "more"), cache_item([("sold", [1], "0", 2.0)])):
+        with pytest.raises(WireError, match="bad_item"):
+            ours.apply(item)
+
+    assert ours.tracked == MAX_LABELS
+    assert "0" in ours.apply(removed([1], 2.0, "0")).cached
+    assert ours.apply(removed([1], 2.0, "more")) == BlockObservations()
+
+
+HASHES: dict[str, Callable[[Random, int], int]] = {
+    "random": lambda random, _: random.getrandbits(64),
+    "counting": lambda _, number: number,
+    "aligned": lambda _, number: number << 40,
+    "small": lambda random, _: random.getrandbits(32),
+}
+
+
+def sample(hashes: list[int], ours: CachedBlocks) -> set[int]:
+    """Those that ``ours`` tracks."""
+    ours.apply(stored(hashes, 1.0))
+    found = set()
+    for number, value in enumerate(hashes):
+        if ours.apply(removed([value], 2.0 + number)).cached:
+            found.add(value)
+    return found
+
+
+@pytest.mark.parametrize("kind", HASHES)
+def test_a_sample_is_part_of_every_larger_one(kind: str) -> None:
+    """By hash alone, whatever the hashes look like: nested, and of the size that was asked for."""
+    random = Random(7)
+    hashes = list({HASHES[kind](random, number) for number in range(MAX_HASHES)})
+    rates = (0.0, 0.003, 0.03, 0.1, 0.5, 0.9, 1.0)
+
+    samples = [sample(hashes, cached_blocks(rate)) for rate in rates]
+
+    for smaller, larger in pairwise(samples):
+        assert smaller <= larger
+    for rate, found in zip(rates, samples, strict=True):
+        spread = math.sqrt(len(hashes) * rate * (1 - rate))
+        assert abs(len(found) - rate * len(hashes)) <= 4 * spread
+
+
+@pytest.mark.parametrize("rate", [0.5, 0.0625])
+def test_a_changed_rate_holds_for_blocks_that_begin_later(rate: float) -> None:
+    """Blocks that are tracked already are observed to their end, with the weight of their birth."""
+    early, late = list(range(4000)), list(range(10_000, 14_000))
+    settings = sampling(0.25)
+    ours, fresh = CachedBlocks(settings), cached_blocks(rate)
+    ours.apply(stored(early, 1.0))
+    before = ours.tracked
+
+    settings.rate = rate
+    ours.apply(stored(late, 2.0))
+    fresh.apply(stored(late, 2.0))
+    hits = [ours.apply(stored(early, stamp)).cached.get("GPU") for stamp in (3.0, 5.0)]
+    of_early = ours.apply(removed(early, 6.0)).cached["GPU"]
+    # A hit of a hash that is sampled at the higher rate only has begun a life.
+    of_late = ours.apply(removed(late, 6.0)).cached["GPU"].lifetimes
+
+    known = [(value, count) for value, count in of_early.lifetimes if value == 5.0]
+    assert hits[0] is None
+    assert hits[1] is not None
+    assert hits[1].gaps[:1] == [(2.0, 4)]
+    assert known == [(5.0, 4)] * before
+    assert of_late == fresh.apply(removed(late, 6.0)).cached["GPU"].lifetimes
+    assert {count for _, count in of_late} == {round(1 / rate)}
+
+
+def test_a_rate_of_nothing_tracks_nothing_new() -> None:
+    """What is tracked ends as it would."""
+    settings = sampling(1.0)
+    ours = CachedBlocks(settings)
+    ours.apply(stored([1], 1.0))
+
+    settings.rate = 0.0
+    ours.apply(stored(list(range(2, 100)), 2.0))
+
+    assert ours.tracked == 1
+    assert ours.apply(removed([1], 3.0)).cached["GPU"].lifetimes == [(2.0, 1)]
+
+
+def test_a_restarted_sender_begins_anew() -> None:
+    """Blocks of the process before are abandoned: its clock and its cache are gone."""
+    blocks, hashes = physical_blocks(), cached_blocks()
+    blocks.apply(block_item([(ALLOCATED, 1, 1.0), (ALLOCATED, 2, 1.0)]))
+    hashes.apply(stored([1, 2, 3], 1.0))
+
+    out = blocks.apply(block_item([(EVICTED, 1, 50.0)], source=2))
+    of_cache = hashes.apply(cache_item([("removed", [1], "GPU", 50.0)], source=9))
+
+    assert out == BlockObservations(abandoned=2, unknown=1)
+    assert of_cache == BlockObservations(abandoned=3)
+    assert (blocks.tracked, hashes.tracked) == (0, 0)
+
+
+def test_blocks_over_the_capacity_are_refused_and_counted() -> None:
+    """Their later events are not unknown; those that are tracked are observed in full."""
+    ours = physical_blocks(capacity=10)
+
+    out = ours.apply(block_item([(ALLOCATED, block, 1.0) for block in range(15)]))
+    full = ours.tracked
+    ended = [(kind, block, 3.0) for block in range(15) for kind in (TOUCHED, EVICTED)]
+    after = ours.apply(block_item(ended))
+    reset = ours.apply(block_item([(RESET, 0, 4.0), (EVICTED, 1, 5.0)]))
+
+    assert (out.refused, full, ours.tracked) == (5, 10, 0)
+    assert after.lifetimes == [(2.0, 1)] * 10
+    assert (after.refused, after.unknown) == (0, 0)
+    assert reset.unknown == 1
+
+
+def test_hashes_over_the_capacity_are_refused_and_counted() -> None:
+    """Each time that they are stored, while there is no place in any medium."""
+    ours = cached_blocks(capacity=10)
+
+    refused = [ours.apply(stored(list(range(15)), 1.0)).refused for _ in range(2)]
+    other = ours.apply(stored([1], 1.0, "CPU")).refused
+    ours.apply(removed([3], 2.0))
+    after = ours.apply(stored([1], 2.0, "CPU")).refused
+
+    assert (refused, other, after, ours.tracked) == ([5, 5], 1, 0, 10)
+
+
+def test_a_smaller_capacity_abandons_the_newest_blocks() -> None:
+    """At once, counted with the next call, and not unknown when they end."""
+    blocks, hashes = physical_blocks(), cached_blocks()
+    blocks.apply(block_item([(ALLOCATED, block, float(block)) for block in range(10)]))
+    hashes.apply(stored(list(range(5)), 1.0))
+    hashes.apply(stored(list(range(5)), 1.0, "CPU"))
+
+    for tracker in (blocks, hashes):
+        tracker.resize(4)
+        assert tracker.tracked == 4
+    out = blocks.apply(block_item([(EVICTED, block, 20.0) for block in range(10)]))
+
+    assert values(out.lifetimes) == [17.0, 18.0, 19.0, 20.0]
+    assert (out.abandoned, out.unknown) == (6, 0)
+    assert hashes.take().abandoned == 6
+
+
+def test_without_scaling_every_observation_counts_once() -> None:
+    """As the engine's own, which are of the sample."""
+    blocks, hashes = physical_blocks(scale=False), CachedBlocks(sampling(0.1, scale=False))
+    blocks.apply(block_item([(ALLOCATED, 1, 1.0)], 0.01))
+    hashes.apply(stored(list(range(1000)), 1.0))
+
+    hits: list[Event] = [(TOUCHED, 1, 2.0), (TOUCHED, 1, 3.0), (EVICTED, 1, 4.0)]
+    out = blocks.apply(block_item(hits, 0.01))
+    of_cache = hashes.apply(removed(list(range(1000)), 2.0)).cached["GPU"]
+
+    assert (out.lifetimes, out.gaps, out.reuses) == ([(3.0, 1)], [(1.0, 1)], [(2, 1)])
+    assert {count for _, count in of_cache.lifetimes} == {1}
+
+
+@pytest.mark.parametrize("rate", [0.03, 0.3, 0.7])
+def test_scaled_counts_add_up_to_the_weight(rate: float) -> None:
+    """Whole numbers that differ by one at most, and whose sum is never off by one."""
+    ours = physical_blocks()
+    counts: list[int] = []
+    for number in range(500):
+        out = ours.apply(block_item([(ALLOCATED, 1, 1.0), (EVICTED, 1, 2.0 + number)], rate))
+        counts += [count for _, count in out.lifetimes]
+        assert abs(sum(counts) - len(counts) / rate) <= 0.5 + 1e-6
+
+    assert len(counts) == 500
+    assert set(counts) <= {math.floor(1 / rate), math.ceil(1 / rate)}
+
+
+def errors(seed: int, rate: float, *, by_hash: bool) -> tuple[float, float]:
+    """Estimate less truth of the number of blocks and the sum of their lifetimes, as shares."""
+    random = Random(f"run {seed}")
+    events: list[tuple[float, bool, int]] = []
+    lifetimes: list[float] = []
+    for _ in range(2000):
+        begin, lifetime = random.uniform(0, 1000), random.expovariate(0.01)
+        block = random.getrandbits(64 if by_hash else 40)
+        if by_hash or random.random() < rate:
+            events += [(begin, False, block), (begin + lifetime, True, block)]
+        lifetimes.append(lifetime)
+    events.sort()
+    observed: list[Observation] = []
+    if by_hash:
+        item = cache_item(
+            [("removed" if end else "stored", [block], "GPU", at) for at, end, block in events]
+        )
+        observed = cached_blocks(rate).apply(item).cached["GPU"].lifetimes
+    else:
+        kinds = [(EVICTED if end else ALLOCATED, block, at) for at, end, block in events]
+        observed = physical_blocks().apply(block_item(kinds, rate)).lifetimes
+    truth, estimate = sum(lifetimes), sum(value * count for value, count in observed)
+    return total(observed) / len(lifetimes) - 1, estimate / truth - 1
+
+
+@pytest.mark.parametrize("by_hash", [True, False])
+@pytest.mark.parametrize("rate", [0.03, 0.2, 0.7])
+def test_estimates_have_no_bias(rate: float, by_hash: bool) -> None:
+    """Over many runs, errors of a sample lie around nothing."""
+    runs = [errors(seed, rate, by_hash=by_hash) for seed in range(30)]
+
+    for found in zip(*runs, strict=True):
+        of_mean = statistics.stdev(found) / math.sqrt(len(found))
+        assert abs(statistics.fmean(found)) < 3.5 * of_mean
+        assert of_mean < 0.05
+
+
+def physical_life(count: int, hits: int) -> Iterator[BlockEvents]:
+    """Items of blocks that are allocated, then hit."""
+    for kind, stamp in [(ALLOCATED, 1.0), *((TOUCHED, 2.0 + hit) for hit in range(hits))]:
+        for start in range(0, count, 1000):
+            blocks = range(start, start + 1000)
+            yield block_item([(kind, block + 1000, stamp + block / 1e6) for block in blocks], 0.3)
+
+
+def physical_turnover(count: int, hits: int) -> Iterator[BlockEvents]:
+    """The same, then all are evicted, allocated and hit again, twice."""
+    yield from physical_life(count, hits)
+    for turn in range(1, 3):
+        for start in range(0, count, 1000):
+            yield block_item(
+                [
+                    (kind, block + 1000, 100.0 * turn + block / 1e6)
+                    for block in range(start, start + 1000)
+                    for kind in (EVICTED, ALLOCATED, *[TOUCHED] * hits)
+                ],
+                0.3,
+            )
+
+
+def cached_life(count: int, hits: int) -> Iterator[CacheEvents]:
+    """Items of hashes that are stored, then stored again."""
+    for hit in range(hits + 1):
+        random = Random(3)
+        for start in range(0, count, 1000):
+            yield cache_item(
+                [
+                    ("stored", [random.getrandbits(64)], "GPU", hit + each / 1e6)
+                    for each in range(start, start + 1000)
+                ]
+            )
+
+
+@pytest.mark.parametrize(
+    ("items", "count", "hits"),
+    [
+        (physical_life, 200_000, 0),
+        (physical_life, 200_000, 1),
+        (cached_life, 200_000, 0),
+        (cached_life, 200_000, 1),
+        # A table that blocks come to and go from is larger; an eighth of the size is as full.
+        (physical_turnover, 25_000, 4),
+    ],
+)
+def test_a_tracked_block_takes_less_than_300_bytes(
+    items: Callable[[int, int], Iterator[BlockEvents | CacheEvents]], count: int, hits: int
+) -> None:
+    """With its share of the table, however often it was hit."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        blocks, hashes = physical_blocks(count), cached_blocks(capacity=count)
+        refused = 0
+        for item in items(count, hits):
+            if isinstance(item, BlockEvents):
+                refused += blocks.apply(item).refused
+            else:
+                refused += hashes.apply(item).refused
+            del item
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert (blocks.tracked + hashes.tracked, refused) == (count, 0)
+    assert (after - before) / count < 300
+
+
+def test_what_is_not_tracked_takes_no_memory() -> None:
+    """A hundred thousand hashes leave as little as none: not sampled, or refused."""
+    for ours in (cached_blocks(1e-9), cached_blocks(capacity=1)):
+        items = [stored(list(range(start, start + 1000)), 1.0) for start in range(0, 100_000, 1000)]
+        ours.apply(items[0])
+        tracemalloc.start()
+        try:
+            before, _ = tracemalloc.get_traced_memory()
+            for item in items:
+                ours.apply(item)
+            after, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+
+        assert ours.tracked <= 1
+        # Other threads of the tests' process allocate a little meanwhile.
+        assert after - before < 10_000
+
+
+def test_a_recorded_stream_gives_what_the_definitions_give() -> None:
+    """All of a real engine's KV events: every block that it removed, it had stored."""
+    lines = gzip.decompress((DATA / "kv_events_main.jsonl.gz").read_bytes()).splitlines()
+    batches = [json.loads(line) for line in lines]
+    changes: list[Change] = [
+        (kind, hashes, medium, stamp)
+        for stamp, events in batches
+        for kind, hashes, medium in events
+    ]
+    ours, naive = cached_blocks(), NaiveCache(changes)
+
+    outs = [
+        ours.apply(cache_item([(kind, hashes, medium, stamp) for kind, hashes, medium in events]))
+        for stamp, events in batches
+    ]
+
+    found = cached(merged(outs))
+    events_of = [kind for kind, *_ in changes]
+    hashes_of = [kind for kind, hashes, *_ in changes for _ in hashes]
+    assert found == naive.out
+    assert len(found["GPU"]["lifetimes"]) == 355
+    assert (events_of.count("stored"), events_of.count("removed")) == (250, 355)
+    assert (hashes_of.count("stored"), hashes_of.count("removed")) == (432, 355)
+    assert (ours.tracked, naive.unknown_removals) == (77, 0)
+    assert sum(out.unknown for out in outs) == 0

@@ -1,0 +1,307 @@
+"""Where the exporter listens: who may be in the directory, and what if the path is taken."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import zmq
+
+from exporters import Start, until
+from peers import count, generated, publisher
+from sidestep.app import Exporter
+from sidestep.errors import ConfigError
+from sidestep.telemetry.self_metrics import SelfMetrics
+from sidestep.transport.access import Access, is_loopback
+from sidestep.transport.endpoint import Claim, claim, router
+from sidestep.transport.listener import Listener
+from sidestep.transport.upkeep import PAUSE, RETRY, Upkeep
+from sidestep.transport.watchdog import Watchdog
+from socket_peers import connect
+
+ROOT = os.getuid() == 0
+
+
+@contextmanager
+def bound(path: Path, group: int | None = None) -> Iterator[Claim]:
+    """A ROUTER of its own on an ipc path."""
+    context = zmq.Context()
+    listening = router(context)
+    try:
+        claimed = claim(listening, f"ipc://{path}", group)
+        yield claimed
+    finally:
+        listening.close(linger=0)
+        context.term()
+    claimed.release()
+
+
+def mode(path: Path) -> int:
+    """Permission bits."""
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_only_the_owner_gets_in(umask: int, tmp_path: Path) -> None:
+    """Directory and socket, whatever the umask; the process's is left as it was."""
+    before = os.umask(umask)
+    try:
+        with bound(tmp_path / "sub" / "i.ipc") as claimed:
+            assert mode(claimed.path.parent) == 0o700
+            assert mode(claimed.path) == 0o600
+            assert os.umask(umask) == umask
+    finally:
+        os.umask(before)
+
+
+@pytest.mark.skipif(not ROOT, reason="only root may give files to any group")
+def test_a_group_gets_in_where_one_is_named(tmp_path: Path) -> None:
+    """The directory hands its group on; the socket is the group's, and no one else's."""
+    with bound(tmp_path / "sub" / "i.ipc", group=4711) as claimed:
+        assert mode(claimed.path.parent) == 0o2770
+        assert mode(claimed.path) == 0o660
+        assert (claimed.path.parent.stat().st_gid, claimed.path.stat().st_gid) == (4711, 4711)
+    with bound(tmp_path / "sub" / "i.ipc", group=4711):
+        """A directory that is there and fits is taken as it is."""
+
+
+@pytest.mark.skipif(not ROOT, reason="only root may give files to any group")
+def test_the_socket_is_the_groups_in_any_directory_it_may_enter(tmp_path: Path) -> None:
+    """Also in one that does not hand its group on."""
+    directory = tmp_path / "there"
+    directory.mkdir()
+    os.chown(directory, -1, 4711)
+    directory.chmod(0o750)
+    with bound(directory / "i", group=4711) as claimed:
+        assert claimed.path.stat().st_gid == 4711
+
+
+@pytest.mark.parametrize(
+    ("bits", "owner", "what"),
+    [
+        (0o777, 0, "everybody may write"),
+        (0o707, 0, "everybody may write"),
+        (0o1777, 1234, "belongs to somebody else"),
+        (0o700, 1234, "belongs to somebody else"),
+        (0o755, 0, ""),
+        (0o1777, 0, ""),
+    ],
+)
+@pytest.mark.skipif(not ROOT, reason="only root may give directories away")
+def test_a_directory_that_is_there_is_looked_at(
+    bits: int, owner: int, what: str, tmp_path: Path
+) -> None:
+    """It is not changed, but refused by name where somebody could take the path in it."""
+    directory = tmp_path / "there"
+    directory.mkdir()
+    os.chown(directory, owner, -1)
+    directory.chmod(bits)
+    if what:
+        with pytest.raises(ConfigError, match=f"{directory}: .*{what}"), bound(directory / "i"):
+            pass
+    else:
+        with bound(directory / "i"):
+            pass
+    assert mode(directory) == bits
+
+
+@pytest.mark.skipif(not ROOT, reason="only root may give files to any group")
+def test_a_directory_that_shuts_the_group_out_is_refused(tmp_path: Path) -> None:
+    """With what to do about it: engines would fail there without a word."""
+    directory = tmp_path / "there"
+    directory.mkdir(mode=0o700)
+    with pytest.raises(ConfigError, match="chgrp it and chmod 2770"), bound(directory / "i", 4711):
+        pass
+
+
+def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+    """Who may write to the directory could have any file of ours made or locked."""
+    (tmp_path / "i.lock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="cannot bind"), bound(tmp_path / "i"):
+        pass
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_path_knows_when_it_is_lost(tmp_path: Path) -> None:
+    """Removed, or another socket by the same name; and what is not ours is not removed."""
+    path = tmp_path / "i.ipc"
+    with bound(path) as claimed:
+        assert not claimed.lost()
+        path.unlink()
+        assert claimed.lost()
+        path.write_text("somebody's")
+        assert claimed.lost()
+    assert path.read_text() == "somebody's"
+
+
+def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
+    """A slip in the endpoint must not cost what has that name."""
+    (tmp_path / "i.ipc").write_text("precious")
+    with pytest.raises(ConfigError, match="no socket"), bound(tmp_path / "i.ipc"):
+        pass
+    assert (tmp_path / "i.ipc").read_text() == "precious"
+
+
+LOOPBACK = {
+    "tcp://127.0.0.1:5": True,
+    "tcp://127.8.9.10:*": True,
+    "tcp://localhost:5": True,
+    "tcp://[::1]:5": True,
+    "tcp://::1:5": True,
+    "tcp://*:5": False,
+    "tcp://0.0.0.0:5": False,
+    "tcp://[::]:5": False,
+    "tcp://:5": False,
+    "tcp://eth0:5": False,
+    "tcp://lo:5": False,
+    "tcp://10.1.2.3:5": False,
+    "tcp://[fe80::1]:5": False,
+    "tcp://localhost.evil.example:5": False,
+    "tcp://127.0.0.1.evil.example:5": False,
+    "tcp://0.0.0.0;127.0.0.1:5": False,
+    "tcp://127.0.0.1": False,
+}
+
+
+@pytest.mark.parametrize(("endpoint", "local"), LOOPBACK.items(), ids=LOOPBACK.keys())
+def test_beyond_loopback_needs_a_key_or_a_word(endpoint: str, local: bool) -> None:
+    """Refused before anything is bound, in one line that says what to do."""
+    assert is_loopback(endpoint) == local
+    Access(plain_tcp=True).check(endpoint)
+    Access(secret=b"x" * 40).check(endpoint)
+    if local:
+        Access().check(endpoint)
+    else:
+        with pytest.raises(ConfigError, match=r"--ingest\.allow-plain-tcp"):
+            Listener([endpoint])
+
+
+async def test_plain_tcp_is_loud(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever allowed it reads it at every start."""
+    flags = {"ingest_endpoint": ("tcp://0.0.0.0:*",), "ingest_allow_plain_tcp": True}
+    async with start(**flags) as exporter, connect(port(exporter)) as peer:
+        await peer.greet()
+    assert "ANYONE" in caplog.text
+
+
+def port(exporter: Exporter) -> str:
+    """The endpoint of an exporter on all addresses."""
+    return f"tcp://127.0.0.1:{exporter.endpoints[0].rpartition(':')[2]}"
+
+
+def rebinds(exporter: Exporter, reason: str = "stolen") -> float:
+    """How often the socket was bound anew."""
+    return exporter.metrics.value("sidestep_rebinds_total", reason)
+
+
+def steal(path: Path) -> None:
+    """As a second bind does: the file goes, another one takes its name."""
+    path.unlink()
+    with socket.socket(socket.AF_UNIX) as thief:
+        thief.bind(str(path))
+
+
+def wipe(path: Path) -> None:
+    """As a cleaner of old temporary files does, lock and directory included."""
+    for file in path.parent.iterdir():
+        file.unlink()
+    path.parent.rmdir()
+
+
+@pytest.mark.parametrize("taken", [Path.unlink, steal, wipe], ids=["unlinked", "stolen", "wiped"])
+async def test_a_lost_path_is_bound_anew(taken: object, start: Start, tmp_path: Path) -> None:
+    """Engines that were connected and those that come later are heard; nothing is lost."""
+    path = tmp_path / "own" / "i.ipc"
+    async with start(ingest_endpoint=(f"ipc://{path}", "tcp://127.0.0.1:*")) as exporter:
+        old = publisher(exporter.endpoints[0])
+        old.push(count())
+        await until(lambda: generated(exporter) == 1)
+        assert callable(taken)
+        taken(path)
+        await until(lambda: rebinds(exporter) == 1)
+        old.push(count())
+        new = publisher(exporter.endpoints[0], "new")
+        new.push(count())
+        await until(lambda: generated(exporter) == 3, timeout=20)
+        await asyncio.to_thread(old.close)
+        await asyncio.to_thread(new.close)
+
+        assert rebinds(exporter) == 1
+        assert mode(path) == 0o600
+        listener = exporter.ingest._listener
+        assert listener is not None
+        # Else all would wait for the next tick.
+        assert all(map(asyncio.get_running_loop().remove_reader, listener.descriptors))
+    assert not path.exists()
+
+
+async def test_a_path_that_another_exporter_has_by_now_is_left_to_it(
+    start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is said, and the other endpoints go on."""
+    path = tmp_path / "own" / "i.ipc"
+    async with start(ingest_endpoint=(f"ipc://{path}", "tcp://127.0.0.1:*")) as exporter:
+        wipe(path)
+        with bound(path) as other:
+            await until(lambda: "another exporter has it" in caplog.text)
+            async with connect(exporter.endpoints[1]) as peer:
+                await peer.greet()
+
+            assert not other.lost()
+            assert rebinds(exporter) == 1
+
+
+def test_what_another_has_by_now_is_tried_again_seldom(tmp_path: Path) -> None:
+    """Every try cuts all connections; until it succeeds, which is looked at every second again."""
+    path = tmp_path / "own" / "i.ipc"
+    listener = Listener([f"ipc://{path}", "tcp://127.0.0.1:*"])
+    upkeep = Upkeep(listener, Watchdog(0, 0, int), SelfMetrics())
+    assert not upkeep.due(0.0)
+    wipe(path)
+    with bound(path):
+        assert upkeep.due(PAUSE)
+        upkeep.act(PAUSE)
+        assert not any(upkeep.due(PAUSE + second) for second in range(1, int(RETRY)))
+    assert upkeep.due(PAUSE + RETRY)
+    upkeep.act(PAUSE + RETRY)
+    assert not listener.lost
+    path.unlink()
+    assert upkeep.due(PAUSE + RETRY + PAUSE)
+    listener.close(0)
+
+
+NUMBERED = """
+import sys, zmq
+from sidestep.transport.listener import Listener
+from sidestep.telemetry.self_metrics import SelfMetrics
+from sidestep.transport.upkeep import PAUSE, RETRY, Upkeep
+from sidestep.transport.watchdog import Watchdog
+listener = Listener([sys.argv[1]])
+with zmq.Context() as context, context.socket(zmq.DEALER) as peer:
+    peer.linger = 0
+    peer.connect(sys.argv[1])
+    peer.send(b"x")
+    listener.socket.poll(10000)
+    print(listener.receive().peer.hex())
+listener.close(0)
+"""
+
+
+def test_nobody_knows_the_number_that_a_peer_gets(tmp_path: Path) -> None:
+    """A peer that has chosen the next one's routing id for itself would end the process."""
+    command = [sys.executable, "-c", NUMBERED, f"ipc://{tmp_path}/own/i"]
+    first, second = (
+        subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+        for _ in range(2)
+    )
+
+    assert first.startswith("00")
+    assert first != second
