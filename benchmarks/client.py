@@ -13,8 +13,8 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from sidestep.catalog.layout import Layout, Placed, Section
-from sidestep.catalog.model import Hook, Row
+from sidestep.catalog.layout import Layout, SlotAssignment, StructFields
+from sidestep.catalog.model import Handler, Row
 from sidestep.engines.items import Item, VllmStep
 from sidestep.metrics.engine import Engine
 from sidestep.protocol.request_events import RequestEvents
@@ -99,22 +99,22 @@ class ClientEngine:
         self.scalars: list[Any] = [None] * layout.scalars
         self.histograms: list[Any] = [None] * len(layout.histograms)
         self._rows: dict[int, tuple[Row, tuple[str, ...]]] = {}
-        for placed in layout.placed:
-            if placed.where == "scalars":
-                for slot, own in zip(placed.slots, placed.values_of_label, strict=True):
+        for placed in layout.assignments:
+            if placed.storage == "scalars":
+                for slot, own in zip(placed.slots, placed.label_values, strict=True):
                     self._rows.setdefault(slot, (placed.row, own))
-        hooks = layout.hooks
+        hooks = layout.handled
         self.iteration_tokens = self.histogram(hooks["iteration_tokens"].slots[0])
         self.device_hits = self.scalar(hooks["cached_by_source"].slots[0])
-        for placed in layout.placed:
-            if isinstance(placed.row.source, str | Hook) and not placed.row.feature:
+        for placed in layout.assignments:
+            if isinstance(placed.row.source, str | Handler) and not placed.row.feature:
                 self._show(placed)
 
-    def _show(self, placed: Placed) -> None:
+    def _show(self, placed: SlotAssignment) -> None:
         """Start at 0 what the engine starts at 0."""
-        if placed.where == "histogram":
+        if placed.storage == "histogram":
             self.histogram(placed.slots[0])
-        elif placed.where == "scalars" and placed.row.kind == "counter":
+        elif placed.storage == "scalars" and placed.row.kind == "counter":
             for slot in placed.slots[: len(placed.row.closed) or 1]:
                 self.scalar(slot)
 
@@ -143,18 +143,18 @@ class ClientEngine:
 class _Reads:
     """A section of the plan, run against children."""
 
-    def __init__(self, section: Section) -> None:
+    def __init__(self, section: StructFields) -> None:
         self.gauges = _pairs(section.gauges)
         self.counters = _pairs(section.counters)
-        self.single = _pairs(section.single)
-        self.lists = _pairs(section.lists)
-        self.runs = section.runs
-        self.columns = section.columns
-        self.codes = section.codes
-        self.tallies = [(n, p) for n, p in section.tallies if p.where == "scalars"]
+        self.single = _pairs(section.observed)
+        self.lists = _pairs(section.observed_lists)
+        self.runs = section.observed_runs
+        self.columns = section.observed_columns
+        self.codes = section.code_fields
+        self.tallies = [(n, p) for n, p in section.labelled_counts if p.storage == "scalars"]
         self.parts = [
             (name.removesuffix("[]"), name.endswith("[]"), _Reads(part))
-            for name, part in section.parts.items()
+            for name, part in section.nested.items()
         ]
 
     def run(self, engine: ClientEngine, source: Any) -> None:  # noqa: C901, PLR0912 - one pass

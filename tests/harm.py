@@ -141,7 +141,7 @@ class World:
         assert registry.room.series <= MAX_SERIES
         assert registry.room.bytes <= MAX_BYTES
         assert len(registry.room.families) <= MAX_OPEN_FAMILIES
-        held = {name for e in everyone for name in e.open if name not in e.layout.sampled}
+        held = {name for e in everyone for name in e.open if name not in e.layout.sampled_rows}
         assert held == registry.room.families.keys()
         for engine in everyone:
             _check_engine(engine)
@@ -208,7 +208,7 @@ def _check_engine(engine: Engine) -> None:
         assert len(children) <= (4 if row.kind == "gauge" else 1) * (MAX_OPEN_VALUES + 1)
     for family in engine.open.values():
         assert len(family.children) <= MAX_OPEN_VALUES + 1
-    assert engine.seen <= engine.layout.shown_paths
+    assert engine.seen <= engine.layout.optional_paths
     for window in (engine.prefix_hits, engine.external_hits, engine.mm_hits):
         assert len(window.entries) <= 1001
         assert window.requests >= 0

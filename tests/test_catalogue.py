@@ -11,7 +11,7 @@ import pytest
 
 from sidestep.catalog.buckets import DEFAULTS, one_two_five
 from sidestep.catalog.layout_builder import compile_layout
-from sidestep.catalog.model import Hook, Row, Same, check
+from sidestep.catalog.model import Alias, Handler, Row, check
 from sidestep.engines import dialects as catalogue
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.vllm import rows as vllm
@@ -120,7 +120,7 @@ def test_hidden_rows_say_what_to_use_instead() -> None:
 
 def test_hidden_rows_are_shown_only_when_asked_for() -> None:
     """Without the switch none of them is in the plan."""
-    shown = {placed.row.status for placed in compile_layout(DIALECTS["vllm"]).placed}
+    shown = {placed.row.status for placed in compile_layout(DIALECTS["vllm"]).assignments}
 
     assert "hidden" not in shown
 
@@ -145,7 +145,7 @@ BASE = Row(name="vllm:x_total", kind="counter", source="iteration.prompt_tokens"
         ({"source": "scheduler.running_lora_adapters"}, "has no label"),
         ({"source": "iteration.finished_requests[].e2e_latency"}, "needs a histogram"),
         ({"source": {"a": "iteration.prompt_tokens"}}, "one path for each value"),
-        ({"source": Same("vllm:other")}, "no row vllm:other"),
+        ({"source": Alias("vllm:other")}, "an alias of vllm:other"),
         ({"name": "vllm:x"}, "end in _total"),
         ({"name": "sidestep_x_total", "kind": "gauge"}, "end in _total"),
         ({"kind": "histogram"}, "a bucket family or bounds"),
@@ -173,19 +173,19 @@ def test_two_rows_of_one_name_are_refused() -> None:
 
 def test_a_hook_without_a_function_is_refused() -> None:
     """A row that names one stops the start."""
-    hooks = {row.source.name for row in ROWS.values() if isinstance(row.source, Hook)}
+    hooks = {row.source.name for row in ROWS.values() if isinstance(row.source, Handler)}
     layout = compile_layout(DIALECTS["vllm"])
 
-    assert hooks == set(layout.hooks)
+    assert hooks == set(layout.handled)
 
 
 def test_series_do_not_share_a_place() -> None:
     """Every scalar slot, histogram and keyed family belongs to one row."""
     layout = compile_layout(DIALECTS["vllm"], legacy=True)
     places = [
-        (placed.where, slot)
-        for placed in layout.placed
-        if not isinstance(placed.row.source, Same)
+        (placed.storage, slot)
+        for placed in layout.assignments
+        if not isinstance(placed.row.source, Alias)
         for slot in placed.slots
     ]
 
@@ -194,7 +194,7 @@ def test_series_do_not_share_a_place() -> None:
 
 def test_the_engines_order_is_kept() -> None:
     """Rows stand in the order of the engine's own page."""
-    names = [placed.row.name for placed in compile_layout(DIALECTS["vllm"]).placed]
+    names = [placed.row.name for placed in compile_layout(DIALECTS["vllm"]).assignments]
 
     assert names[: len(vllm.ROWS)] == [row.name for row in vllm.ROWS]
 

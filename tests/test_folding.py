@@ -178,7 +178,7 @@ def test_a_gauge_yields_to_a_newer_one_only() -> None:
     fed.aggregate("s", folded.items, folded.frames)
     (engine,) = fed.intake.registry.engines.values()
     running = engine.layout.find("vllm:num_requests_running").slots[0]
-    sleeping = engine.layout.hooks["sleep_state"].slots
+    sleeping = engine.layout.handled["sleep_state"].slots
 
     assert engine.values[running] == 6
     assert [engine.values[slot] for slot in sleeping[:3]] == [0, 1, 0]

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from intakes import CORE_RUNS, Fed, Step, steps
-from sidestep.catalog.slo import REQUESTS, UNJUDGED, Limit, Objective
+from sidestep.catalog.slo import SLO_REQUESTS, SLO_UNDECIDED, Limit, Objective
 from sidestep.config.slo import parse
 from sidestep.engines.folding import ItemFolder
 from sidestep.engines.items import Item, VllmStep, encode_item
@@ -66,7 +66,7 @@ def fed(slo: Iterable[Objective], engine: EngineInfo = VLLM, **options: object) 
     return found
 
 
-def counted(page: str, name: str = REQUESTS) -> dict[tuple[str, ...], float]:
+def counted(page: str, name: str = SLO_REQUESTS) -> dict[tuple[str, ...], float]:
     """Values of the family by objective and result, the engines' together."""
     found: Counter[tuple[str, ...]] = Counter()
     for series, value in samples(page).items():
@@ -191,7 +191,7 @@ def test_the_counters_are_exact_over_folding_and_restarts(data: st.DataObject) -
 
     thresholds = {one.name: one.threshold for one in slo}
     assert counted(now.page) == expected(everything, **thresholds)
-    assert counted(now.page, UNJUDGED) == {}
+    assert counted(now.page, SLO_UNDECIDED) == {}
 
 
 def test_a_sender_that_knows_no_objectives_is_judged_by_its_buckets() -> None:
@@ -205,7 +205,7 @@ def test_a_sender_that_knows_no_objectives_is_judged_by_its_buckets() -> None:
     assert counted(now.page) == {
         ("ttft", "good"): 1, ("ttft", "bad"): 2, ("mine", "good"): 4, ("mine", "bad"): 2,
     }  # fmt: skip
-    assert counted(now.page, UNJUDGED) == {("ttft",): 3}
+    assert counted(now.page, SLO_UNDECIDED) == {("ttft",): 3}
 
 
 def test_what_was_folded_and_judged_is_not_judged_again_in_parts() -> None:
@@ -230,7 +230,7 @@ def test_what_was_folded_and_judged_is_not_judged_again_in_parts() -> None:
         assert counted(node.page) == {
             ("ttft", "good"): 2 if known else 1, ("ttft", "bad"): 1,
         }  # fmt: skip
-        assert counted(node.page, UNJUDGED) == ({} if known else {("ttft",): 1})
+        assert counted(node.page, SLO_UNDECIDED) == ({} if known else {("ttft",): 1})
         assert node.rejected == {}
 
 
@@ -263,7 +263,7 @@ def test_records_of_engines_without_latencies_may_say_anything_of_objectives() -
     triton = EngineInfo("t", "triton", {"model": "m", "version": "1"})
     node = fed(objectives("ttft=350ms"), triton)
     for labels in ([], ["good", "ttft"]):
-        head = Head(triton, {}, [], [], [], [REQUESTS])
+        head = Head(triton, {}, [], [], [], [SLO_REQUESTS])
         record = Record(head, Totals(keyed=[[Child(labels, 1)]]))
         node.aggregate("s", 1, [[msgspec.msgpack.encode(record)]])
 
@@ -276,7 +276,7 @@ def test_no_engine_names_objectives() -> None:
     engine = EngineInfo("e", "vllm", VLLM.labels, closed={"slo": ["mine", "ttft"]})
 
     assert "sidestep_slo" not in fed((), engine).page
-    assert counted(fed(objectives("ttft=1s"), engine).page, UNJUDGED) == {}
+    assert counted(fed(objectives("ttft=1s"), engine).page, SLO_UNDECIDED) == {}
 
 
 def test_what_an_exporter_says_costs_an_engine_little() -> None:
@@ -287,7 +287,7 @@ def test_what_an_exporter_says_costs_an_engine_little() -> None:
     assert folder.fold(step([0.1, 0.5]), [VLLM])
     record = decode_record(folder.seal().frames[0][0])
 
-    children = record.totals.keyed[record.head.keyed.index(REQUESTS)]
+    children = record.totals.keyed[record.head.keyed.index(SLO_REQUESTS)]
     assert {child.value for child in children} == {1}
     assert len(children) == 2 * 64
 
@@ -447,17 +447,17 @@ def test_one_name_goes_for_both_engines() -> None:
     found = samples(node.page)
 
     sglang = 'engine_type="unified",model_name="m"'
-    assert {series: n for series, n in found.items() if series.startswith(REQUESTS)} == {
-        f'{REQUESTS}{{engine="0",model_name="m",result="good",slo="ttft"}}': 1,
-        f'{REQUESTS}{{engine="0",model_name="m",result="bad",slo="ttft"}}': 1,
-        f'{REQUESTS}{{engine="0",model_name="m",result="good",slo="inter_token"}}': 0,
-        f'{REQUESTS}{{engine="0",model_name="m",result="bad",slo="inter_token"}}': 0,
-        f'{REQUESTS}{{engine="0",model_name="m",result="good",slo="availability"}}': 0,
-        f'{REQUESTS}{{engine="0",model_name="m",result="bad",slo="availability"}}': 0,
-        f'{REQUESTS}{{{sglang},result="good",slo="ttft"}}': 2,
-        f'{REQUESTS}{{{sglang},result="bad",slo="ttft"}}': 1,
-        f'{REQUESTS}{{{sglang},result="good",slo="inter_token"}}': 30,
-        f'{REQUESTS}{{{sglang},result="bad",slo="inter_token"}}': 2,
+    assert {series: n for series, n in found.items() if series.startswith(SLO_REQUESTS)} == {
+        f'{SLO_REQUESTS}{{engine="0",model_name="m",result="good",slo="ttft"}}': 1,
+        f'{SLO_REQUESTS}{{engine="0",model_name="m",result="bad",slo="ttft"}}': 1,
+        f'{SLO_REQUESTS}{{engine="0",model_name="m",result="good",slo="inter_token"}}': 0,
+        f'{SLO_REQUESTS}{{engine="0",model_name="m",result="bad",slo="inter_token"}}': 0,
+        f'{SLO_REQUESTS}{{engine="0",model_name="m",result="good",slo="availability"}}': 0,
+        f'{SLO_REQUESTS}{{engine="0",model_name="m",result="bad",slo="availability"}}': 0,
+        f'{SLO_REQUESTS}{{{sglang},result="good",slo="ttft"}}': 2,
+        f'{SLO_REQUESTS}{{{sglang},result="bad",slo="ttft"}}': 1,
+        f'{SLO_REQUESTS}{{{sglang},result="good",slo="inter_token"}}': 30,
+        f'{SLO_REQUESTS}{{{sglang},result="bad",slo="inter_token"}}': 2,
     }
 
 
@@ -475,7 +475,7 @@ def test_sglangs_counts_are_not_judged_again_by_another_process() -> None:
         ("ttft", "good"): 2, ("ttft", "bad"): 1, ("other", "good"): 1, ("other", "bad"): 2,
     }  # fmt: skip
     assert counted(again.page) == {key: 2 * count for key, count in counted(node.page).items()}
-    assert counted(again.page, UNJUDGED) == {}
+    assert counted(again.page, SLO_UNDECIDED) == {}
 
 
 def test_what_comes_as_buckets_is_judged_by_them() -> None:
@@ -489,7 +489,7 @@ def test_what_comes_as_buckets_is_judged_by_them() -> None:
     assert counted(node.page) == {
         ("ttft", "good"): 9, ("ttft", "bad"): 5, ("other", "good"): 5, ("other", "bad"): 5,
     }  # fmt: skip
-    assert counted(node.page, UNJUDGED) == {("other",): 4}
+    assert counted(node.page, SLO_UNDECIDED) == {("other",): 4}
 
 
 def test_ranks_that_tell_the_same_count_once_in_the_pod_view() -> None:
@@ -573,11 +573,15 @@ def test_whoever_counts_judges() -> None:
         node.tell(root)
 
     found = {
-        series: value for series, value in samples(root.page).items() if series.startswith(REQUESTS)
+        series: value
+        for series, value in samples(root.page).items()
+        if series.startswith(SLO_REQUESTS)
     }
     at_root = {series: value for series, value in found.items() if 'engine="root"' in series}
     assert {s: v for s, v in found.items() if s not in at_root} == {
-        series: value for series, value in samples(leaf.page).items() if series.startswith(REQUESTS)
+        series: value
+        for series, value in samples(leaf.page).items()
+        if series.startswith(SLO_REQUESTS)
     }
     assert counted("\n".join(f"{s} {v}" for s, v in at_root.items())) == {
         ("ttft", "good"): 2, ("ttft", "bad"): 1, ("e2e", "good"): 0, ("e2e", "bad"): 0,
@@ -605,7 +609,7 @@ def test_a_record_cannot_bring_objectives_of_its_own() -> None:
     assert sender.fold(step([0.1, 9.5]), [VLLM])
     folded = sender.seal()
     record = decode_record(folded.frames[0][0])
-    for child in record.totals.keyed[record.head.keyed.index(REQUESTS)]:
+    for child in record.totals.keyed[record.head.keyed.index(SLO_REQUESTS)]:
         if child.labels == ["bad", "late"]:
             child.labels[0] = "ugly"
     node.aggregate("s", folded.items, [[msgspec.msgpack.encode(record)]])

@@ -192,7 +192,7 @@ def test_triton_and_streams_are_not_followed() -> None:
     """They tell of no batch."""
     registry = Registry({name: compile_layout(dialect) for name, dialect in DIALECTS.items()}, {})
     for dialect in ("triton", "stream"):
-        labels = dict.fromkeys(registry.layouts[dialect].required, "x")
+        labels = dict.fromkeys(registry.layouts[dialect].required_labels, "x")
         registry.register(EngineInfo(dialect, dialect, labels)).streams.add(1)
     Loads(registry).look(1.0)
 

@@ -231,24 +231,24 @@ class World:
             placed = engine.layout.find(name) if name in self.rows(engine) else None
             if placed is None or self.random.random() < 0.3:
                 continue
-            if placed.where == "scalars":
+            if placed.storage == "scalars":
                 slot = self.random.choice(placed.slots)
                 engine.values[slot] = (engine.values[slot] or 0) + 1
-            elif placed.where == "keyed" and name != "sidestep_slo_requests_total":
+            elif placed.storage == "keyed" and name != "sidestep_slo_requests_total":
                 children = engine.keyed[placed.slots[0]]
                 key = (self.random.choice("ab"),) * len(placed.row.own_labels)
                 children[key] = children.get(key, 0) + 1
 
     def rows(self, engine: Engine) -> set[str]:
         """What the engine's dialect has."""
-        return {placed.row.name for placed in engine.layout.placed}
+        return {placed.row.name for placed in engine.layout.assignments}
 
     def observe(self, engine: Engine) -> None:
         """Histograms count."""
         for name in OBSERVED:
             if name in self.rows(engine):
                 placed = engine.layout.find(name)
-                for slot in placed.slots if placed.where == "histogram" else ():
+                for slot in placed.slots if placed.storage == "histogram" else ():
                     engine.histogram(slot).observe(self.random.choice([0.0, 0.3, 0.7, 9.0]))
 
     def hide(self, engine: Engine) -> None:

@@ -13,9 +13,9 @@ import pytest
 
 from sidestep.catalog import slo as objectives
 from sidestep.catalog.buckets import DEFAULTS, SGLANG, checked
-from sidestep.catalog.layout import taken
+from sidestep.catalog.layout import exposed_names
 from sidestep.catalog.layout_builder import compile_layout
-from sidestep.catalog.model import Hook, Row, Same, Sampled
+from sidestep.catalog.model import Alias, Handler, Row, Sampled
 from sidestep.engines import dialects as catalogue
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.items import SglangStats, decode_item, encode_item
@@ -28,7 +28,7 @@ from sidestep.errors import WireError
 REFERENCE = Path(__file__).parents[2] / "shared" / "reference" / "sglang" / "metrics.json"
 ROWS = {row.name: row for row in catalogue.DIALECTS["sglang"].rows_for(legacy=True)}
 LIVE = {name: row for name, row in ROWS.items() if row.status == "live"}
-QUEUES = [row for row in LIVE.values() if row.unless_empty]
+QUEUES = [row for row in LIVE.values() if row.omits_empty_labels]
 RANK = ("engine_type", "model_name", "moe_ep_rank", "pp_rank", "tp_rank")
 
 BY_HAND = {
@@ -52,8 +52,8 @@ def test_every_family_of_the_engine_has_a_row() -> None:
     ours = {
         vllm_own.REFUSED.name,
         vllm_own.SATURATION.name,
-        objectives.REQUESTS,
-        objectives.UNJUDGED,
+        objectives.SLO_REQUESTS,
+        objectives.SLO_UNDECIDED,
     }
 
     assert dict(sglang.DEAD).keys() == names - LIVE.keys()
@@ -75,7 +75,7 @@ def test_rows_say_what_the_engine_says() -> None:
             told = entry["labels"]
             told = ast.literal_eval(told) if isinstance(told, str) else told
             labels = {label for label in told if not label.startswith("[")}
-        if labels != set(row.labels) - ({"priority"} if row.unless_empty else set()):
+        if labels != set(row.labels) - ({"priority"} if row.omits_empty_labels else set()):
             wrong.append((row.name, row.labels, labels))
         told = entry["buckets"]
         if isinstance(told, dict):
@@ -112,7 +112,7 @@ def test_hidden_rows_show_a_live_one_again() -> None:
         row.name.removeprefix("sglang:") for row in hidden
     }
     for row in hidden:
-        assert isinstance(row.source, Same)
+        assert isinstance(row.source, Alias)
         shown = LIVE[row.source.name]
         assert _form(shown) == _form(row)
         assert row.exposed_help.startswith(f"DEPRECATED: use {shown.name}. ")
@@ -120,15 +120,15 @@ def test_hidden_rows_show_a_live_one_again() -> None:
 
 def _form(row: Row) -> tuple[object, ...]:
     return (
-        row.kind, row.labels, row.shared, row.extra, row.unless_empty, row.buckets, row.bounds,
+        row.kind, row.labels, row.shared, row.extra_labels, row.omits_empty_labels, row.buckets, row.bounds,
     )  # fmt: skip
 
 
 def test_hidden_rows_are_shown_only_when_asked_for() -> None:
     """Without the switch none of them is in the plan."""
-    names = {placed.row.name for placed in compile_layout(DIALECTS["sglang"]).placed}
+    names = {placed.row.name for placed in compile_layout(DIALECTS["sglang"]).assignments}
     all_names = {
-        placed.row.name for placed in compile_layout(DIALECTS["sglang"], legacy=True).placed
+        placed.row.name for placed in compile_layout(DIALECTS["sglang"], legacy=True).assignments
     }
 
     assert LIVE.keys() == names
@@ -137,7 +137,7 @@ def test_hidden_rows_are_shown_only_when_asked_for() -> None:
 
 def test_no_family_takes_a_name_of_another() -> None:
     """Neither as itself nor as a sample or as OpenMetrics' family of a counter."""
-    names = Counter(name for row in ROWS.values() for name in taken(row.name, row.kind))
+    names = Counter(name for row in ROWS.values() for name in exposed_names(row.name, row.kind))
 
     assert [] == [name for name, count in names.items() if count > 1]
 
@@ -149,7 +149,7 @@ def test_rows_bring_the_labels_of_their_engines() -> None:
 
     for row in ROWS.values():
         assert set(row.shared) <= set(row.labels)
-        assert row.extra == (row.shared == ("engine_type", "model_name"))
+        assert row.extra_labels == (row.shared == ("engine_type", "model_name"))
     assert layout.own_labels.isdisjoint(label for shared in kinds for label in shared)
     assert len(kinds) == 6
     # An optional one of a scheduler's.
@@ -162,12 +162,12 @@ def test_every_field_of_the_stats_has_its_row() -> None:
     for row in (row for row in LIVE.values() if row.name.startswith("sglang:")):
         if isinstance(row.source, str):
             read.add(row.source.removeprefix("stats."))
-        elif isinstance(row.source, Hook):
+        elif isinstance(row.source, Handler):
             read.add(row.source.name.partition(":")[2])
 
     assert set(SchedulerStats.__struct_fields__) == read
     for row in LIVE.values():
-        if isinstance(row.source, str | Hook) and row.name.startswith("sglang:"):
+        if isinstance(row.source, str | Handler) and row.name.startswith("sglang:"):
             assert set(RANK) == set(row.shared)
 
 
@@ -175,7 +175,7 @@ def test_queues_are_gauges_by_priority() -> None:
     """Seven of them; without priorities the label is not there."""
     assert len(QUEUES) == 7
     for row in QUEUES:
-        assert Hook(f"queue:{row.name.removeprefix('sglang:')}") == row.source
+        assert Handler(f"queue:{row.name.removeprefix('sglang:')}") == row.source
         assert ("priority",) == row.own_labels
 
 
@@ -201,7 +201,7 @@ def test_refused_observations_are_one_family_of_all_dialects() -> None:
     rows = [
         next(row for row in dialect.rows if row.name == vllm_own.REFUSED.name)
         for dialect in catalogue.DIALECTS.values()
-        if not dialect.apart
+        if not dialect.has_own_namespace
     ]
 
     assert all(row is vllm_own.REFUSED for row in rows)
@@ -227,7 +227,7 @@ def test_what_is_not_of_the_stats_describes_itself() -> None:
     """One way for each of the engine's families; ours is computed."""
     for row in LIVE.values():
         if row is not sglang.SATURATION:
-            assert isinstance(row.source, Sampled | Hook | str)
+            assert isinstance(row.source, Sampled | Handler | str)
 
 
 def test_stats_travel_as_they_are() -> None:

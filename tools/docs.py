@@ -22,7 +22,7 @@ import msgspec
 
 from sidestep.catalog import slo
 from sidestep.catalog.buckets import DEFAULTS, SCHEMA, SCHEMAS
-from sidestep.catalog.model import Also, Constant, Hook, Info, Reading, Row, Same, Sampled
+from sidestep.catalog.model import Alias, Computed, Constant, FeedsFrom, Handler, Info, Row, Sampled
 from sidestep.config.settings import CONFIG_FILE, SETTINGS
 from sidestep.engines import slo_rows
 from sidestep.engines.dialects import DIALECTS
@@ -249,14 +249,14 @@ def labels(names: tuple[str, ...]) -> str:
 def source(row: Row) -> str:
     """Where the numbers come from."""
     words = {
-        Hook: "several fields",
-        Reading: "computed",
+        Handler: "several fields",
+        Computed: "computed",
         Constant: "constant",
         Info: "configuration",
         Sampled: "self-described",
     }
     match row.source:
-        case str() | Same() | Also():
+        case str() | Alias() | FeedsFrom():
             paths = [getattr(row.source, "name", row.source)]
         case tuple():
             paths = list(row.source)
@@ -300,7 +300,7 @@ def shown_fields() -> dict[str, list[str]]:
                 paths = triton_fields.DERIVED.get(path, (path,))
             case Mapping():
                 paths = tuple(str(path) for path in row.source.values())
-            case Hook(name):
+            case Handler(name):
                 paths = triton_fields.READS.get(name, ())
             case _:
                 paths = ()

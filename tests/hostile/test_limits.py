@@ -401,7 +401,7 @@ def test_what_nothing_folds_to_changes_nothing(
 def test_what_was_seen_is_what_the_catalogue_has(fed: Fed) -> None:
     """Names of options would gather without end, and make a snapshot unreadable."""
     (known,) = fed.intake.registry.engines.values()
-    path = min(known.layout.shown_paths)
+    path = min(known.layout.optional_paths)
     send(fed, record(fed, lambda totals: setattr(totals, "seen", [path, "x", "y"])))
 
     assert known.seen == {path}

@@ -198,7 +198,7 @@ class Process:
         name = family_name(metric)
         row = ROWS.get(name)
         # Empty labels are for requests to fill in; a scheduler's priority is its queues' alone.
-        taken = _shown(labels) if row is None or row.extra else labels
+        taken = _shown(labels) if row is None or row.extra_labels else labels
         meter = Meter(
             self.notes,
             name,

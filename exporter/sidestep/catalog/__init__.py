@@ -1,1 +1,1 @@
-"""What a catalogue row says, how rows become a layout of series, and the bounds of buckets."""
+"""Catalogue rows, their compilation to a layout of series, and histogram bucket bounds."""

@@ -1,7 +1,8 @@
-"""Bucket families: upper bounds of the classic histograms, and how they are overridden.
+"""Bucket families: the default bounds of classic histograms and the schemas of native ones.
 
-An engine's own override (vLLM's ``--custom-histogram-buckets``, SGLang's
-``--bucket-time-to-first-token`` and others) arrives in its hello and wins over these defaults; the exporter's configuration wins over both.
+Bounds that an engine overrides (vLLM's ``--custom-histogram-buckets``, SGLang's
+``--bucket-time-to-first-token`` and others) arrive in its Hello and take precedence over these
+defaults; the exporter's configuration takes precedence over both.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ VLLM: Mapping[str, Bounds] = {
     ),
     "request_params_n": (1.0, 2.0, 5.0, 10.0, 20.0),
     "request_num_preemptions": (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0),
-    "request_tokens": (),  # from the model's length: see one_two_five
+    "request_tokens": (),  # depends on the model's length: see one_two_five
     "kv_cache_residency": (
         0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0,
         60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0,
     ),
 }  # fmt: skip
-"""vLLM 0.33's families under the engine's own keys."""
+"""The families of vLLM 0.33, under the engine's own keys."""
 
 SGLANG_TOKENS: Bounds = (
     100.0, 300.0, 500.0, 700.0, 1000.0, 1500.0, 2000.0, 3000.0, 4000.0, 5000.0, 6000.0, 7000.0,
@@ -71,9 +72,9 @@ SGLANG: Mapping[str, Bounds] = {
     "sglang_prefill_delayer_seconds": (
         0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0,
     ),
-    "sglang_eplb_physical_count": tuple(map(float, range(8))),  # one a rank: here, of eight
+    "sglang_eplb_physical_count": tuple(map(float, range(8))),  # one per rank; eight by default
 }  # fmt: skip
-"""SGLang 0.5.23's families that its flags, its environment or its size decide."""
+"""The families of SGLang 0.5.23 whose bounds depend on its flags, its environment or its size."""
 
 OWN: Mapping[str, Bounds] = {
     "iteration_duration": (
@@ -95,7 +96,7 @@ OWN: Mapping[str, Bounds] = {
         0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
     ),
 }  # fmt: skip
-"""Families of metrics that no engine has; chosen here."""
+"""The families of metrics that no engine has; their bounds are this project's choice."""
 
 GEN_AI: Mapping[str, Bounds] = {
     "gen_ai_time_to_first_token": (
@@ -107,10 +108,10 @@ GEN_AI: Mapping[str, Bounds] = {
     "gen_ai_request_duration": tuple(0.01 * 2**power for power in range(14)),
     "gen_ai_token_usage": tuple(4.0**power for power in range(14)),
 }  # fmt: skip
-"""What OpenTelemetry's conventions for generative AI recommend, for all engines alike."""
+"""The bounds that OpenTelemetry's conventions for generative AI recommend, the same for all engines."""
 
 SCHEMA = 3
-"""Of native histograms: eight buckets to a power of two."""
+"""The default schema of native histograms: eight buckets to a power of two."""
 SCHEMAS: Mapping[str, int] = dict.fromkeys(
     (
         "request_latency",
@@ -126,15 +127,17 @@ SCHEMAS: Mapping[str, int] = dict.fromkeys(
     ),
     4,
 )
-"""Where it is another. Prometheus interpolates within a bucket, so that a quantile can be wrong by
-all of its width, which is 4.4 % here; with few requests it often is."""
+"""The schemas of families with a finer resolution than the default.
+
+Prometheus interpolates within a bucket: the error of a quantile is at most the bucket's width,
+which is 4.4 % here, and with few requests it often reaches that."""
 
 DEFAULT_MAX_MODEL_LEN = 131072
-"""Top of the token-count families where an engine does not say its own."""
+"""The highest bound of the token-count families where an engine does not report its model's length."""
 
 
 def one_two_five(limit: int) -> Bounds:
-    """The series 1, 2, 5, 10, 20, 50, ... up to ``limit``, as vLLM caps token counts.
+    """Return 1, 2, 5, 10, 20, 50, ... up to ``limit``, as vLLM does for token counts.
 
     >>> one_two_five(100)
     (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
@@ -153,10 +156,10 @@ DEFAULTS: Mapping[str, Bounds] = {
 
 
 def checked_schema(family: str, schema: object) -> int:
-    """``schema`` of a family's native histograms, when there is such a one.
+    """Return ``schema``, of a family's native histograms, after checking it.
 
     Raises:
-        ConfigError: It is no whole number from -4 to 8.
+        ConfigError: ``schema`` is no whole number from -4 to 8.
     """
     if isinstance(schema, int) and not isinstance(schema, bool) and COARSEST <= schema <= FINEST:
         return schema
@@ -164,10 +167,10 @@ def checked_schema(family: str, schema: object) -> int:
 
 
 def checked(family: str, bounds: Iterable[object]) -> Bounds:
-    """``bounds`` as floats.
+    """Return ``bounds`` as floats after checking them.
 
     Raises:
-        ConfigError: Not numbers, not finite, not strictly increasing, or none at all.
+        ConfigError: The bounds are empty, not finite numbers, or not strictly increasing.
     """
     values = list(bounds)
     if not values or not all(

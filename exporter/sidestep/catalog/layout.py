@@ -1,4 +1,4 @@
-"""A dialect's plan: where every series of the catalogue lives and which fields feed it."""
+"""The layout of a dialect: the slot of every series, and the fields that feed it."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from sidestep.catalog.dialect import Tables
-from sidestep.catalog.model import OBSERVED, Kind, Row, Same
+from sidestep.catalog.dialect import DialectTables
+from sidestep.catalog.model import OBSERVED, Alias, Kind, Row
 from sidestep.protocol.limits import OTHER
 
-Where = Literal["scalars", "histogram", "keyed", "sampled", "reading", "constant", "info"]
+Storage = Literal["scalars", "histogram", "keyed", "sampled", "computed", "constant", "info"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Placed:
-    """A row and where an engine keeps its series.
+class SlotAssignment:
+    """A row and the slots in which an engine stores its series.
 
     Attributes:
+        storage: The kind of storage.
         slots: ``scalars``: indices into ``Engine.values``, one per value of
             ``closed`` plus one for any other, or a single one; ``histogram``:
             indices into the histograms, one per value of ``closed`` or a single one;
@@ -29,32 +30,42 @@ class Placed:
     """
 
     row: Row
-    where: Where
+    storage: Storage
     slots: tuple[int, ...] = ()
 
     @functools.cached_property
-    def values_of_label(self) -> tuple[tuple[str, ...], ...]:
-        """Own label values of the slots, in order."""
+    def label_values(self) -> tuple[tuple[str, ...], ...]:
+        """The own label values of the slots, in the order of the slots."""
         if not self.row.closed:
             return ((),)
-        closed = self.row.closed if self.where == "histogram" else (*self.row.closed, OTHER)
+        closed = self.row.closed if self.storage == "histogram" else (*self.row.closed, OTHER)
         return tuple((value,) for value in closed)
 
 
-class Fed(NamedTuple):
-    """A place that gets what another family's children get; see ``model.Also``."""
+class FeedTarget(NamedTuple):
+    """A slot that also receives what another family's children receive; see ``model.FeedsFrom``."""
 
     row: Row
     slot: int
     values: tuple[str, ...]
 
 
-class Section:
-    """What to read from one struct of an item, and the structs below it."""
+class StructFields:
+    """The fields to read from one struct of an item, and from the structs nested in it."""
 
     __slots__ = (
-        "codes", "columns", "counters", "gauges", "lists", "name", "parts", "path", "rows", "runs",
-        "single", "tallies",
+        "code_fields",
+        "counters",
+        "gauges",
+        "labelled_counts",
+        "name",
+        "nested",
+        "observed",
+        "observed_columns",
+        "observed_lists",
+        "observed_runs",
+        "path",
+        "rows",
     )  # fmt: skip
 
     def __init__(self, name: str, path: str = "") -> None:
@@ -62,49 +73,52 @@ class Section:
         self.path = path
         self.gauges: list[tuple[str, int]] = []
         self.counters: list[tuple[str, int]] = []
-        self.single: list[tuple[str, int]] = []
+        self.observed: list[tuple[str, int]] = []
         """Numbers that a histogram observes."""
-        self.lists: list[tuple[str, int]] = []
+        self.observed_lists: list[tuple[str, int]] = []
         """Lists of numbers that a histogram observes."""
-        self.runs: list[tuple[str, int]] = []
-        """Likewise, as runs of equal numbers."""
-        self.columns: list[tuple[str, bool, int]] = []
-        """Of a list of structs: field, whether it is itself a list, histogram."""
-        self.codes: list[tuple[str, Placed]] = []
-        """Of a list of structs: a field that indexes the row's closed values."""
-        self.tallies: list[tuple[str, Placed]] = []
-        """Dicts by label value, or lists by position."""
-        self.rows: list[Placed] = []
-        self.parts: dict[str, Section] = {}
+        self.observed_runs: list[tuple[str, int]] = []
+        """Runs of equal numbers that a histogram observes."""
+        self.observed_columns: list[tuple[str, bool, int]] = []
+        """Fields of a list of structs: name, whether the field is itself a list, histogram slot."""
+        self.code_fields: list[tuple[str, SlotAssignment]] = []
+        """Fields of a list of structs whose value is an index into the row's closed values."""
+        self.labelled_counts: list[tuple[str, SlotAssignment]] = []
+        """Counts by label value (a dict) or by position (a list)."""
+        self.rows: list[SlotAssignment] = []
+        self.nested: dict[str, StructFields] = {}
 
     @property
-    def shown(self) -> list[Placed]:
-        """The rows that appear with the first such struct: all, where one option sends it."""
-        return self.rows if all(placed.row.feature for placed in self.rows) else []
+    def optional_rows(self) -> list[SlotAssignment]:
+        """The rows that are exposed from the first such struct on.
+
+        These are all rows of the struct where every row belongs to an option; otherwise none.
+        """
+        return self.rows if all(assignment.row.feature for assignment in self.rows) else []
 
     @property
-    def shown_paths(self) -> Iterator[str]:
-        """Here and below, where an option's families appear together."""
-        if self.shown:
+    def optional_paths(self) -> Iterator[str]:
+        """The paths, of this struct and those below, that have ``optional_rows``."""
+        if self.optional_rows:
             yield self.path
-        for part in self.parts.values():
-            yield from part.shown_paths
+        for part in self.nested.values():
+            yield from part.optional_paths
 
     @property
     def gated(self) -> Iterator[str]:
-        """Names of rows, here and below, that one option shows although others share its struct."""
-        if not self.shown:
-            yield from (placed.row.name for placed in self.rows if placed.row.feature)
-        for part in self.parts.values():
+        """Names of rows, here and below, that need an option although other rows of the struct do not."""
+        if not self.optional_rows:
+            yield from (assignment.row.name for assignment in self.rows if assignment.row.feature)
+        for part in self.nested.values():
             yield from part.gated
 
-    def part(self, name: str) -> Section:
-        """The section of the struct in field ``name``."""
-        return self.parts.setdefault(name, Section(name, f"{self.path}.{name}"))
+    def part(self, name: str) -> StructFields:
+        """Return the fields of the struct nested in field ``name``."""
+        return self.nested.setdefault(name, StructFields(name, f"{self.path}.{name}"))
 
 
-def taken(name: str, kind: Kind) -> frozenset[str]:
-    """The names that family ``name`` takes: OpenMetrics' family and every sample's."""
+def exposed_names(name: str, kind: Kind) -> frozenset[str]:
+    """Return the names that family ``name`` takes on a page: the OpenMetrics family and its samples."""
     if kind in OBSERVED:
         ends = ("bucket", "count", "sum", "created")
         return frozenset({name, *(f"{name}_{end}" for end in ends)})
@@ -114,24 +128,28 @@ def taken(name: str, kind: Kind) -> frozenset[str]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Layout:
-    """One dialect's plan.
+    """The layout of one dialect.
 
     Attributes:
-        tables: Of the dialect.
-        placed: Every row, in the order of the page.
-        roots: What to read from each struct of ``its dialect``.
-        hooks: Rows that functions feed, by the hook's name.
-        sampled: Rows that Samples items feed, by family name.
-        also: What these feed besides, by the name of the family sampled.
-        gated: Rows of an option whose fields are sent without it, too: hidden while it is off.
+        tables: The dialect's tables.
+        assignments: Every row with its slots, in the order of the page.
+        roots: The fields to read, by wire struct.
+        handled: Rows that handlers feed, by the handler's name.
+        sampled_rows: Rows that Samples items feed, by family name.
+        feeds: Further slots that these items feed, by family name.
+        gated: Rows of an option whose fields are sent even without the option; they are hidden
+            while the option is off.
+        scalars: The number of scalar slots.
+        histograms: The row of each histogram slot.
+        keyed: The row of each keyed slot.
     """
 
-    tables: Tables
-    placed: tuple[Placed, ...]
-    roots: Mapping[type[msgspec.Struct], Section]
-    hooks: Mapping[str, Placed]
-    sampled: Mapping[str, Row]
-    also: Mapping[str, list[Fed]]
+    tables: DialectTables
+    assignments: tuple[SlotAssignment, ...]
+    roots: Mapping[type[msgspec.Struct], StructFields]
+    handled: Mapping[str, SlotAssignment]
+    sampled_rows: Mapping[str, Row]
+    feeds: Mapping[str, list[FeedTarget]]
     gated: frozenset[str]
     scalars: int
     histograms: tuple[Row, ...]
@@ -143,92 +161,96 @@ class Layout:
         return self.tables.name
 
     @property
-    def apart(self) -> bool:
-        """Whether no other dialect's engine can have a series of one of its own."""
-        return self.tables.apart
+    def has_own_namespace(self) -> bool:
+        """Whether no other dialect has a family of these names."""
+        return self.tables.has_own_namespace
 
     @property
     def has_requests(self) -> bool:
-        """Whether its engines may tell of requests by raw events."""
+        """Whether engines of the dialect may send raw request events."""
         return self.tables.has_requests
 
     @functools.cached_property
-    def required(self) -> frozenset[str]:
-        """Label names that every engine has to bring along: all rows share them."""
-        shared = [set(placed.row.shared) for placed in self.placed]
+    def required_labels(self) -> frozenset[str]:
+        """Label names that every engine must have, since all rows share them."""
+        shared = [set(assignment.row.shared) for assignment in self.assignments]
         return frozenset(set.intersection(*shared) if shared else ())
 
     @functools.cached_property
     def own_labels(self) -> frozenset[str]:
-        """Label names that no engine may bring along: they tell its children apart."""
-        own = {label for placed in self.placed for label in placed.row.own_labels}
+        """Label names that no engine may have, since they distinguish an engine's children."""
+        own = {label for assignment in self.assignments for label in assignment.row.own_labels}
         return frozenset(own | {"le", "quantile"})
 
     @functools.cached_property
     def names(self) -> frozenset[str]:
-        """Every name that a family of the catalogue takes on a page, as family or as sample."""
-        return frozenset().union(*(taken(p.row.name, p.row.kind) for p in self.placed))
+        """Every name that the catalogue takes on a page, of families and of samples."""
+        return frozenset().union(*(exposed_names(p.row.name, p.row.kind) for p in self.assignments))
 
-    def names_with(self, features: AbstractSet[str]) -> frozenset[str]:
-        """``names`` without those of rows that only other features than ``features`` show."""
+    def names_for(self, features: AbstractSet[str]) -> frozenset[str]:
+        """Return ``names`` without those of gated rows whose option is not in ``features``."""
         hidden = [
-            placed.row
-            for placed in self.placed
-            if placed.row.name in self.gated and placed.row.feature not in features
+            assignment.row
+            for assignment in self.assignments
+            if assignment.row.name in self.gated and assignment.row.feature not in features
         ]
-        return self.names.difference(*(taken(row.name, row.kind) for row in hidden))
+        return self.names.difference(*(exposed_names(row.name, row.kind) for row in hidden))
 
     @functools.cached_property
     def histogram_names(self) -> tuple[str, ...]:
-        """By slot: the family, and where it has a label the label's value."""
+        """The family of each histogram slot and, where the family has a label, the label's value."""
         found = [""] * len(self.histograms)
-        for placed in self.own:
-            if placed.where == "histogram":
-                for slot, key in zip(placed.slots, placed.values_of_label, strict=True):
-                    found[slot] = "|".join((placed.row.name, *key))
+        for assignment in self.primary:
+            if assignment.storage == "histogram":
+                for slot, key in zip(assignment.slots, assignment.label_values, strict=True):
+                    found[slot] = "|".join((assignment.row.name, *key))
         return tuple(found)
 
     @functools.cached_property
-    def own(self) -> tuple[Placed, ...]:
-        """The rows that have slots of their own."""
-        return tuple(placed for placed in self.placed if not isinstance(placed.row.source, Same))
+    def primary(self) -> tuple[SlotAssignment, ...]:
+        """The rows that have slots of their own: all but aliases."""
+        return tuple(
+            assignment
+            for assignment in self.assignments
+            if not isinstance(assignment.row.source, Alias)
+        )
 
     @functools.cached_property
     def scalar_names(self) -> tuple[tuple[str, str], ...]:
-        """By slot: the family and, where it has a label, the label's value."""
+        """The family of each scalar slot and, where the family has a label, the label's value."""
         found = [("", "")] * self.scalars
-        for placed in self.own:
-            if placed.where == "scalars":
-                for slot, key in zip(placed.slots, placed.values_of_label, strict=True):
-                    found[slot] = placed.row.name, "".join(key)
+        for assignment in self.primary:
+            if assignment.storage == "scalars":
+                for slot, key in zip(assignment.slots, assignment.label_values, strict=True):
+                    found[slot] = assignment.row.name, "".join(key)
         return tuple(found)
 
     @functools.cached_property
     def scalar_slots(self) -> dict[tuple[str, str], int]:
-        """Slots by ``scalar_names``."""
+        """The scalar slots by ``scalar_names``."""
         return {name: slot for slot, name in enumerate(self.scalar_names)}
 
     @functools.cached_property
     def scalar_gauges(self) -> frozenset[int]:
-        """Slots of gauges."""
+        """The scalar slots of gauges."""
         return frozenset(
             slot
-            for placed in self.own
-            if placed.where == "scalars" and placed.row.kind == "gauge"
-            for slot in placed.slots
+            for assignment in self.primary
+            if assignment.storage == "scalars" and assignment.row.kind == "gauge"
+            for slot in assignment.slots
         )
 
     @functools.cached_property
-    def shown_paths(self) -> frozenset[str]:
-        """Paths of structs with which an option's families appear."""
-        return frozenset(path for root in self.roots.values() for path in root.shown_paths)
+    def optional_paths(self) -> frozenset[str]:
+        """The paths of structs that have ``optional_rows``."""
+        return frozenset(path for root in self.roots.values() for path in root.optional_paths)
 
     @functools.cached_property
-    def timeless(self) -> frozenset[int]:
-        """Those of gauges that no step tells: they are true until told anew."""
-        hook = self.hooks.get("sleep_state")
-        return frozenset() if hook is None else frozenset(hook.slots)
+    def lasting_gauges(self) -> frozenset[int]:
+        """The slots of gauges that no step reports: each holds until its next report."""
+        assignment = self.handled.get("sleep_state")
+        return frozenset() if assignment is None else frozenset(assignment.slots)
 
-    def find(self, name: str) -> Placed:
-        """The row named ``name``."""
-        return next(placed for placed in self.placed if placed.row.name == name)
+    def find(self, name: str) -> SlotAssignment:
+        """Return the assignment of the row named ``name``."""
+        return next(assignment for assignment in self.assignments if assignment.row.name == name)

@@ -1,11 +1,11 @@
-"""The catalogue, compiled to a plan.
+"""Compilation of catalogue rows to a layout.
 
-A path such as ``scheduler.prefix_cache_stats.hits`` starts below the dialect's
-step item, or below what its request events come to (``outcomes``), or where both
-have such a field below either. ``[]`` behind a field means each of its elements: of a list of structs
-(``iteration.finished_requests[].e2e_latency``) or of a list of numbers, which a
-histogram observes one by one. A path is checked against the wire structs here,
-so that a row with a misspelt source stops the start-up, not the night.
+A row's source may be a path such as ``scheduler.prefix_cache_stats.hits``. A path starts at
+every struct of the dialect that has its first field: the step item, the outcomes of request
+events, or both. ``[]`` after a field stands for each of its elements: of a list of structs
+(``iteration.finished_requests[].e2e_latency``) or of a list of numbers, each of which a
+histogram observes. Paths are checked against the wire structs at start, so that a misspelt
+source prevents the exporter from starting.
 """
 
 from __future__ import annotations
@@ -19,122 +19,127 @@ from typing import Any
 
 import msgspec
 
-from sidestep.catalog.dialect import Tables
-from sidestep.catalog.layout import Fed, Layout, Placed, Section, Where
-from sidestep.catalog.model import Also, Constant, Hook, Info, Reading, Row, Same, Sampled
+from sidestep.catalog.dialect import DialectTables
+from sidestep.catalog.layout import FeedTarget, Layout, SlotAssignment, Storage, StructFields
+from sidestep.catalog.model import Alias, Computed, Constant, FeedsFrom, Handler, Info, Row, Sampled
 from sidestep.errors import CatalogueError
 
-ELSEWHERE: Mapping[type, Where] = {
+WITHOUT_SLOT: Mapping[type, Storage] = {
     Sampled: "sampled",
-    Reading: "reading",
+    Computed: "computed",
     Constant: "constant",
     Info: "info",
 }
-"""Sources without a slot."""
+"""The storage of rows that need no slot, by the class of their source."""
 
 
 @functools.cache
-def compile_layout(tables: Tables, *, legacy: bool = False, common: bool = False) -> Layout:
-    """Compile the rows of ``tables``; see ``Tables.rows_for``.
+def compile_layout(tables: DialectTables, *, legacy: bool = False, common: bool = False) -> Layout:
+    """Return the layout of the rows of ``tables``; see ``DialectTables.rows_for``.
 
     Raises:
-        CatalogueError: A row's source names no field, or one of another shape.
+        CatalogueError: A row's source names no field, or a field of another shape.
     """
-    return _Compiler(tables).layout(tables.rows_for(legacy=legacy, common=common))
+    return _LayoutBuilder(tables).layout(tables.rows_for(legacy=legacy, common=common))
 
 
-class _Compiler:
-    """Hands out slots while it walks the rows once."""
+class _LayoutBuilder:
+    """One pass over a dialect's rows that assigns their slots."""
 
-    def __init__(self, tables: Tables) -> None:
+    def __init__(self, tables: DialectTables) -> None:
         self.tables = tables
-        self.roots = {struct: Section("") for struct in tables.structs}
+        self.roots = {struct: StructFields("") for struct in tables.structs}
         self.scalars = 0
         self.histograms: list[Row] = []
         self.keyed: list[Row] = []
-        self.hooks: dict[str, Placed] = {}
-        self.also: dict[str, list[Fed]] = {}
+        self.handled: dict[str, SlotAssignment] = {}
+        self.feeds: dict[str, list[FeedTarget]] = {}
 
     def layout(self, rows: tuple[Row, ...]) -> Layout:
-        placed = {row.name: self.place(row) for row in rows if not isinstance(row.source, Same)}
+        """Return the layout of ``rows``."""
+        assignments = {
+            row.name: self.assign(row) for row in rows if not isinstance(row.source, Alias)
+        }
         for row in rows:
-            if isinstance(row.source, Same):
-                shown = placed[row.source.name]
-                placed[row.name] = dataclasses.replace(shown, row=row)
-        sampled = {row.name: row for row in rows if isinstance(row.source, Sampled)}
-        for name in self.also.keys() - sampled.keys():
-            raise CatalogueError(f"{self.also[name][0].row.name}: no sampled row {name} to add")
+            if isinstance(row.source, Alias):
+                target = assignments[row.source.name]
+                assignments[row.name] = dataclasses.replace(target, row=row)
+        sampled_rows = {row.name: row for row in rows if isinstance(row.source, Sampled)}
+        for name in self.feeds.keys() - sampled_rows.keys():
+            raise CatalogueError(f"{self.feeds[name][0].row.name}: {name} is not a sampled row")
         return Layout(
             tables=self.tables,
-            placed=tuple(placed[row.name] for row in rows),
+            assignments=tuple(assignments[row.name] for row in rows),
             roots=self.roots,
-            hooks=self.hooks,
-            sampled=sampled,
-            also=self.also,
+            handled=self.handled,
+            sampled_rows=sampled_rows,
+            feeds=self.feeds,
             gated=frozenset(name for root in self.roots.values() for name in root.gated),
             scalars=self.scalars,
             histograms=tuple(self.histograms),
             keyed=tuple(self.keyed),
         )
 
-    def place(self, row: Row) -> Placed:
-        """Give ``row`` its slots and connect its source."""
+    def assign(self, row: Row) -> SlotAssignment:
+        """Allocate the slots of ``row`` and connect its source to them."""
         match row.source:
-            case Hook(name):
-                placed = self.allocate(row)
-                self.hooks[name] = placed
-            case Also() as also:
-                placed = self.allocate(row)
-                self.feed(placed, also, placed.slots[0])
+            case Handler(name):
+                assignment = self.allocate(row)
+                self.handled[name] = assignment
+            case FeedsFrom() as feeds:
+                assignment = self.allocate(row)
+                self.feed(assignment, feeds, assignment.slots[0])
             case str() as path:
-                placed = self.allocate(row)
-                self.connect(placed, path, None)
+                assignment = self.allocate(row)
+                self.connect(assignment, path, None)
             case tuple() as paths:
-                placed = self.allocate(row)
+                assignment = self.allocate(row)
                 for path in paths:
-                    self.connect(placed, path, None)
+                    self.connect(assignment, path, None)
             case Mapping() as mapping:
-                placed = self.allocate(row)
+                assignment = self.allocate(row)
                 if tuple(mapping) != row.closed:
                     raise CatalogueError(f"{row.name}: one path for each value of {row.closed}")
-                for slot, path in zip(placed.slots, mapping.values(), strict=False):
-                    if isinstance(path, Also):
-                        self.feed(placed, path, slot)
+                for slot, path in zip(assignment.slots, mapping.values(), strict=False):
+                    if isinstance(path, FeedsFrom):
+                        self.feed(assignment, path, slot)
                     else:
-                        self.connect(placed, path, slot)
-            case elsewhere:
-                return Placed(row, ELSEWHERE[type(elsewhere)])
-        return placed
+                        self.connect(assignment, path, slot)
+            case source:
+                return SlotAssignment(row, WITHOUT_SLOT[type(source)])
+        return assignment
 
-    def feed(self, placed: Placed, also: Also, slot: int) -> None:
-        """Have ``slot`` fed with another family."""
-        self.also.setdefault(also.name, []).append(Fed(placed.row, slot, also.values))
+    def feed(self, assignment: SlotAssignment, feeds: FeedsFrom, slot: int) -> None:
+        """Feed ``slot`` from another family."""
+        self.feeds.setdefault(feeds.name, []).append(FeedTarget(assignment.row, slot, feeds.values))
 
-    def allocate(self, row: Row) -> Placed:
+    def allocate(self, row: Row) -> SlotAssignment:
+        """Allocate the slots of ``row``."""
         if row.kind == "histogram":
             first = len(self.histograms)
             self.histograms += [row] * max(len(row.closed), 1)
-            return Placed(row, "histogram", tuple(range(first, len(self.histograms))))
+            return SlotAssignment(row, "histogram", tuple(range(first, len(self.histograms))))
         if row.own_labels and not row.closed:
             self.keyed.append(row)
-            return Placed(row, "keyed", (len(self.keyed) - 1,))
+            return SlotAssignment(row, "keyed", (len(self.keyed) - 1,))
         first = self.scalars
         self.scalars += len(row.closed) + 1 if row.closed else 1
-        return Placed(row, "scalars", tuple(range(first, self.scalars)))
+        return SlotAssignment(row, "scalars", tuple(range(first, self.scalars)))
 
-    def connect(self, placed: Placed, path: str, slot: int | None) -> None:
-        """Add the reading of ``path`` to the section of its struct, below every root that has it."""
+    def connect(self, assignment: SlotAssignment, path: str, slot: int | None) -> None:
+        """Connect ``path``, below every struct that has its first field, to ``slot``."""
         first = path.partition(".")[0].removesuffix("[]")
-        below = [struct for struct in self.roots if hasattr(struct, first)]
-        if not below:
-            raise CatalogueError(f"{placed.row.name}: no item has a field {first}")
-        for struct in below:
-            self.connect_below(struct, placed, path, slot)
+        structs = [struct for struct in self.roots if hasattr(struct, first)]
+        if not structs:
+            raise CatalogueError(f"{assignment.row.name}: no item has a field {first}")
+        for struct in structs:
+            self.connect_below(struct, assignment, path, slot)
 
     def connect_below(
-        self, struct: type[msgspec.Struct], placed: Placed, path: str, slot: int | None
+        self, struct: type[msgspec.Struct], assignment: SlotAssignment, path: str, slot: int | None
     ) -> None:
-        row = placed.row
+        """Connect ``path``, below ``struct``, to ``slot``."""
+        row = assignment.row
         section = self.roots[struct]
         *parents, leaf = path.split(".")
         for index, parent in enumerate(parents):
@@ -144,45 +149,51 @@ class _Compiler:
             if parent.endswith("[]"):
                 if shape != "list" or index != len(parents) - 1:
                     raise CatalogueError(f"{row.name}: {parent} in {path} is no list of structs")
-                self.connect_column(section.part(parent), placed, inner, leaf, slot)
+                self.connect_column(section.part(parent), assignment, inner, leaf, slot)
                 return
             section, struct = section.part(parent), inner
         _, shape = self.field(row, struct, leaf.removesuffix("[]"))
-        target = placed.slots[0] if slot is None else slot
+        target = assignment.slots[0] if slot is None else slot
         if row.kind == "histogram":
-            chosen = section.lists if leaf.endswith("[]") else section.single
-            chosen.append((leaf.removesuffix("[]"), target))
+            fields = section.observed_lists if leaf.endswith("[]") else section.observed
+            fields.append((leaf.removesuffix("[]"), target))
             twin = f"{leaf.removesuffix('[]')}_runs"
             if twin in struct.__struct_fields__:
-                section.runs.append((twin, target))
+                section.observed_runs.append((twin, target))
         elif shape == "plain":
             (section.counters if row.kind == "counter" else section.gauges).append((leaf, target))
         elif row.own_labels:
-            section.tallies.append((leaf, placed))
+            section.labelled_counts.append((leaf, assignment))
         else:
             raise CatalogueError(f"{row.name}: {path} holds many values, the row has no label")
-        section.rows.append(placed)
+        section.rows.append(assignment)
 
     def connect_column(
-        self, section: Section, placed: Placed, struct: type, leaf: str, slot: int | None
+        self,
+        section: StructFields,
+        assignment: SlotAssignment,
+        struct: type,
+        leaf: str,
+        slot: int | None,
     ) -> None:
-        row = placed.row
-        section.rows.append(placed)
+        """Connect field ``leaf`` of a list of structs to ``slot``."""
+        row = assignment.row
+        section.rows.append(assignment)
         self.field(row, struct, leaf.removesuffix("[]"))
         if row.kind == "histogram":
             nested = leaf.endswith("[]")
-            target = placed.slots[0] if slot is None else slot
-            section.columns.append((leaf.removesuffix("[]"), nested, target))
+            target = assignment.slots[0] if slot is None else slot
+            section.observed_columns.append((leaf.removesuffix("[]"), nested, target))
         elif row.kind == "counter" and row.closed:
-            section.codes.append((leaf, placed))
+            section.code_fields.append((leaf, assignment))
         else:
             raise CatalogueError(f"{row.name}: {row.source} needs a histogram or closed values")
 
     def field(self, row: Row, struct: type, name: str) -> tuple[Any, str]:
-        """Type and shape (plain, list, dict) of a struct's field or property.
+        """Return the type and the shape (plain, list, dict) of a struct's field or property.
 
         Raises:
-            CatalogueError: There is none.
+            CatalogueError: The struct has no such field.
         """
         hints = typing.get_type_hints(struct)
         if name not in hints:

@@ -1,4 +1,4 @@
-"""What a catalogue row says. The rows themselves stand in the dialects' modules."""
+"""The model of a catalogue row. The rows themselves are in ``engines/<engine>/``."""
 
 from __future__ import annotations
 
@@ -9,65 +9,69 @@ from typing import Literal
 from sidestep.errors import CatalogueError
 
 Kind = Literal["counter", "gauge", "histogram", "summary"]
-"""A summary has a sum and a count, no quantiles; Samples items feed it."""
+"""A summary has a sum and a count but no quantiles; only Samples items feed it."""
 OBSERVED = frozenset({"histogram", "summary"})
 """Kinds that count observations."""
 Combine = Literal["sum", "min", "max", "mean"]
 Status = Literal["live", "deprecated", "hidden"]
-"""``deprecated``: the engine still has it, we still show it; ``hidden``: only with ``--metrics.legacy``."""
+"""``deprecated``: the engine still has the family, and the exporter still exposes it; ``hidden``:
+exposed only with ``--metrics.legacy``."""
 
 TRITON = "nv_"
-"""What the names of Triton's own families begin with."""
+"""The prefix of Triton's own families."""
 ENGINE_LABELS = ("engine", "model_name")
-"""What nearly every series of an engine carries."""
+"""The labels of nearly every series of an engine."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Hook:
-    """Fed by code, by this name (``vllm_hooks``, ``core_hooks``): more than one field decides."""
+class Handler:
+    """A row that the function of this name in ``engines/<engine>/`` feeds.
+
+    A row has a handler where its value depends on more than one field.
+    """
 
     name: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Reading:
-    """Computed at scrape time by the function of this name in ``readings``."""
+class Computed:
+    """A row that the function of this name in ``metrics/computed_gauges.py`` computes at each scrape."""
 
     name: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Same:
-    """The same data as another row, under another name."""
+class Alias:
+    """A second name for the data of another row."""
 
     name: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Constant:
-    """Always this value: what it once measured no longer exists in the engine."""
+    """A fixed value, for a family that the engine still exposes but no longer measures."""
 
     value: float
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Info:
-    """Labels of an info metric, from the hello's ``info`` under this name."""
+    """An info metric whose labels are in the Hello's ``info`` under this name."""
 
     name: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sampled:
-    """Travels self-described in ``Samples`` items; the row fixes its kind, labels and bounds."""
+    """A family sent as self-described ``Samples`` items; the row fixes its kind, labels and bounds."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Also:
-    """What Samples items add to children of the family of this name is added here, too.
+class FeedsFrom:
+    """A row that also receives what Samples items add to the family of this name.
 
     Attributes:
-        values: Only to children whose one own label is one of these; empty: to all.
+        values: Values of the family's first own label that count. Empty: all of them.
     """
 
     name: str
@@ -78,17 +82,17 @@ Source = (
     str
     | tuple[str, ...]
     | Mapping[str, str]
-    | Mapping[str, Also]
-    | Hook
-    | Reading
-    | Same
+    | Mapping[str, FeedsFrom]
+    | Handler
+    | Computed
+    | Alias
     | Constant
     | Info
     | Sampled
-    | Also
+    | FeedsFrom
 )
-"""A path below an item (see ``plan``), several of which an engine sends one, one path per
-label value, or one of the above."""
+"""The source of a row's value: a path below an item (see ``layout_builder``), several paths of
+which an engine sends one, one path per label value, or one of the classes above."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,26 +100,26 @@ class Row:
     """One metric family.
 
     Attributes:
-        name: As exposed; a counter with its ``_total``.
-        help: Own words, one sentence.
-        labels: All label names, sorted, as they are exposed.
-        shared: Of them, those that all series of the engine carry.
-        extra: Whether a sender may add own labels, as an administrator may have told it to;
-            of a row that Samples items feed.
-        unless_empty: Whether own labels are left out where they are empty.
-        closed: Values of the row's own label known to the catalogue: those
-            series start at 0. Empty where the values are open. A histogram that the
-            plan feeds has no others.
+        name: The exposed name; a counter's includes ``_total``.
+        help: The HELP text: one sentence of this project's own.
+        labels: All label names as exposed, sorted.
+        shared: Those of ``labels`` that all series of the engine carry.
+        extra_labels: Whether a sender may add labels of its own, such as those that an
+            administrator configured; only for rows that Samples items feed.
+        omits_empty_labels: Whether own labels are omitted where their value is empty.
+        closed: Values of the row's own label that the catalogue knows; their series start at 0.
+            Empty where the values are open. A histogram with its own slots has no other values.
         buckets: Bucket family of a histogram.
-        bounds: Bounds of a histogram that belongs to no family.
-        combine: How the engines of a pod make one number.
-        mirrored: Whether all ranks of one replica tell the same, so that one speaks for it.
-        per: How many of what is kept make one of what is shown: nanoseconds of microseconds.
-        feature: Shown from the start only where the hello names this option;
-            otherwise from its first data on.
-        since: First release of the engine that has it, where known.
-        until: Last release of the engine that has it, where it has gone.
-        successor: What to use instead of a deprecated row.
+        bounds: Bounds of a histogram that belongs to no bucket family.
+        combine: How the values of a pod's engines are aggregated.
+        mirrored: Whether all ranks of one replica report the same value, so that one rank is enough.
+        unit_divisor: Stored units in one exposed unit, such as 1,000 for nanoseconds exposed as
+            microseconds.
+        feature: The option without which the row stays hidden until its first data arrive; where
+            the Hello names the option, the row is exposed from the start.
+        since: First release of the engine that has the family, where known.
+        until: Last release of the engine that has the family, where it was removed.
+        successor: The name to use instead of a deprecated row.
     """
 
     name: str
@@ -124,14 +128,14 @@ class Row:
     help: str
     labels: tuple[str, ...] = ENGINE_LABELS
     shared: tuple[str, ...] = ENGINE_LABELS
-    extra: bool = False
-    unless_empty: bool = False
+    extra_labels: bool = False
+    omits_empty_labels: bool = False
     closed: tuple[str, ...] = ()
     buckets: str = ""
     bounds: tuple[float, ...] = ()
     combine: Combine = "sum"
     mirrored: bool = False
-    per: int = 1
+    unit_divisor: int = 1
     feature: str = ""
     since: str = ""
     until: str = ""
@@ -140,22 +144,22 @@ class Row:
 
     @property
     def own_labels(self) -> tuple[str, ...]:
-        """The labels that tell the children of one engine apart."""
+        """The labels that distinguish the children of one engine."""
         return tuple(label for label in self.labels if label not in self.shared)
 
     @property
     def exposed_help(self) -> str:
-        """HELP text; a deprecated row says so and names its successor."""
+        """The HELP text; that of a deprecated row names the successor."""
         if self.status == "live":
             return self.help
         return f"DEPRECATED: use {self.successor}. {self.help}"
 
 
 def check(rows: tuple[Row, ...]) -> tuple[Row, ...]:
-    """``rows``, when every one of them can work.
+    """Return ``rows`` after checking each of them.
 
     Raises:
-        CatalogueError: Names the row and what is wrong with it.
+        CatalogueError: A row contradicts itself or another row; the text names the row.
     """
     seen: set[str] = set()
     for row in rows:
@@ -169,23 +173,23 @@ def check(rows: tuple[Row, ...]) -> tuple[Row, ...]:
             raise CatalogueError(f"{row.name}: closed values need exactly one own label")
         if (row.status == "live") == bool(row.successor):
             raise CatalogueError(
-                f"{row.name}: a row on its way out, and no other, names a successor"
+                f"{row.name}: a deprecated or hidden row, and no other, names a successor"
             )
     for row in rows:
-        if isinstance(row.source, Same) and row.source.name not in seen:
-            raise CatalogueError(f"{row.name}: no row {row.source.name} to show again")
+        if isinstance(row.source, Alias) and row.source.name not in seen:
+            raise CatalogueError(f"{row.name}: an alias of {row.source.name}, which is no row")
     return rows
 
 
 def _check_kind(row: Row) -> None:
-    ours, total = row.name.startswith("sidestep_"), row.name.endswith("_total")
-    # An engine may have named a gauge like a counter, and Triton no counter so.
-    named = total or row.name.startswith(TRITON)
-    if (row.kind == "counter" and not named) or (row.kind == "gauge" and total and ours):
-        raise CatalogueError(f"{row.name}: counters, and no gauges of ours, end in _total")
+    is_own, is_total = row.name.startswith("sidestep_"), row.name.endswith("_total")
+    # Some gauges of engines end in _total, and Triton's counters do not.
+    may_count = is_total or row.name.startswith(TRITON)
+    if (row.kind == "counter" and not may_count) or (row.kind == "gauge" and is_total and is_own):
+        raise CatalogueError(f"{row.name}: a counter ends in _total, a gauge sidestep_* does not")
     if row.kind == "histogram" and bool(row.buckets) == bool(row.bounds):
         raise CatalogueError(f"{row.name}: a histogram has a bucket family or bounds")
-    if row.per != 1 and row.kind not in ("counter", "gauge"):
-        raise CatalogueError(f"{row.name}: only a plain number is kept in another unit")
+    if row.unit_divisor != 1 and row.kind not in ("counter", "gauge"):
+        raise CatalogueError(f"{row.name}: only a counter or gauge can be stored in another unit")
     if row.kind == "summary" and not isinstance(row.source, Sampled):
         raise CatalogueError(f"{row.name}: only Samples items feed a summary")

@@ -1,4 +1,4 @@
-"""Objectives of an operator (``--slo``): their names, thresholds, and the families that they read."""
+"""Service level objectives (``--slo``): names, thresholds, and the families that they count."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-REQUESTS = "sidestep_slo_requests_total"
-UNJUDGED = "sidestep_slo_unjudged_requests_total"
-JUDGED = ("slo_requests", "slo_unjudged")
-"""Hooks of the two."""
+SLO_REQUESTS = "sidestep_slo_requests_total"
+SLO_UNDECIDED = "sidestep_slo_unjudged_requests_total"
+SLO_HANDLERS = ("slo_requests", "slo_undecided")
+"""Handlers that feed these two rows."""
 GOOD, BAD = RESULTS = "good", "bad"
 AVAILABILITY = "availability"
 
@@ -23,16 +23,16 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
     "e2e": ("vllm:e2e_request_latency_seconds", "sglang:e2e_request_latency_seconds"),
     "queue": ("vllm:request_queue_time_seconds", "sglang:queue_time_seconds"),
 }
-"""Objectives that have a name of their own: the family of each engine."""
+"""Predefined objectives: the latency family of each engine."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Objective:
-    """One of them.
+    """One objective.
 
     Attributes:
-        families: Histograms that it is about; none: how requests end.
-        threshold: Seconds that a good observation takes at most.
+        families: Histograms whose observations count. Empty: the objective counts how requests end.
+        threshold: The highest latency of a good observation, in seconds.
     """
 
     name: str
@@ -41,18 +41,18 @@ class Objective:
 
 
 class Limit(NamedTuple):
-    """What an objective allows of a family."""
+    """The threshold that one objective sets for a family."""
 
     objective: str
     threshold: float
 
 
 class Objectives:
-    """Those of one exporter, by family.
+    """All objectives of one exporter, by family.
 
     Attributes:
-        names: All of them.
-        availability: Whether the ends of requests are judged.
+        names: The names of all objectives.
+        availability: Whether an objective counts how requests end.
     """
 
     def __init__(self, found: Iterable[Objective] = ()) -> None:
@@ -64,11 +64,11 @@ class Objectives:
             for family in dict.fromkeys(one.families):
                 self._limits.setdefault(family, []).append(Limit(one.name, one.threshold))
 
-    def has(self, key: tuple[str, ...]) -> bool:
-        """Whether a child is of one of them: its result, where it has one, and an objective."""
+    def includes(self, key: tuple[str, ...]) -> bool:
+        """Return whether ``key``, an objective after an optional result, names a known objective."""
         *results, name = key
         return name in self.names and all(result in RESULTS for result in results)
 
     def limits(self, family: str) -> Sequence[Limit]:
-        """What is allowed of ``family``."""
+        """Return the thresholds for ``family``."""
         return self._limits.get(family, ())

@@ -30,7 +30,7 @@ class Applier:
         self.registry = registry
         self._of: dict[str, Handlers] = {}
         for name, layout in registry.layouts.items():
-            unmatched = set(layout.hooks) ^ (ANYBODYS | set(DIALECTS[name].handlers.FED))
+            unmatched = set(layout.handled) ^ (ANYBODYS | set(DIALECTS[name].handlers.FED))
             if unmatched:
                 raise CatalogueError(f"hooks without a function or a row: {unmatched}")
             self._of[name] = DIALECTS[name].handlers(layout, registry)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from sidestep.catalog.model import ENGINE_LABELS, Also, Combine, Kind, Row, Source
+from sidestep.catalog.model import ENGINE_LABELS, Combine, FeedsFrom, Kind, Row, Source
 from sidestep.engines.sglang.collectors import SCHEDULER, TOKENIZER
 
 TOKEN_TYPE = "gen_ai_token_type"  # noqa: S105 - a label
@@ -39,7 +39,7 @@ FAMILIES: tuple[Common, ...] = (
         "histogram",
         "From a request's arrival to its first token.",
         "iteration.time_to_first_tokens_iter[]",
-        Also("sglang:time_to_first_token_seconds"),
+        FeedsFrom("sglang:time_to_first_token_seconds"),
         buckets="gen_ai_time_to_first_token",
         tokenizer=True,
     ),
@@ -48,7 +48,7 @@ FAMILIES: tuple[Common, ...] = (
         "histogram",
         "Mean time per token after the first, one value a finished request.",
         _FINISHED + "mean_time_per_output_token",
-        Also("sglang:request_time_per_output_token_seconds"),
+        FeedsFrom("sglang:request_time_per_output_token_seconds"),
         buckets="gen_ai_time_per_output_token",
         tokenizer=True,
     ),
@@ -57,7 +57,7 @@ FAMILIES: tuple[Common, ...] = (
         "histogram",
         "From a request's arrival to its end; SGLang counts aborted ones, vLLM does not.",
         _FINISHED + "e2e_latency",
-        Also("sglang:e2e_request_latency_seconds"),
+        FeedsFrom("sglang:e2e_request_latency_seconds"),
         buckets="gen_ai_request_duration",
         tokenizer=True,
     ),
@@ -70,8 +70,8 @@ FAMILIES: tuple[Common, ...] = (
             "output": _FINISHED + "num_generation_tokens",
         },
         {
-            "input": Also("sglang:prompt_tokens_histogram"),
-            "output": Also("sglang:generation_tokens_histogram"),
+            "input": FeedsFrom("sglang:prompt_tokens_histogram"),
+            "output": FeedsFrom("sglang:generation_tokens_histogram"),
         },
         buckets="gen_ai_token_usage",
         tokenizer=True,
@@ -82,7 +82,7 @@ FAMILIES: tuple[Common, ...] = (
         "histogram",
         "Between two outputs of a request.",
         "iteration.inter_token_latencies_iter[]",
-        Also("sglang:inter_token_latency_seconds"),
+        FeedsFrom("sglang:inter_token_latency_seconds"),
         buckets="gen_ai_time_per_output_token",
         tokenizer=True,
     ),
@@ -91,7 +91,7 @@ FAMILIES: tuple[Common, ...] = (
         "histogram",
         "From a request's entry into the queue until it was scheduled first.",
         _FINISHED + "queued_time",
-        Also("sglang:queue_time_seconds"),
+        FeedsFrom("sglang:queue_time_seconds"),
         buckets="gen_ai_request_duration",
     ),
     Common(
@@ -121,21 +121,21 @@ FAMILIES: tuple[Common, ...] = (
         "counter",
         "Times a running request had to give its place up for want of memory.",
         "iteration.num_preempted_reqs",
-        Also("sglang:num_retracted_requests_total"),
+        FeedsFrom("sglang:num_retracted_requests_total"),
     ),
     Common(
         "sidestep_prefix_cache_looked_up_tokens_total",
         "counter",
         "Prompt tokens looked up in the prefix cache.",
         "scheduler.prefix_cache_stats.queries",
-        Also("sglang:prefill_effective_tokens_total"),
+        FeedsFrom("sglang:prefill_effective_tokens_total"),
     ),
     Common(
         "sidestep_prefix_cache_found_tokens_total",
         "counter",
         "Of them, those that were found; divide for the hit rate of any window.",
         "scheduler.prefix_cache_stats.hits",
-        Also("sglang:prefill_effective_tokens_total", _HITS),
+        FeedsFrom("sglang:prefill_effective_tokens_total", _HITS),
     ),
 )
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
-from sidestep.catalog.dialect import Tables
+from sidestep.catalog.dialect import DialectTables
 from sidestep.engines.handlers import Handlers
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class Dialect(Tables):
+class Dialect(DialectTables):
     """One engine's dialect.
 
     Attributes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from sidestep.catalog.layout_builder import compile_layout
-from sidestep.catalog.slo import REQUESTS, Objective, Objectives
+from sidestep.catalog.slo import SLO_REQUESTS, Objective, Objectives
 from sidestep.engines.apply import Applier
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.items import decode_item
@@ -125,7 +125,7 @@ class ItemFolder:
         # What was held against objectives is in the first part: the others add nothing to it, but
         # say that it was done, or the exporter would do it again.
         judged = [
-            [Child(child.labels, 0) for child in children] if row.name == REQUESTS else []
+            [Child(child.labels, 0) for child in children] if row.name == SLO_REQUESTS else []
             for row, children in zip(engine.layout.keyed, totals.keyed, strict=True)
         ]
         parts = [Totals(

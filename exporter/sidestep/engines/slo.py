@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sidestep.catalog.model import Same
+from sidestep.catalog.model import Alias
 from sidestep.catalog.slo import FAMILIES, Objective
 from sidestep.engines.dialects import DIALECTS
 from sidestep.errors import ConfigError
@@ -38,7 +38,7 @@ def _problem(family: str, *, common: bool) -> str:
             f"{family!r} is no histogram of seconds of vLLM or SGLang; docs/metrics.md has those, and"
             f" {', '.join(FAMILIES)} stand for the same one of both"
         )
-    if isinstance(row.source, Same):
+    if isinstance(row.source, Alias):
         return f"{family} is an old name of {row.source.name}; give that instead"
     if not common and any(row in one.common_rows for one in with_latencies):
         return f"{family} is there with --metrics.common only; give that, too"

@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
-from sidestep.catalog.model import ENGINE_LABELS, Hook, Row
-from sidestep.catalog.slo import JUDGED, REQUESTS, UNJUDGED
+from sidestep.catalog.model import ENGINE_LABELS, Handler, Row
+from sidestep.catalog.slo import SLO_HANDLERS, SLO_REQUESTS, SLO_UNDECIDED
 from sidestep.engines.sglang.collectors import TOKENIZER
 
 
 def _rows(
-    shared: tuple[str, ...], *, extra: bool = False, mirrored: bool = False
+    shared: tuple[str, ...], *, extra_labels: bool = False, mirrored: bool = False
 ) -> tuple[Row, ...]:
     return (
         Row(
-            name=REQUESTS,
+            name=SLO_REQUESTS,
             kind="counter",
-            source=Hook(JUDGED[0]),
+            source=Handler(SLO_HANDLERS[0]),
             help="Requests (gaps between tokens, where the objective is about them) by whether"
             " they meet an objective of --slo: good is at most its threshold.",
             labels=tuple(sorted((*shared, "result", "slo"))),
             shared=shared,
-            extra=extra,
+            extra_labels=extra_labels,
             mirrored=mirrored,
         ),
         Row(
-            name=UNJUDGED,
+            name=SLO_UNDECIDED,
             kind="counter",
-            source=Hook(JUDGED[1]),
+            source=Handler(SLO_HANDLERS[1]),
             help="Requests in neither result of sidestep_slo_requests_total: they came as counts of"
             " buckets, of which the objective's threshold divides one.",
             labels=tuple(sorted((*shared, "slo"))),
             shared=shared,
-            extra=extra,
+            extra_labels=extra_labels,
             mirrored=mirrored,
         ),
     )
@@ -38,4 +38,4 @@ def _rows(
 
 VLLM = _rows(ENGINE_LABELS)
 # Queue times are told by every rank.
-SGLANG = _rows(TOKENIZER.shared, extra=TOKENIZER.extra, mirrored=True)
+SGLANG = _rows(TOKENIZER.shared, extra_labels=TOKENIZER.extra_labels, mirrored=True)

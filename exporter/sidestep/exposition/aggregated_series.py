@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import NamedTuple
 
-from sidestep.catalog.layout import Placed
-from sidestep.catalog.model import Combine, Hook, Info, Row
+from sidestep.catalog.layout import SlotAssignment
+from sidestep.catalog.model import Combine, Handler, Info, Row
 from sidestep.exposition.aggregate import combined_adapters, combined_info, merged, merged_states
 from sidestep.exposition.families import Family, catalogued, described, owns, spoken
 from sidestep.exposition.family_snapshot import (
@@ -41,7 +41,7 @@ Series = tuple[Labels, Value]
 
 AT_ONCE = 50
 """Series between two turns of the loop: some 10 us each, at first."""
-LORA = Hook("lora")
+LORA = Handler("lora")
 INFO = "_info"
 
 
@@ -61,7 +61,7 @@ class _Found(NamedTuple):
 class _Asked(NamedTuple):
     """Engines of one dialect, or of none, that show a family, and what ``Groups`` is to tell of them."""
 
-    placed: Placed | None
+    placed: SlotAssignment | None
     question: Question
 
     @property
@@ -106,7 +106,7 @@ class Merging:
         # To copy the state of a thousand engines takes most of a slice.
         yield None
         if found:
-            by_length = any(placed.row.unless_empty for placed in family.places.values())
+            by_length = any(placed.row.omits_empty_labels for placed in family.places.values())
             yield from _series(chain.from_iterable(found), family.combine, by_length=by_length)
 
     def _asked(self, family: Family) -> list[_Asked]:
@@ -141,26 +141,28 @@ class Merging:
                 name = row.source.name
                 said = [(own, [e.info[name] for e in some if name in e.info]) for own, some in told]
                 yield self._info(said)
-            elif placed.where == "histogram":
+            elif placed.storage == "histogram":
                 yield self._in_slots(placed, told, histograms_of(placed, engines, state_of))
-            elif placed.where in IN_NUMBERS:
+            elif placed.storage in IN_NUMBERS:
                 yield self._in_slots(placed, told, numbers_of(placed, engines))
             else:
                 yield self._children(told, copied(family, placed, engines, state_of), row)
 
     def _in_slots(
-        self, placed: Placed, told: Iterable[Tellers], values: Sequence[Value | None]
+        self, placed: SlotAssignment, told: Iterable[Tellers], values: Sequence[Value | None]
     ) -> Iterator[_Found]:
         """What engines have by slot, one series after the other."""
-        row, width = placed.row, len(placed.values_of_label)
-        owns = [self._own(row.own_labels, key) for key in placed.values_of_label]
+        row, width = placed.row, len(placed.label_values)
+        owns = [self._own(row.own_labels, key) for key in placed.label_values]
         start = 0
         for outer, engines in told:
             end = start + width * len(engines)
             for place, own in enumerate(owns, start):
                 some = [value for value in values[place:end:width] if value is not None]
-                if row.per != 1:
-                    some = [value / row.per for value in some if not isinstance(value, tuple)]
+                if row.unit_divisor != 1:
+                    some = [
+                        value / row.unit_divisor for value in some if not isinstance(value, tuple)
+                    ]
                 if some:
                     yield _Found(outer, own, some)
             start = end
@@ -169,7 +171,7 @@ class Merging:
         self, told: Iterable[Tellers], copies: Iterator[Copy[State]], row: Row | None
     ) -> Iterator[_Found]:
         """Whatever else has children: those with open labels, self-described."""
-        total = row is not None and row.unless_empty
+        total = row is not None and row.omits_empty_labels
         for outer, engines in told:
             for _, _, names, children in islice(copies, len(engines)):
                 some = children
@@ -190,7 +192,7 @@ class Merging:
                 own = ((n, v) for n, v in sorted(labels.items()) if n not in self.choice.dropped)
                 yield _Found(outer, tuple(own), (1,), whole=True)
 
-    def _adapters(self, placed: Placed, groups: Sequence[Group]) -> Iterator[_Found]:
+    def _adapters(self, placed: SlotAssignment, groups: Sequence[Group]) -> Iterator[_Found]:
         """What any engine has of LoRA adapters, and the room that all have, as one series."""
         slot = placed.slots[0]
         layout = groups[0].members[0].layout
@@ -208,7 +210,7 @@ class Merging:
 
     def _combined_adapters(
         self,
-        placed: Placed,
+        placed: SlotAssignment,
         kept: Iterable[tuple[Labels, Sequence[tuple[Key, Number]]]],
         room: Mapping[Labels, int],
     ) -> Iterator[_Found]:

@@ -9,9 +9,9 @@ import dataclasses
 from collections.abc import Collection, Iterator, Mapping
 from itertools import chain
 
-from sidestep.catalog.layout import Placed
-from sidestep.catalog.model import ENGINE_LABELS, OBSERVED, Combine, Kind, Same
-from sidestep.catalog.slo import REQUESTS
+from sidestep.catalog.layout import SlotAssignment
+from sidestep.catalog.model import ENGINE_LABELS, OBSERVED, Alias, Combine, Kind
+from sidestep.catalog.slo import SLO_REQUESTS
 from sidestep.metrics.availability import settle
 from sidestep.metrics.engine import Engine, Key
 from sidestep.metrics.registry import Registry
@@ -31,7 +31,7 @@ class Family:
     help: str
     labels: Key
     combine: Combine = "sum"
-    places: Mapping[str, Placed] = dataclasses.field(default_factory=dict)
+    places: Mapping[str, SlotAssignment] = dataclasses.field(default_factory=dict)
 
 
 def families(registry: Registry, names: Collection[str] = ()) -> Iterator[Family]:
@@ -51,9 +51,9 @@ def spoken(registry: Registry) -> frozenset[str]:
 
 def catalogued(registry: Registry, dialects: Collection[str]) -> Iterator[Family]:
     """The families of the catalogue that engines of ``dialects`` can have."""
-    places: dict[str, dict[str, Placed]] = {}
+    places: dict[str, dict[str, SlotAssignment]] = {}
     for layout in (layout for name, layout in registry.layouts.items() if name in dialects):
-        for placed in layout.placed:
+        for placed in layout.assignments:
             places.setdefault(placed.row.name, {})[layout.dialect] = placed
     for name, found_places in places.items():
         if registry.shows(name):
@@ -67,7 +67,7 @@ def described(registry: Registry) -> Iterator[Family]:
     """Those that engines described themselves."""
     if not registry.room.families:
         return
-    sampled = {name for layout in registry.layouts.values() for name in layout.sampled}
+    sampled = {name for layout in registry.layouts.values() for name in layout.sampled_rows}
     seen: set[str] = set()
     for engine in registry.engines.values():
         for found in engine.open.values():
@@ -87,12 +87,12 @@ def owns(family: str, kind: Kind, names: Collection[str]) -> bool:
     return kind == "counter" and family.removesuffix("_total") in names
 
 
-def showing(registry: Registry, dialect: str, placed: Placed) -> list[Engine]:
+def showing(registry: Registry, dialect: str, placed: SlotAssignment) -> list[Engine]:
     """The engines that may have samples of a dialect's row: asked once, not per engine."""
     return having(present(registry, dialect, *asked(registry, dialect, placed)), placed)
 
 
-def asked(registry: Registry, dialect: str, placed: Placed) -> tuple[bool, str]:
+def asked(registry: Registry, dialect: str, placed: SlotAssignment) -> tuple[bool, str]:
     """Whether engines must be alive to show a row, and the option that they must have."""
     row = placed.row
     hidden = row.feature if row.name in registry.layouts[dialect].gated else ""
@@ -114,15 +114,15 @@ def present(registry: Registry, dialect: str, live: bool, feature: str = "") -> 
     return found
 
 
-def having(engines: list[Engine], placed: Placed) -> list[Engine]:
+def having(engines: list[Engine], placed: SlotAssignment) -> list[Engine]:
     """Those of ``engines`` that have children of a row."""
-    match placed.where:
+    match placed.storage:
         case "sampled":
             name = stored(placed)
             return [engine for engine in engines if name in engine.open]
         case "keyed":
             slot = placed.slots[0]
-            if placed.row.name == REQUESTS:
+            if placed.row.name == SLO_REQUESTS:
                 for engine in engines:
                     # Those that have some are settled when they are copied.
                     if not engine.keyed[slot]:
@@ -131,10 +131,10 @@ def having(engines: list[Engine], placed: Placed) -> list[Engine]:
     return engines
 
 
-def stored(placed: Placed) -> str:
+def stored(placed: SlotAssignment) -> str:
     """The name under which an engine keeps a family that Samples items feed."""
     source = placed.row.source
-    return source.name if isinstance(source, Same) else placed.row.name
+    return source.name if isinstance(source, Alias) else placed.row.name
 
 
 def labels_with(engine: Engine, family: Family, names: Key, key: Key) -> dict[str, str]:
@@ -143,13 +143,13 @@ def labels_with(engine: Engine, family: Family, names: Key, key: Key) -> dict[st
     labels = dict(zip(names, key, strict=True))
     if placed is None:
         return {**labels, **engine.labels}
-    if placed.row.unless_empty:
+    if placed.row.omits_empty_labels:
         labels = {name: value for name, value in labels.items() if value}
     shown = {n: v for n, v in engine.labels.items() if _is_shown(placed, n)}
     return {**labels, **shown}
 
 
-def _is_shown(placed: Placed, label: str) -> bool:
+def _is_shown(placed: SlotAssignment, label: str) -> bool:
     return label in placed.row.labels or label not in ENGINE_LABELS
 
 

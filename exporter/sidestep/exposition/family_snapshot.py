@@ -11,9 +11,9 @@ from itertools import chain
 from operator import itemgetter
 from typing import TypeVar, cast
 
-from sidestep.catalog.layout import Placed
-from sidestep.catalog.model import OBSERVED, Constant, Info, Reading
-from sidestep.catalog.slo import REQUESTS
+from sidestep.catalog.layout import SlotAssignment
+from sidestep.catalog.model import OBSERVED, Computed, Constant, Info
+from sidestep.catalog.slo import SLO_REQUESTS
 from sidestep.exposition.aggregate import Merge, merged
 from sidestep.exposition.families import Family, labels_with, present, showing, stored
 from sidestep.metrics.availability import settle
@@ -34,7 +34,7 @@ Copy = tuple[Engine, int, Key, Children[Shown]]
 Labels = tuple[tuple[str, str], ...]
 """Sorted by name."""
 
-IN_NUMBERS = frozenset({"scalars", "reading", "constant"})
+IN_NUMBERS = frozenset({"scalars", "computed", "constant"})
 """Places of rows that have a plain number, or none, for each of their label values."""
 
 
@@ -43,23 +43,23 @@ def state_of(histogram: Histogram) -> State:
     return histogram.bounds, histogram.counts.copy(), histogram.sum
 
 
-def numbers_of(placed: Placed, engines: Sequence[Engine]) -> list[Number | None]:
+def numbers_of(placed: SlotAssignment, engines: Sequence[Engine]) -> list[Number | None]:
     """What ``engines`` have of a row that is ``IN_NUMBERS``, one after the other, as it is kept."""
     slots, source = placed.slots, placed.row.source
-    if placed.where == "scalars":
+    if placed.storage == "scalars":
         if len(slots) == 1:
             slot = slots[0]
             return [engine.values[slot] for engine in engines]
         chosen = itemgetter(*slots)
         return [value for engine in engines for value in chosen(engine.values)]
-    if isinstance(source, Reading):
+    if isinstance(source, Computed):
         return [reading(engine, source.name) for engine in engines]
     assert isinstance(source, Constant)
     return [source.value] * len(engines)
 
 
 def histograms_of(
-    placed: Placed, engines: Sequence[Engine], copy: Callable[[Histogram], Shown]
+    placed: SlotAssignment, engines: Sequence[Engine], copy: Callable[[Histogram], Shown]
 ) -> list[Shown | None]:
     """Likewise, of histograms in slots."""
     slots = placed.slots
@@ -73,7 +73,7 @@ def histograms_of(
 
 def copied(
     family: Family,
-    placed: Placed | None,
+    placed: SlotAssignment | None,
     engines: Sequence[Engine],
     copy: Callable[[Histogram], Shown],
 ) -> Iterator[Copy[Shown]]:
@@ -86,15 +86,15 @@ def copied(
         copy: Makes a copy of what is to be shown of a histogram.
     """
     looks = [engine.looks for engine in engines]
-    if placed is not None and (placed.where in IN_NUMBERS or placed.where == "histogram"):
+    if placed is not None and (placed.storage in IN_NUMBERS or placed.storage == "histogram"):
         values: Sequence[Number | Shown | None]
-        if placed.where == "histogram":
+        if placed.storage == "histogram":
             values = histograms_of(placed, engines, copy)
         else:
             values = numbers_of(placed, engines)
         return _in_slots(placed, engines, looks, values)
-    if placed is not None and placed.where == "keyed":
-        if placed.row.name == REQUESTS:
+    if placed is not None and placed.storage == "keyed":
+        if placed.row.name == SLO_REQUESTS:
             for engine in engines:
                 settle(engine)
         slot = placed.slots[0]
@@ -110,12 +110,12 @@ def copied(
 
 
 def _in_slots(
-    placed: Placed,
+    placed: SlotAssignment,
     engines: Sequence[Engine],
     looks: Sequence[int],
     values: Sequence[Number | Shown | None],
 ) -> Iterator[Copy[Shown]]:
-    names, keys, per = placed.row.own_labels, placed.values_of_label, placed.row.per
+    names, keys, per = placed.row.own_labels, placed.label_values, placed.row.unit_divisor
     width = len(keys)
     for at, (engine, look) in enumerate(zip(engines, looks, strict=True)):
         some = zip(keys, values[at * width : (at + 1) * width], strict=True)
@@ -124,12 +124,12 @@ def _in_slots(
 
 
 def _keyed(
-    placed: Placed,
+    placed: SlotAssignment,
     engines: Sequence[Engine],
     looks: Sequence[int],
     kept: Sequence[Mapping[Key, Number]],
 ) -> Iterator[Copy[Shown]]:
-    names, per = placed.row.own_labels, placed.row.per
+    names, per = placed.row.own_labels, placed.row.unit_divisor
     for engine, look, values in zip(engines, looks, kept, strict=True):
         children: Children[Shown] = [*values.items()]
         yield engine, look, names, children if per == 1 else _in_unit(children, per)

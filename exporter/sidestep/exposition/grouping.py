@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
 
-from sidestep.catalog.layout import Layout, Placed
+from sidestep.catalog.layout import Layout, SlotAssignment
 from sidestep.catalog.model import ENGINE_LABELS, Row
 from sidestep.exposition.families import having
 from sidestep.exposition.selection import Rosters
@@ -141,7 +141,7 @@ class Groups:
             if len(texts) > MAX_OUTER:
                 texts.clear()
 
-    def showing(self, dialect: str, placed: Placed) -> list[Engine]:
+    def showing(self, dialect: str, placed: SlotAssignment) -> list[Engine]:
         """The engines that have samples of a dialect's row."""
         return having(self._rosters.of(dialect, placed).engines, placed)
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
 
-from sidestep.catalog.layout import Placed
-from sidestep.catalog.model import Constant, Info, Reading
+from sidestep.catalog.layout import SlotAssignment
+from sidestep.catalog.model import Computed, Constant, Info
 from sidestep.exposition.aggregate import merged, merged_states, turning
 from sidestep.exposition.block_cache import Block, changed, renewed
 from sidestep.exposition.families import Family, having, labels_with
@@ -42,7 +42,7 @@ class OpenSection:
     """
 
     def __init__(
-        self, family: Family, dialect: str, placed: Placed | None, labels: LabelTexts
+        self, family: Family, dialect: str, placed: SlotAssignment | None, labels: LabelTexts
     ) -> None:
         self._family = family
         self._dialect = dialect
@@ -92,7 +92,7 @@ class OpenSection:
         """What the states are told by that ``engines`` have the family in."""
         placed = self._placed
         source = None if placed is None else placed.row.source
-        if placed is not None and isinstance(source, Reading):
+        if placed is not None and isinstance(source, Computed):
             return numbers_of(placed, engines)
         if isinstance(source, Info | Constant):
             return [engine.looks for engine in engines]

@@ -71,6 +71,6 @@ def check_labels(config: Config, layouts: Mapping[str, Layout]) -> None:
     """
     for name, _ in config.forward_label:
         if name in (ORIGIN, "le", "quantile") or any(
-            name in layout.own_labels | layout.required for layout in layouts.values()
+            name in layout.own_labels | layout.required_labels for layout in layouts.values()
         ):
             raise ConfigError(f"--forward.label {name}: engines' series have a label of that name")

@@ -127,7 +127,7 @@ class _Family:
         found = messages.labels(sorted(labels_with(engine, family, names, key).items()))
         placed = family.places.get(engine.layout.dialect)
         # Others come and go: adapters and the like.
-        if placed is not None and placed.where in ("scalars", "histogram"):
+        if placed is not None and placed.storage in ("scalars", "histogram"):
             engine.marks[family.name, key] = found
         return found
 

@@ -13,7 +13,7 @@ from operator import is_
 from typing import NamedTuple, Protocol
 
 from sidestep.catalog.buckets import Bounds
-from sidestep.catalog.layout import Placed
+from sidestep.catalog.layout import SlotAssignment
 from sidestep.catalog.model import Kind
 from sidestep.exposition.block_cache import Block, changed, renewed
 from sidestep.exposition.families import Family
@@ -73,12 +73,14 @@ class Frames:
 class Slots:
     """What sections of slots have in common: blocks of engines, of which the labels are kept."""
 
-    def __init__(self, family: Family, dialect: str, placed: Placed, labels: LabelTexts) -> None:
+    def __init__(
+        self, family: Family, dialect: str, placed: SlotAssignment, labels: LabelTexts
+    ) -> None:
         self.family = family
         self.dialect = dialect
         self.placed = placed
         self.slots = placed.slots
-        self.keys = placed.values_of_label
+        self.keys = placed.label_values
         self._labels = labels
         self._form = form_of(placed)
         self._looks: Sequence[int] = ()
@@ -114,7 +116,9 @@ class _ScalarBlock:
 class ScalarSection(Slots):
     """Plain numbers, kept or computed for a page: the static text of a block has a place for each."""
 
-    def __init__(self, family: Family, dialect: str, placed: Placed, labels: LabelTexts) -> None:
+    def __init__(
+        self, family: Family, dialect: str, placed: SlotAssignment, labels: LabelTexts
+    ) -> None:
         super().__init__(family, dialect, placed, labels)
         self._size = max(SCALARS // len(self.keys), 1)
         self._blocks: dict[int, _ScalarBlock] = {}
@@ -148,7 +152,7 @@ class ScalarSection(Slots):
         if missing != block.missing:
             block.template = self._template(engines, values)
             block.missing = missing
-        per = self.placed.row.per
+        per = self.placed.row.unit_divisor
         shown = [value for value in values if value is not None] if missing else values
         if per != 1:
             shown = [value / per for value in shown if value is not None]
@@ -180,7 +184,9 @@ class _Job(NamedTuple):
 class HistogramSection(Slots):
     """Histograms in slots, each told from its earlier states by its mark."""
 
-    def __init__(self, family: Family, dialect: str, placed: Placed, labels: LabelTexts) -> None:
+    def __init__(
+        self, family: Family, dialect: str, placed: SlotAssignment, labels: LabelTexts
+    ) -> None:
         super().__init__(family, dialect, placed, labels)
         self._size = max(HISTOGRAMS // len(self.slots), 1)
         self._frames = Frames(family.name, family.kind)

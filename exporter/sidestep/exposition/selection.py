@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sidestep.catalog.layout import Placed
+from sidestep.catalog.layout import SlotAssignment
 from sidestep.catalog.model import ENGINE_LABELS, Info
 from sidestep.exposition.families import Family, asked, labels_with, present
 from sidestep.exposition.text_format import pairs_text
@@ -35,7 +35,7 @@ class Rosters:
         """Ask anew: a page begins."""
         self._version = -1
 
-    def of(self, dialect: str, placed: Placed) -> Roster:
+    def of(self, dialect: str, placed: SlotAssignment) -> Roster:
         """Those that may have samples of a dialect's row."""
         return self._get(dialect, *asked(self._registry, dialect, placed))
 
@@ -82,10 +82,10 @@ class LabelTexts:
             del self._by_looks[gone]
 
 
-def form_of(placed: Placed) -> Form:
+def form_of(placed: SlotAssignment) -> Form:
     """What rows have in common whose series have the same labels."""
     row = placed.row
     if isinstance(row.source, Info):
         return (row.name,)
     hidden = tuple(name for name in ENGINE_LABELS if name not in row.labels)
-    return (row.own_labels, hidden, row.unless_empty)
+    return (row.own_labels, hidden, row.omits_empty_labels)

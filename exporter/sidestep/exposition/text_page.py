@@ -39,9 +39,9 @@ class _Kept:
             self.sections.append(OpenSection(family, "", None, labels))
         else:
             for dialect, placed in family.places.items():
-                if placed.where == "histogram":
+                if placed.storage == "histogram":
                     self.sections.append(HistogramSection(family, dialect, placed, labels))
-                elif placed.where in ("scalars", "reading", "constant"):
+                elif placed.storage in ("scalars", "computed", "constant"):
                     self.sections.append(ScalarSection(family, dialect, placed, labels))
                 else:
                     self.sections.append(OpenSection(family, dialect, placed, labels))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from sidestep.catalog.layout import Layout
-from sidestep.catalog.model import Reading
+from sidestep.catalog.model import Computed
 from sidestep.federation.messages import Standing
 from sidestep.metrics.computed_gauges import reading
 from sidestep.metrics.engine import Engine
@@ -71,5 +71,5 @@ def standing(registry: Registry, engine: Engine) -> Standing:
 @functools.cache
 def _readings(layout: Layout) -> tuple[str, ...]:
     """What only whoever counts can compute."""
-    sources = (placed.row.source for placed in layout.placed)
-    return tuple(source.name for source in sources if isinstance(source, Reading))
+    sources = (placed.row.source for placed in layout.assignments)
+    return tuple(source.name for source in sources if isinstance(source, Computed))

@@ -140,7 +140,7 @@ class Sum:
     def _narrow(self, totals: OpenTotals) -> None:
         """Have the bounds that the family's earlier records and this one have in common."""
         known = self._engine.open.get(totals.name)
-        if known is None or totals.name in self._engine.layout.sampled:
+        if known is None or totals.name in self._engine.layout.sampled_rows:
             return
         told = set(totals.bounds)
         common = tuple(bound for bound in known.bounds if bound in told)

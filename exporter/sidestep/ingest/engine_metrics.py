@@ -81,12 +81,12 @@ class Engines:
                 yield
         often = Counter(key for key, _ in keys)
         # What a stream tells of an engine that also pushes does not change how that one is shown.
-        first = Counter(key for key, engine in keys if not engine.layout.apart)
+        first = Counter(key for key, engine in keys if not engine.layout.has_own_namespace)
         # Those that have more labels than these are told apart by their identities.
         self._found = [
             (
                 (*key[:-1], engine.id)
-                if (often if engine.layout.apart else first)[key] > 1
+                if (often if engine.layout.has_own_namespace else first)[key] > 1
                 else key,
                 engine,
             )

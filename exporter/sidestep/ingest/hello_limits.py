@@ -109,9 +109,9 @@ def _shape(layout: Layout) -> tuple[int, dict[str, tuple[int, int]]]:
     """Lines of an ordinary page at most; by bucket family histograms and characters of names."""
     lines = 0
     families: dict[str, tuple[int, int]] = {}
-    for placed in layout.placed:
+    for placed in layout.assignments:
         row = placed.row
-        children = MAX_OPEN_VALUES + 1 if placed.where == "keyed" else max(len(row.closed), 1)
+        children = MAX_OPEN_VALUES + 1 if placed.storage == "keyed" else max(len(row.closed), 1)
         lines += children * (len(row.bounds or DEFAULTS.get(row.buckets, ())) + 3)
         if row.buckets:
             number, names = families.get(row.buckets, (0, 0))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sidestep.catalog.slo import AVAILABILITY, JUDGED, RESULTS
+from sidestep.catalog.slo import AVAILABILITY, RESULTS, SLO_HANDLERS
 from sidestep.metrics.engine import Engine
 
 KEYS = tuple((result, AVAILABILITY) for result in RESULTS)
@@ -16,11 +16,11 @@ def settle(engine: Engine) -> None:
     """
     if engine.objectives is None or not engine.objectives.availability:
         return
-    read = engine.layout.tables.ended
+    read = engine.layout.tables.availability_counts
     ended = None if read is None else read(engine)
     if ended is None:
         return
-    children = engine.keyed[engine.layout.hooks[JUDGED[0]].slots[0]]
+    children = engine.keyed[engine.layout.handled[SLO_HANDLERS[0]].slots[0]]
     for key, count in zip(KEYS, ended, strict=True):
         if count >= children.get(key, 0):
             children[key] = count

@@ -9,8 +9,8 @@ from sidestep.metrics.engine import Engine, Number
 
 def scalar(engine: Engine, name: str) -> Number:
     """Sum over the children of the scalar row ``name``; 0 where there is no sample."""
-    placed = engine.layout.find(name)
-    return sum(engine.values[slot] or 0 for slot in placed.slots)
+    assignment = engine.layout.find(name)
+    return sum(engine.values[slot] or 0 for slot in assignment.slots)
 
 
 def _drafts(engine: Engine) -> tuple[Number, Number, Number]:

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from sidestep.catalog.buckets import DEFAULTS, Bounds
-from sidestep.catalog.layout import Layout, Placed
+from sidestep.catalog.layout import Layout, SlotAssignment
 from sidestep.catalog.model import OBSERVED, Kind, Row
-from sidestep.catalog.slo import JUDGED, UNJUDGED, Objectives
+from sidestep.catalog.slo import SLO_HANDLERS, SLO_UNDECIDED, Objectives
 from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.hit_window import HitWindow
 from sidestep.metrics.native_histogram import Native
@@ -217,7 +217,7 @@ class Engine:
             if known is not None and known.bounds != self.bounds_of(slot):
                 self.histograms[slot] = known.rebounded(self.bounds_of(slot))
         for name, family in self.open.items():
-            row = self.layout.sampled.get(name)
+            row = self.layout.sampled_rows.get(name)
             if row is not None and row.buckets and family.bounds != self.bounds[row.buckets]:
                 family.bounds = self.bounds[row.buckets]
                 family.children = {
@@ -225,15 +225,15 @@ class Engine:
                     for key, child in family.children.items()
                     if isinstance(child, Histogram)
                 }
-        for placed in self.layout.placed:
+        for assignment in self.layout.assignments:
             # What describes itself is shown at 0 for an option only: most of it nobody ever has.
             # So is what only some kinds of the dialect's engines can have.
-            if placed.row.feature in self.features or (
-                not placed.row.feature
-                and placed.where != "sampled"
-                and self.layout.required.issuperset(placed.row.shared)
+            if assignment.row.feature in self.features or (
+                not assignment.row.feature
+                and assignment.storage != "sampled"
+                and self.layout.required_labels.issuperset(assignment.row.shared)
             ):
-                self.show(placed)
+                self.show(assignment)
 
     def look_anew(self) -> None:
         """Its labels are others now."""
@@ -256,7 +256,7 @@ class Engine:
 
     def forget_core(self) -> None:
         """Nobody tells of its requests and blocks any more."""
-        hooks = self.layout.hooks
+        hooks = self.layout.handled
         if self.requests is not None:
             slot = hooks["untracked_requests"].slots[RESTART]
             self.values[slot] = (self.values[slot] or 0) + self.requests.close()
@@ -294,23 +294,23 @@ class Engine:
         made.requests = made.blocks = made.looked = None
         return made
 
-    def show(self, placed: Placed) -> None:
+    def show(self, assignment: SlotAssignment) -> None:
         """Start ``placed``'s counters and histograms at 0 where the engine does; gauges wait."""
-        row = placed.row
-        if placed.where == "histogram":
-            for slot in placed.slots:
+        row = assignment.row
+        if assignment.storage == "histogram":
+            for slot in assignment.slots:
                 self.histogram(slot)
-        elif placed.where == "sampled":
+        elif assignment.storage == "sampled":
             self.open.setdefault(row.name, self.sampled(row))
         elif row.kind != "counter":
             return
-        elif placed.where == "scalars":
-            for slot in placed.slots[: len(row.closed) or 1]:
+        elif assignment.storage == "scalars":
+            for slot in assignment.slots[: len(row.closed) or 1]:
                 self.values[slot] = self.values[slot] or 0
-        elif placed.where == "keyed" and len(row.own_labels) == 1:
-            children = self.keyed[placed.slots[0]]
+        elif assignment.storage == "keyed" and len(row.own_labels) == 1:
+            children = self.keyed[assignment.slots[0]]
             # Objectives are the operator's: no engine knows them.
-            known = () if row.name == UNJUDGED else self.closed.get(row.own_labels[0], ())
+            known = () if row.name == SLO_UNDECIDED else self.closed.get(row.own_labels[0], ())
             for value in known:
                 # Every hello may know others beforehand.
                 if len(children) < MAX_OPEN_VALUES:
@@ -332,7 +332,7 @@ class Engine:
 
     def child(self, family: OpenFamily) -> Histogram:
         """An empty histogram of a family that Samples items feed."""
-        row = self.layout.sampled.get(family.name)
+        row = self.layout.sampled_rows.get(family.name)
         return self._made(family.bounds, "" if row is None else row.buckets, family.name)
 
     def _made(self, bounds: Bounds, buckets: str, family: str) -> Histogram:
@@ -349,7 +349,7 @@ class Engine:
         limits = () if self.objectives is None else self.objectives.limits(family)
         if not limits:
             return None
-        requests, unjudged = (self.layout.hooks[hook].slots[0] for hook in JUDGED)
+        requests, unjudged = (self.layout.handled[hook].slots[0] for hook in SLO_HANDLERS)
         return Judge(self.keyed[requests], self.keyed[unjudged], limits)
 
     def histogram(self, slot: int) -> Histogram:

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, cast
 
 import msgspec
 
-from sidestep.catalog.layout import Layout, Placed, Section
+from sidestep.catalog.layout import Layout, SlotAssignment, StructFields
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.gathered_observations import Gathered
 from sidestep.metrics.histogram import FEW as ONE_BY_ONE
@@ -54,7 +54,7 @@ def _compile(
         "show": helpers.show,
         "tally": helpers.tally,
         "count_codes": helpers.count_codes,
-        "placed": {placed.row.name: placed for placed in layout.placed},
+        "assignments": {assignment.row.name: assignment for assignment in layout.assignments},
     }
     code = _code(layout, struct, gathers=gathers)
     exec(code, scope)  # noqa: S102 - our own text, from our own tables
@@ -91,7 +91,7 @@ class _Writer:
     arguments = "engine, item, fresh"
     preparation: ClassVar[Sequence[str]] = ()
 
-    def section(self, section: Section, name: str) -> Iterator[str]:
+    def section(self, section: StructFields, name: str) -> Iterator[str]:
         """Lines that read the struct in variable ``name``."""
         yield from _show(section)
         if section.gauges:
@@ -100,24 +100,24 @@ class _Writer:
         for field, slot in section.counters:
             yield f"if n := {name}.{field}:"
             yield f"    values[{slot}] = (values[{slot}] or 0) + n"
-        for field, slot in section.lists:
+        for field, slot in section.observed_lists:
             yield f"if v := {name}.{field}:"
             yield from _indent(self.many(slot))
-        for field, slot in section.runs:
+        for field, slot in section.observed_runs:
             yield f"if v := {name}.{field}:"
             yield from _indent(self.before(slot))
             yield "    for run in v:"
             yield f"        refused += {_histogram(slot)}.observe_run(run.value, run.count)"
-        for field, slot in section.single:
+        for field, slot in section.observed:
             yield self.one(slot, f"{name}.{field}")
-        for field, placed in section.tallies:
-            yield f"if {'fresh and ' if placed.row.closed else ''}(v := {name}.{field}):"
-            if placed.row.closed:
-                closed = zip(placed.slots, placed.row.closed, strict=False)
+        for field, assignment in section.labelled_counts:
+            yield f"if {'fresh and ' if assignment.row.closed else ''}(v := {name}.{field}):"
+            if assignment.row.closed:
+                closed = zip(assignment.slots, assignment.row.closed, strict=False)
                 yield from _indent(f"values[{slot}] = v.get({own!r}, 0)" for slot, own in closed)
             else:
-                yield f"    tally(engine, placed[{placed.row.name!r}], v)"
-        for part in section.parts.values():
+                yield f"    tally(engine, assignments[{assignment.row.name!r}], v)"
+        for part in section.nested.values():
             field = part.name.removesuffix("[]")
             below = f"{name}_{field}"
             yield f"{below} = {name}.{field}"
@@ -128,10 +128,10 @@ class _Writer:
                 yield f"if {below} is not None:"
                 yield from _indent(self.section(part, below))
 
-    def column(self, section: Section, name: str) -> Iterator[str]:
+    def column(self, section: StructFields, name: str) -> Iterator[str]:
         """Lines that read the list of structs in variable ``name``."""
         yield from _show(section)
-        plain = [(field, slot) for field, nested, slot in section.columns if not nested]
+        plain = [(field, slot) for field, nested, slot in section.observed_columns if not nested]
         if plain:
             yield f"if len({name}) < {FEW}:"
             yield f"    for each in {name}:"
@@ -142,14 +142,14 @@ class _Writer:
             for field, slot in plain:
                 yield f"    v = [v for each in {name} if (v := each.{field}) is not None]"
                 yield from _indent(self.many(slot))
-        for field, nested, slot in section.columns:
+        for field, nested, slot in section.observed_columns:
             if nested:
                 yield f"v = [v for each in {name} for v in each.{field}]"
                 yield "if v:"
                 yield from _indent(self.many(slot))
-        for field, placed in section.codes:
+        for field, assignment in section.code_fields:
             codes = f"[each.{field} for each in {name}]"
-            yield f"count_codes(engine, placed[{placed.row.name!r}], {codes})"
+            yield f"count_codes(engine, assignments[{assignment.row.name!r}], {codes})"
 
     def before(self, slot: int) -> Iterator[str]:
         """Lines before those that observe in ``slot`` at once."""
@@ -188,12 +188,12 @@ class _Gathering(_Writer):
         yield from _indent((*self.before(slot), *super().many(slot)))
 
 
-def _show(section: Section) -> Iterator[str]:
+def _show(section: StructFields) -> Iterator[str]:
     """An option's families appear together, with the first struct that only it sends."""
-    names = tuple(placed.row.name for placed in section.shown)
+    names = tuple(assignment.row.name for assignment in section.optional_rows)
     if names:
         yield f"if {section.path!r} not in engine.seen:"
-        yield f"    show(engine, {section.path!r}, [placed[name] for name in {names!r}])"
+        yield f"    show(engine, {section.path!r}, [assignments[name] for name in {names!r}])"
 
 
 def _histogram(slot: int) -> str:
@@ -209,30 +209,32 @@ class _Helpers:
 
     def __init__(self, layout: Layout, registry: Registry) -> None:
         self.registry = registry
-        self.refused = layout.hooks["refused_observations"].slots[0]
+        self.refused = layout.handled["refused_observations"].slots[0]
 
     def refuse(self, engine: Engine, count: int) -> None:
         """Count observations that were left out."""
         engine.values[self.refused] = (engine.values[self.refused] or 0) + count
 
-    def show(self, engine: Engine, path: str, shown: list[Placed]) -> None:
+    def show(self, engine: Engine, path: str, shown: list[SlotAssignment]) -> None:
         """Start an option's families at 0."""
         engine.seen.add(path)
-        for placed in shown:
-            engine.show(placed)
+        for assignment in shown:
+            engine.show(assignment)
 
-    def count_codes(self, engine: Engine, placed: Placed, codes: list[int]) -> None:
+    def count_codes(self, engine: Engine, assignment: SlotAssignment, codes: list[int]) -> None:
         """Count each of ``codes``, which index the row's closed values."""
-        last = len(placed.slots) - 1
+        last = len(assignment.slots) - 1
         for code in codes:
-            slot = placed.slots[min(code, last)]
+            slot = assignment.slots[min(code, last)]
             engine.values[slot] = (engine.values[slot] or 0) + 1
 
-    def tally(self, engine: Engine, placed: Placed, found: dict[str, int] | list[int]) -> None:
+    def tally(
+        self, engine: Engine, assignment: SlotAssignment, found: dict[str, int] | list[int]
+    ) -> None:
         """Add a dict by label value, or a list by position, to open label values."""
         if isinstance(found, list):
             found = {str(position): count for position, count in enumerate(found)}
-        children = engine.keyed[placed.slots[0]]
+        children = engine.keyed[assignment.slots[0]]
         for value, count in found.items():
             key = self.registry.capped(children, (value,))
             children[key] = children.get(key, 0) + count

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sidestep.catalog.buckets import Bounds
-from sidestep.catalog.slo import REQUESTS, UNJUDGED
+from sidestep.catalog.slo import SLO_REQUESTS, SLO_UNDECIDED
 from sidestep.errors import WireError
 from sidestep.metrics.engine import Engine, Key, Number
 from sidestep.metrics.exponential_buckets import as_classic
@@ -54,7 +54,7 @@ def _merge(registry: Registry, engine: Engine, record: Record) -> tuple[int, Wir
             getattr(engine, window).add(hits.requests, hits.queries, hits.hits)
     engine.gauge_stamp = max(engine.gauge_stamp, totals.gauge_stamp)
     engine.held_tokens = min(engine.held_tokens + totals.held_tokens, TOTAL_LIMIT)
-    engine.seen |= engine.layout.shown_paths.intersection(totals.seen)
+    engine.seen |= engine.layout.optional_paths.intersection(totals.seen)
     registry.limited["label_values"] += totals.limited
     registry.touch(engine)
     more, refused = _add_families(registry, engine, totals.open)
@@ -130,7 +130,7 @@ def add_part(registry: Registry, engine: Engine, record: Record, *, gauges: bool
     for window, hits in zip(WINDOWS, totals.hits, strict=False):
         if hits.requests:
             getattr(engine, window).add(hits.requests, hits.queries, hits.hits)
-    engine.seen |= engine.layout.shown_paths.intersection(totals.seen)
+    engine.seen |= engine.layout.optional_paths.intersection(totals.seen)
     engine.restarts = min(engine.restarts + totals.restarts, TOTAL_LIMIT)
     engine.last_seen = max(engine.last_seen, totals.last_seen)
     if totals.created:
@@ -177,14 +177,14 @@ def _keyed(
             raise WireError("bad_label", name)
         gauge = row.kind == "gauge"
         found = [(tuple(c.labels), number_of(c.value, negative=gauge)) for c in children]
-        if row.name in (REQUESTS, UNJUDGED) and engine.objectives is not None:
+        if row.name in (SLO_REQUESTS, SLO_UNDECIDED) and engine.objectives is not None:
             # What is an objective no more would stand still for ever.
-            found = [(key, n) for key, n in found if engine.objectives.has(key)]
+            found = [(key, n) for key, n in found if engine.objectives.includes(key)]
         yield engine.keyed[slot], row.kind, found
 
 
 def _add_scalars(engine: Engine, found: list[tuple[int, Number]], *, newer: bool) -> None:
-    gauges, timeless = engine.layout.scalar_gauges, engine.layout.timeless
+    gauges, timeless = engine.layout.scalar_gauges, engine.layout.lasting_gauges
     for slot, value in found:
         if slot not in gauges:
             engine.values[slot] = (engine.values[slot] or 0) + value
@@ -283,7 +283,7 @@ def add_family(registry: Registry, engine: Engine, totals: OpenTotals) -> int:
 def _wanted(engine: Engine, totals: OpenTotals) -> Bounds:
     """The bounds of the engine's family of that name."""
     known = engine.open.get(totals.name)
-    row = engine.layout.sampled.get(totals.name)
+    row = engine.layout.sampled_rows.get(totals.name)
     if known is None and row is not None:
         known = engine.sampled(row)
     return tuple(totals.bounds) if known is None else known.bounds

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from sidestep.catalog.layout import taken
+from sidestep.catalog.layout import exposed_names
 from sidestep.catalog.model import Kind
 from sidestep.metrics.engine import Engine, Key, OpenFamily
 
@@ -49,7 +49,7 @@ class Room:
         self._users[family.name] += 1
         if family.name not in self.families:
             self.families[family.name] = family.kind, family.labels
-            self.names |= taken(family.name, family.kind)
+            self.names |= exposed_names(family.name, family.kind)
 
     def resize(self, engine: Engine, series: int, size: int) -> None:
         """Note that ``engine`` has so many more children of self-described families."""
@@ -74,6 +74,6 @@ class Room:
             self._users[name] -= 1
             if not self._users[name]:
                 del self._users[name]
-                self.names -= taken(name, self.families.pop(name)[0])
+                self.names -= exposed_names(name, self.families.pop(name)[0])
         engine.open = {}
         engine.series = engine.open_bytes = 0

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 
 from sidestep.catalog.buckets import Bounds
-from sidestep.catalog.layout import Layout, Placed
+from sidestep.catalog.layout import Layout, SlotAssignment
 from sidestep.catalog.slo import Objectives
 from sidestep.errors import WireError
 from sidestep.exposition.passthrough.registry import Passed
@@ -122,7 +122,7 @@ class Registry:
         if layout is None:
             raise WireError("unknown_dialect", info.dialect)
         names = set(info.labels)
-        if not layout.required <= names or (layout.own_labels | {ORIGIN}) & names:
+        if not layout.required_labels <= names or (layout.own_labels | {ORIGIN}) & names:
             raise WireError("bad_label", f"an engine cannot have the labels {sorted(names)}")
         known = self.engines.get(info.id) or self.kept.get(info.id)
         if known is None or known.forwarded:
@@ -216,7 +216,7 @@ class Registry:
         features: dict[Layout, set[str]] = {}
         for engine in self.engines.values():
             features.setdefault(engine.layout, set()).update(engine.features)
-        names = [layout.names_with(found) for layout, found in features.items()]
+        names = [layout.names_for(found) for layout, found in features.items()]
         return [self.reserved, self.room.names, *names]
 
     def _is_renamed(self, engine: Engine, info: EngineInfo) -> bool:
@@ -305,15 +305,15 @@ class Registry:
         for blocks in following:
             blocks.capacity = min(capacity, share)
 
-    def add(self, engine: Engine, placed: Placed, value: str, count: int) -> None:
+    def add(self, engine: Engine, assignment: SlotAssignment, value: str, count: int) -> None:
         """Add to the child of a counter whose own label is ``value``."""
-        if placed.where == "keyed":
-            children = engine.keyed[placed.slots[0]]
+        if assignment.storage == "keyed":
+            children = engine.keyed[assignment.slots[0]]
             key = self.capped(children, (value,))
             children[key] = children.get(key, 0) + count
             return
-        closed = placed.row.closed
-        slot = placed.slots[closed.index(value) if value in closed else len(closed)]
+        closed = assignment.row.closed
+        slot = assignment.slots[closed.index(value) if value in closed else len(closed)]
         if count or value in closed:
             engine.values[slot] = (engine.values[slot] or 0) + count
 
@@ -327,7 +327,7 @@ class Registry:
 
 def _look(engine: Engine) -> Look:
     """What tells an engine's series from others': to Prometheus an empty label is none."""
-    return engine.layout.apart, frozenset((n, v) for n, v in engine.labels.items() if v)
+    return engine.layout.has_own_namespace, frozenset((n, v) for n, v in engine.labels.items() if v)
 
 
 def _is_part(engine: Engine) -> bool:

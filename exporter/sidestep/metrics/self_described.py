@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice, pairwise
 
 from sidestep.catalog.buckets import Bounds
-from sidestep.catalog.layout import Fed, taken
+from sidestep.catalog.layout import FeedTarget, exposed_names
 from sidestep.catalog.model import OBSERVED, Kind
 from sidestep.errors import WireError
 from sidestep.exposition.passthrough.registry import EXPORTERS
@@ -45,11 +45,11 @@ def add_samples(registry: Registry, engine: Engine, item: Samples, *, kept: bool
         engine.look_anew()
     engine.open.update(made.families)
     for name, target in made.families.items():
-        if name not in engine.layout.sampled:
+        if name not in engine.layout.sampled_rows:
             registry.room.describe(target)
     is_judged = not kept and engine.objectives is not None and bool(engine.objectives.names)
     for family in item.families:
-        fed = () if kept else engine.layout.also.get(family.name, ())
+        fed = () if kept else engine.layout.feeds.get(family.name, ())
         _add(registry, engine, engine.open[family.name], family, fed)
         if is_judged:
             _judge(engine, family, fed)
@@ -70,7 +70,7 @@ def adopt(
     """
     refused: WireError | None = None
     for family, size in families:
-        is_ours = family.name in engine.layout.sampled
+        is_ours = family.name in engine.layout.sampled_rows
         try:
             if not is_ours:
                 _check_new(_Made(registry), family.name, family.kind, family.labels)
@@ -137,7 +137,11 @@ def _check_limit(registry: Registry, engine: Engine, series: int, size: int) -> 
 
 
 def _add(
-    registry: Registry, engine: Engine, target: OpenFamily, family: Family, also: Sequence[Fed]
+    registry: Registry,
+    engine: Engine,
+    target: OpenFamily,
+    family: Family,
+    also: Sequence[FeedTarget],
 ) -> None:
     bounds = tuple(family.bounds) or target.bounds
     for sample in family.samples:
@@ -146,7 +150,7 @@ def _add(
             registry.room.resize(engine, 1, target.size(key, engine))
         refused = _add_sample(engine, target, key, sample, bounds)
         if refused:
-            slot = engine.layout.hooks["refused_observations"].slots[0]
+            slot = engine.layout.handled["refused_observations"].slots[0]
             engine.values[slot] = (engine.values[slot] or 0) + refused
         for fed in also:
             if fed.values and not set(sample.labels[:1]) & set(fed.values):
@@ -157,7 +161,7 @@ def _add(
                 engine.values[fed.slot] = (engine.values[fed.slot] or 0) + sample.value
 
 
-def _judge(engine: Engine, family: Family, also: Sequence[Fed]) -> None:
+def _judge(engine: Engine, family: Family, also: Sequence[FeedTarget]) -> None:
     """Hold against objectives what came as counts of buckets; observations have been already."""
     bounds = tuple(family.bounds) or engine.open[family.name].bounds
     for name in (family.name, *(fed.row.name for fed in also if not fed.values)):
@@ -170,13 +174,13 @@ def _judge(engine: Engine, family: Family, also: Sequence[Fed]) -> None:
 
 def _family(engine: Engine, family: Family, made: _Made) -> OpenFamily:
     """The catalogue's family of that name, or one that is new on the page."""
-    row = engine.layout.sampled.get(family.name)
+    row = engine.layout.sampled_rows.get(family.name)
     labels = tuple(family.labels)
     if row is not None:
         target = made.families[family.name] = engine.sampled(row)
-        more = row.extra and set(target.labels) < set(labels)
+        more = row.extra_labels and set(target.labels) < set(labels)
         # Other releases of an engine have fewer labels, where no family has them from elsewhere.
-        fewer = not engine.layout.required and set(labels) < set(target.labels)
+        fewer = not engine.layout.required_labels and set(labels) < set(target.labels)
         if more or fewer:
             _check_labels(engine, family.name, labels, row.shared)
             target.labels = labels
@@ -192,7 +196,7 @@ def _family(engine: Engine, family: Family, made: _Made) -> OpenFamily:
         raise WireError("bad_family", f"{family.name}: HELP is not one printable line")
     if fresh:
         made.fresh += 1
-        made.names |= taken(family.name, family.kind)
+        made.names |= exposed_names(family.name, family.kind)
     target = OpenFamily(family.name, family.kind, family.help, labels, bounds, born=engine.restarts)
     made.families[family.name] = target
     return target
@@ -210,7 +214,7 @@ def _check_new(made: _Made, name: str, kind: Kind, labels: Key) -> bool:
         raise WireError("changed_family", name)
     if name in registry.room.families:
         return False
-    if _is_owned(made, name, taken(name, kind)):
+    if _is_owned(made, name, exposed_names(name, kind)):
         raise WireError("owned_family", name)
     if len(registry.room.families) + made.fresh >= MAX_OPEN_FAMILIES:
         registry.limited["families"] += 1
@@ -220,7 +224,7 @@ def _check_new(made: _Made, name: str, kind: Kind, labels: Key) -> bool:
 
 def _is_another_form(engine: Engine, target: OpenFamily, family: Family) -> bool:
     """Whether a process that began since has other labels for a family of the catalogue."""
-    known = family.name in engine.layout.sampled and family.kind == target.kind
+    known = family.name in engine.layout.sampled_rows and family.kind == target.kind
     return known and engine.restarts > target.born and tuple(family.labels) != target.labels
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from sidestep.catalog.slo import JUDGED, REQUESTS
+from sidestep.catalog.slo import SLO_HANDLERS, SLO_REQUESTS
 from sidestep.errors import WireError
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.merge import check_places
@@ -70,7 +70,7 @@ def judge(engine: Engine, record: Record) -> None:
     """Hold what ``record`` observed against objectives that its sender did not know of."""
     if engine.objectives is None or not engine.objectives.names:
         return
-    if JUDGED[0] not in engine.layout.hooks:
+    if SLO_HANDLERS[0] not in engine.layout.handled:
         # Its dialect has no latencies, and nothing has looked at what it says of objectives.
         return
     head, totals = record.head, record.totals
@@ -78,7 +78,7 @@ def judge(engine: Engine, record: Record) -> None:
         child.labels[-1]
         for name, children in zip(head.keyed, totals.keyed, strict=True)
         for child in children
-        if name == REQUESTS
+        if name == SLO_REQUESTS
     }
     for name, bounds, buckets in zip(head.histograms, head.bounds, totals.histograms, strict=True):
         if buckets is not None:

@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from sidestep import __version__
-from sidestep.catalog.layout import taken
+from sidestep.catalog.layout import exposed_names
 from sidestep.errors import ConfigError
 from sidestep.telemetry.rows import BY_NAME, SelfRow
 
@@ -161,9 +161,9 @@ def names(registry: CollectorRegistry) -> frozenset[str]:
     for family in registry.collect():
         found |= {family.name, *(sample.name for sample in family.samples)}
         if family.type == "counter":
-            found |= taken(f"{family.name}_total", "counter")
+            found |= exposed_names(f"{family.name}_total", "counter")
         elif family.type in ("histogram", "summary"):
-            found |= taken(family.name, "histogram")
+            found |= exposed_names(family.name, "histogram")
     return frozenset(found)
 
 

@@ -23,7 +23,7 @@ class Collector:
     """
 
     shared: tuple[str, ...]
-    extra: bool = False
+    extra_labels: bool = False
     mirrored: bool = False
 
     @property
@@ -59,7 +59,7 @@ class Collector:
             help=text,
             labels=tuple(sorted((*self.shared, *own))),
             shared=self.shared,
-            extra=self.extra,
+            extra_labels=self.extra_labels,
             mirrored=self.mirrored,
         )
 
@@ -67,7 +67,7 @@ class Collector:
 SCHEDULER = Collector(
     ("engine_type", "model_name", "moe_ep_rank", "pp_rank", "tp_rank"), mirrored=True
 )
-TOKENIZER = Collector(("engine_type", "model_name"), extra=True)
+TOKENIZER = Collector(("engine_type", "model_name"), extra_labels=True)
 RADIX = Collector(("cache_type", "dp_rank", "pp_rank", "tp_rank"), mirrored=True)
 STORAGE = Collector(
     (

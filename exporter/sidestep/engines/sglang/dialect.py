@@ -14,7 +14,7 @@ from sidestep.engines.sglang import (
     scheduler_rows,
 )
 from sidestep.engines.sglang.handlers import SglangHandlers
-from sidestep.engines.sglang.readers import ended, load_reader
+from sidestep.engines.sglang.readers import availability_counts, load_reader
 from sidestep.engines.slo_rows import SGLANG as SLO_ROWS
 from sidestep.engines.vllm.own_rows import REFUSED
 
@@ -34,6 +34,6 @@ DIALECT: Dialect = Dialect(
     common_rows=COMMON_ROWS,
     structs=(SglangStats,),
     handlers=SglangHandlers,
-    ended=ended,
+    availability_counts=availability_counts,
     load_reader=load_reader,
 )

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import ClassVar
 
 from sidestep.catalog.layout import Layout
-from sidestep.catalog.slo import JUDGED
+from sidestep.catalog.slo import SLO_HANDLERS
 from sidestep.engines.handlers import Handlers
 from sidestep.engines.items import Item, SglangStats
 from sidestep.engines.sglang.rows import QUEUES, ROUTING_KEY_BOUNDS, ROUTING_KEYS
@@ -31,15 +31,15 @@ class SglangHandlers(Handlers):
     FED: ClassVar[Collection[str]] = {
         *(f"queue:{name}" for name in QUEUES),
         *(f"routing_keys:{name}" for name in ROUTING_KEYS),
-        *JUDGED,
+        *SLO_HANDLERS,
     }
 
     def __init__(self, layout: Layout, registry: Registry) -> None:
         super().__init__(layout, registry)
         self._read = compile_reads(layout, registry, SglangStats)
-        self._queues = [(name, layout.hooks[f"queue:{name}"].slots[0]) for name in QUEUES]
+        self._queues = [(name, layout.handled[f"queue:{name}"].slots[0]) for name in QUEUES]
         self._keys = [
-            (name, layout.hooks[f"routing_keys:{name}"].slots[0]) for name in ROUTING_KEYS
+            (name, layout.handled[f"routing_keys:{name}"].slots[0]) for name in ROUTING_KEYS
         ]
 
     def apply(self, engine: Engine, item: Item) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from sidestep.catalog.model import Row, Same
+from sidestep.catalog.model import Alias, Row
 from sidestep.engines.sglang import request_rows as sglang_requests
 from sidestep.engines.sglang import rows as sglang
 
@@ -27,7 +27,7 @@ def _old(name: str, successor: str, *, until: str = "") -> Row:
     return dataclasses.replace(
         _ROWS[f"sglang:{successor}"],
         name=f"sglang:{name}",
-        source=Same(f"sglang:{successor}"),
+        source=Alias(f"sglang:{successor}"),
         until=until,
         status="hidden",
         successor=f"sglang:{successor}",

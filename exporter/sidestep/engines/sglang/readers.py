@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sidestep.catalog.dialect import Ended
+from sidestep.catalog.dialect import AvailabilityCounts
 from sidestep.catalog.layout import Layout
 from sidestep.metrics.engine import Engine, Number
 from sidestep.metrics.histogram import Histogram
@@ -10,7 +10,7 @@ from sidestep.metrics.load_inputs import Reader, observations
 from sidestep.metrics.saturation import Load
 
 
-def ended(engine: Engine) -> Ended | None:
+def availability_counts(engine: Engine) -> AvailabilityCounts | None:
     """Of a tokenizer: aborted requests are among those that finished."""
     finished, aborted = (
         _total(engine, f"sglang:num_{name}_total") for name in ("requests", "aborted_requests")

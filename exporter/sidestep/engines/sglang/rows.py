@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from sidestep.catalog.model import Combine, Hook, Row
+from sidestep.catalog.model import Combine, Handler, Row
 from sidestep.engines.sglang.collectors import SCHEDULER
 from sidestep.engines.vllm import own_rows as vllm_own
 
@@ -60,12 +60,12 @@ def _queue(name: str, text: str) -> Row:
     return Row(
         name=f"sglang:{name}",
         kind="gauge",
-        source=Hook(f"queue:{name}"),
+        source=Handler(f"queue:{name}"),
         help=text,
         labels=tuple(sorted((*SCHEDULER.shared, "priority"))),
         shared=SCHEDULER.shared,
         mirrored=True,
-        unless_empty=True,
+        omits_empty_labels=True,
     )
 
 
@@ -73,7 +73,7 @@ def _routing_keys(name: str, text: str) -> Row:
     return Row(
         name=f"sglang:{name}",
         kind="gauge",
-        source=Hook(f"routing_keys:{name}s"),
+        source=Handler(f"routing_keys:{name}s"),
         help=text,
         labels=tuple(sorted((*SCHEDULER.shared, "gt", "le"))),
         shared=SCHEDULER.shared,

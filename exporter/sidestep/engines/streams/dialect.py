@@ -11,6 +11,6 @@ DIALECT: Dialect = Dialect(
     name="stream",
     rows=ROWS,
     structs=(ForwardPass, LoadStat),
-    apart=True,
+    has_own_namespace=True,
     handlers=StreamHandlers,
 )

@@ -33,7 +33,7 @@ class StreamHandlers(Handlers):
         super().__init__(layout, registry)
         self._read_pass = compile_reads(layout, registry, ForwardPass)
         self._read_load = compile_reads(layout, registry, LoadStat)
-        hook = layout.hooks
+        hook = layout.handled
         self._stored, self._removed, self._resident = (
             hook[f"{name}_blocks"].slots[0] for name in ("stored", "removed", "resident")
         )
@@ -135,7 +135,7 @@ class StreamHandlers(Handlers):
             "reuse_gap": lives.gaps,
         }
         for name, observations in found.items():
-            row = engine.layout.sampled[CACHED.format(name)]
+            row = engine.layout.sampled_rows[CACHED.format(name)]
             family = engine.open.setdefault(row.name, engine.sampled(row))
             key = self.registry.capped(family.children, (medium,))
             child = family.children.setdefault(key, engine.child(family))

@@ -13,7 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sidestep.catalog.model import ENGINE_LABELS, Combine, Hook, Kind, Reading, Row, Sampled, Source
+from sidestep.catalog.model import (
+    ENGINE_LABELS,
+    Combine,
+    Computed,
+    Handler,
+    Kind,
+    Row,
+    Sampled,
+    Source,
+)
 
 KV_EVENTS, FORWARD_PASS, LOAD = "kv_events", "forward_pass", "load"
 """Features: which streams an engine has."""
@@ -86,26 +95,26 @@ ROWS: tuple[Row, ...] = (
     _by_medium(
         "cache_stored_blocks_total",
         "counter",
-        Hook("stored_blocks"),
+        Handler("stored_blocks"),
         "Blocks that the engine's prefix cache stored, by its KV events.",
     ),
     _by_medium(
         "cache_removed_blocks_total",
         "counter",
-        Hook("removed_blocks"),
+        Handler("removed_blocks"),
         "Blocks that the engine's prefix cache removed, by its KV events; those that clearing it"
         " took are not among them.",
     ),
     _kv(
         "cache_clears_total",
         "counter",
-        Hook("cache_clears"),
+        Handler("cache_clears"),
         "Times the engine's prefix cache was cleared, by its KV events.",
     ),
     _by_medium(
         "cache_resident_blocks",
         "gauge",
-        Hook("resident_blocks"),
+        Handler("resident_blocks"),
         "Blocks in the engine's prefix cache, by its KV events; no sample while events are"
         " missing that would tell.",
     ),
@@ -117,33 +126,33 @@ ROWS: tuple[Row, ...] = (
     _kv(
         "cached_sample_ratio",
         "gauge",
-        Reading("kv_cached_sample_ratio"),
+        Computed("kv_cached_sample_ratio"),
         "Share of the hashes in a prefix cache whose life is followed.",
         combine="mean",
     ),
     _kv(
         "cached_tracked_blocks",
         "gauge",
-        Reading("kv_tracked_blocks"),
+        Computed("kv_tracked_blocks"),
         "Hashes in a prefix cache whose life is being followed, or waits to be told of.",
     ),
     _kv(
         "cached_sample_halvings_total",
         "counter",
-        Hook("kv_sample_halvings"),
+        Handler("kv_sample_halvings"),
         "Times the share of followed hashes halved because there were too many.",
     ),
     _kv(
         "cached_abandoned_blocks_total",
         "counter",
-        Hook("kv_abandoned_blocks"),
+        Handler("kv_abandoned_blocks"),
         "Followed hashes whose life's end was not heard: the engine restarted, or events were"
         " lost; their lifetimes are in no histogram.",
     ),
     _kv(
         "cached_unknown_events_total",
         "counter",
-        Hook("kv_unknown_events"),
+        Handler("kv_unknown_events"),
         "Events of followed hashes with a time before that of the last one.",
     ),
     # Forward passes.
@@ -294,7 +303,7 @@ ROWS: tuple[Row, ...] = (
         "",
         "stream_refused_observations_total",
         "counter",
-        Hook("refused_observations"),
+        Handler("refused_observations"),
         "Observations of an engine's native streams left out: not a number, or negative.",
     ),
 )

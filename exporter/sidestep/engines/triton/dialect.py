@@ -11,7 +11,7 @@ DIALECT: Dialect = Dialect(
     name="triton",
     rows=ROWS,
     structs=(ModelStats,),
-    apart=True,
+    has_own_namespace=True,
     # An engine is a version of a model; the server is an engine of its own.
     part_labels=frozenset(MODEL),
     handlers=TritonHandlers,

@@ -32,7 +32,7 @@ class TritonHandlers(Handlers):
     def __init__(self, layout: Layout, registry: Registry) -> None:
         super().__init__(layout, registry)
         self._read = compile_reads(layout, registry, ModelStats)
-        hook = layout.hooks
+        hook = layout.handled
         self._executions, self._duration, self._memory = (
             hook[name].slots[0] for name in ("batch_executions", "batch_duration", "memory")
         )
@@ -41,7 +41,9 @@ class TritonHandlers(Handlers):
             hook[name].slots[0] for name in ("busy_ratio", "instances", "idle", "resets")
         )
         self._means = hook["means"].slots[: len(STAGES)]
-        self._begun = [placed for placed in layout.placed if placed.row.shared == MODEL]
+        self._begun = [
+            assignment for assignment in layout.assignments if assignment.row.shared == MODEL
+        ]
 
     def apply(self, engine: Engine, item: Item) -> None:
         """Add what ``item`` has over the look before it.
@@ -84,9 +86,9 @@ class TritonHandlers(Handlers):
 
     def _begin(self, engine: Engine) -> None:
         """Show at 0 what any version of a model has, and what this one does."""
-        for placed in self._begun:
-            if not placed.row.feature or placed.row.feature in engine.features:
-                engine.show(placed)
+        for assignment in self._begun:
+            if not assignment.row.feature or assignment.row.feature in engine.features:
+                engine.show(assignment)
 
     def _count(self, engine: Engine, batches: tuple[Batch, ...]) -> None:
         """Add executions by the size of their batch."""
@@ -98,7 +100,7 @@ class TritonHandlers(Handlers):
             executions[key] = executions.get(key, 0) + batch.count
             duration[key] = duration.get(key, 0) + batch.ns
         if refused:
-            slot = engine.layout.hooks["refused_observations"].slots[0]
+            slot = engine.layout.handled["refused_observations"].slots[0]
             engine.values[slot] = (engine.values[slot] or 0) + refused
 
     def _rest(self, engine: Engine, item: TritonStats) -> None:

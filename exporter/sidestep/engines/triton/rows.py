@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sidestep.catalog.model import Combine, Hook, Kind, Row, Sampled, Source
+from sidestep.catalog.model import Combine, Handler, Kind, Row, Sampled, Source
 
 MODEL = ("model", "version")
 """What tells the versions of models apart, as on Triton's own page."""
@@ -42,7 +42,7 @@ def _row(
     closed: tuple[str, ...] = (),
     buckets: str = "",
     combine: Combine = "sum",
-    per: int = 1,
+    unit_divisor: int = 1,
     feature: str = "",
 ) -> Row:
     return Row(
@@ -55,7 +55,7 @@ def _row(
         closed=closed,
         buckets=buckets,
         combine=combine,
-        per=per,
+        unit_divisor=unit_divisor,
         feature=feature,
     )
 
@@ -65,14 +65,14 @@ def _counted(name: str, source: str, text: str, feature: str = "") -> Row:
 
 
 def _timed(name: str, source: str, text: str, feature: str = "") -> Row:
-    return _row(name, "counter", source, text, per=MICROSECONDS, feature=feature)
+    return _row(name, "counter", source, text, unit_divisor=MICROSECONDS, feature=feature)
 
 
 def _gauge(name: str, source: Source, text: str, combine: Combine, feature: str = "") -> Row:
     return _row(f"sidestep_triton_{name}", "gauge", source, text, combine=combine, feature=feature)
 
 
-def _responses(name: str, field: str, text: str, per: int = 1) -> Row:
+def _responses(name: str, field: str, text: str, unit_divisor: int = 1) -> Row:
     paths: Mapping[str, str] = {
         "first": f"response_stats.first.{field}",
         "next": f"response_stats.next.{field}",
@@ -87,7 +87,7 @@ def _responses(name: str, field: str, text: str, per: int = 1) -> Row:
         text,
         own=("response",),
         closed=tuple(paths),
-        per=per,
+        unit_divisor=unit_divisor,
         feature=RESPONSES,
     )
 
@@ -199,29 +199,29 @@ ROWS: tuple[Row, ...] = (
         "counter",
         "inference_stats.fail.ns",
         "Time of requests that failed.",
-        per=SECONDS,
+        unit_divisor=SECONDS,
     ),
     _row(
         "sidestep_triton_batch_size",
         "histogram",
-        Hook("batch_size"),
+        Handler("batch_size"),
         "Executions by the size of their batch, exactly: Triton counts each size.",
         buckets="triton_batch_size",
     ),
     _row(
         "sidestep_triton_batch_executions_total",
         "counter",
-        Hook("batch_executions"),
+        Handler("batch_executions"),
         "Executions of each batch size.",
         own=("batch_size",),
     ),
     _row(
         "sidestep_triton_batch_seconds_total",
         "counter",
-        Hook("batch_duration"),
+        Handler("batch_duration"),
         "Time of executions of each batch size: input, model and output.",
         own=("batch_size",),
-        per=SECONDS,
+        unit_divisor=SECONDS,
     ),
     _row(
         "sidestep_triton_busy_seconds_total",
@@ -229,26 +229,26 @@ ROWS: tuple[Row, ...] = (
         "busy_ns",
         "Time that instances of the model were executing, each execution once; not of ensembles,"
         " whose executions are their members'.",
-        per=SECONDS,
+        unit_divisor=SECONDS,
         feature=EXECUTES,
     ),
     _gauge(
         "busy_ratio",
-        Hook("busy_ratio"),
+        Handler("busy_ratio"),
         "Share of the time between two polls that the model's instances were executing. An"
         " execution counts when it ends, so one that is longer can make it more than 1.",
         "mean",
     ),
     _gauge(
         "instances",
-        Hook("instances"),
+        Handler("instances"),
         "Executions of the model that can run at once, by its configuration.",
         "sum",
     ),
     _row(
         "sidestep_triton_interval_mean_seconds",
         "gauge",
-        Hook("means"),
+        Handler("means"),
         "Mean of what ended between two polls, by stage; no sample where nothing did. A mean is"
         " no distribution: it hides the slowest.",
         own=("stage",),
@@ -265,12 +265,12 @@ ROWS: tuple[Row, ...] = (
         "ns",
         "Time of responses, the first from the begin of its request's computation and each other"
         " from the one before.",
-        per=SECONDS,
+        unit_divisor=SECONDS,
     ),
     _row(
         "sidestep_triton_memory_bytes",
         "gauge",
-        Hook("memory"),
+        Handler("memory"),
         "Memory that the backend said it took when it loaded the model.",
         own=("id", "type"),
     ),
@@ -280,18 +280,18 @@ ROWS: tuple[Row, ...] = (
         "last_inference",
         "Unix time of the last execution, by the server's clock; 0: none since it was loaded.",
         combine="max",
-        per=MILLISECONDS,
+        unit_divisor=MILLISECONDS,
     ),
     _gauge(
         "idle_seconds",
-        Hook("idle"),
+        Handler("idle"),
         "Since the last execution; no sample where there was none since it was loaded.",
         "min",
     ),
     _row(
         "sidestep_triton_resets_total",
         "counter",
-        Hook("resets"),
+        Handler("resets"),
         "Times that the server began to count anew: a restart, a reload, or another version.",
     ),
     # The server itself.
@@ -314,7 +314,7 @@ ROWS: tuple[Row, ...] = (
     Row(
         name="sidestep_triton_refused_observations_total",
         kind="counter",
-        source=Hook(REFUSED),
+        source=Handler(REFUSED),
         help="Observations left out: not a number, or negative.",
         labels=(),
         shared=(),

@@ -6,7 +6,16 @@ of which a tap in the engine sends: feature ``engine_core``.
 
 from __future__ import annotations
 
-from sidestep.catalog.model import ENGINE_LABELS, Combine, Hook, Kind, Reading, Row, Sampled, Source
+from sidestep.catalog.model import (
+    ENGINE_LABELS,
+    Combine,
+    Computed,
+    Handler,
+    Kind,
+    Row,
+    Sampled,
+    Source,
+)
 from sidestep.engines.vllm.rows import ADMISSION_REASONS
 from sidestep.protocol.messages import ENGINE_CORE
 from sidestep.tracking.requests.rules import UNTRACKED
@@ -61,7 +70,7 @@ ROWS: tuple[Row, ...] = (
     _row(
         "requests",
         "gauge",
-        Hook("requests_by_state"),
+        Handler("requests_by_state"),
         "Requests in the scheduler by state; a preempted one is not counted as waiting."
         " vLLM 1 never swaps.",
         label="state",
@@ -70,7 +79,7 @@ ROWS: tuple[Row, ...] = (
     _row(
         "refused_requests_total",
         "counter",
-        Hook("refused_requests"),
+        Handler("refused_requests"),
         "Requests turned away without being worked on: by the front end because its queue"
         " was full, or by the engine's core as too long, which no release up to 0.33 does:"
         " there the front end answers 400 before either counts.",
@@ -81,7 +90,7 @@ ROWS: tuple[Row, ...] = (
     _row(
         "untracked_requests_total",
         "counter",
-        Hook("untracked_requests"),
+        Handler("untracked_requests"),
         "Requests some of whose intervals are in no histogram: over the limit of requests in"
         " flight, unfinished for too long, cut off by the engine's restart or because events"
         " were dropped, begun before this exporter, or under way while events were folded"
@@ -98,7 +107,7 @@ ROWS: tuple[Row, ...] = (
     _row(
         "longest_preemption_seconds",
         "gauge",
-        Hook("longest_preemption"),
+        Handler("longest_preemption"),
         "How long the preempted request that has waited longest had waited at the engine's last"
         " step; 0 without one.",
         combine="max",
@@ -168,38 +177,38 @@ ROWS: tuple[Row, ...] = (
     # KV blocks: what the engine's own three families do not tell.
     _histogram(
         "kv_block_reuse_gap_seconds",
-        Hook("kv_block_gaps"),
+        Handler("kv_block_gaps"),
         "kv_cache_residency",
         "Between consecutive prefix hits on a sampled KV block, every one of them.",
     ),
     _histogram(
         "kv_block_reuses",
-        Hook("kv_block_reuses"),
+        Handler("kv_block_reuses"),
         "reuses",
         "Prefix hits on a sampled KV block from its allocation until it was handed out again.",
     ),
     _histogram(
         "kv_block_reset_age_seconds",
-        Hook("kv_block_reset_ages"),
+        Handler("kv_block_reset_ages"),
         "kv_cache_residency",
         "Age of a sampled KV block when the cache was emptied.",
     ),
     _histogram(
         "kv_block_reset_idle_seconds",
-        Hook("kv_block_reset_idles"),
+        Handler("kv_block_reset_idles"),
         "kv_cache_residency",
         "Time since a sampled KV block's last prefix hit when the cache was emptied.",
     ),
     _row(
         "kv_cache_resets_total",
         "counter",
-        Hook("kv_cache_resets"),
+        Handler("kv_cache_resets"),
         "Times the prefix cache was emptied.",
     ),
     _row(
         "kv_sample_ratio",
         "gauge",
-        Reading("kv_sample_ratio"),
+        Computed("kv_sample_ratio"),
         "Share of KV blocks whose life is followed, by the engine itself or by the tap.",
         combine="mean",
         feature="",
@@ -207,26 +216,26 @@ ROWS: tuple[Row, ...] = (
     _row(
         "kv_tracked_blocks",
         "gauge",
-        Reading("kv_tracked_blocks"),
+        Computed("kv_tracked_blocks"),
         "KV blocks whose life is being followed, or waits to be told of.",
         feature="",
     ),
     _row(
         "kv_sample_halvings_total",
         "counter",
-        Hook("kv_sample_halvings"),
+        Handler("kv_sample_halvings"),
         "Times the share of followed KV blocks halved because there were too many.",
     ),
     _row(
         "kv_abandoned_blocks_total",
         "counter",
-        Hook("kv_abandoned_blocks"),
+        Handler("kv_abandoned_blocks"),
         "KV blocks whose life's end was not heard; their lifetimes are in no histogram.",
     ),
     _row(
         "kv_unknown_events_total",
         "counter",
-        Hook("kv_unknown_events"),
+        Handler("kv_unknown_events"),
         "Events of KV blocks that were not followed though they should be, or out of order.",
     ),
     # The engine's processes: prometheus_client shows none in multiprocess mode.

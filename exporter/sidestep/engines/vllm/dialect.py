@@ -8,7 +8,7 @@ from sidestep.engines.items import VllmStep
 from sidestep.engines.slo_rows import VLLM as SLO_ROWS
 from sidestep.engines.vllm import connector_rows, core_rows, legacy_rows, own_rows, rows
 from sidestep.engines.vllm.handlers import VllmHandlers
-from sidestep.engines.vllm.readers import ended, load_reader
+from sidestep.engines.vllm.readers import availability_counts, load_reader
 from sidestep.tracking.requests.outcomes import Outcomes
 
 DIALECT: Dialect = Dialect(
@@ -25,6 +25,6 @@ DIALECT: Dialect = Dialect(
     structs=(VllmStep, Outcomes),
     has_requests=True,
     handlers=VllmHandlers,
-    ended=ended,
+    availability_counts=availability_counts,
     load_reader=load_reader,
 )

@@ -24,7 +24,7 @@ class CoreHooks:
 
     def __init__(self, layout: Layout, registry: Registry) -> None:
         self.registry = registry
-        hook = layout.hooks
+        hook = layout.handled
         self.states = hook["requests_by_state"].slots
         self.longest = hook["longest_preemption"].slots[0]
         self.refused = hook["refused_requests"]

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import ClassVar
 
 from sidestep.catalog.layout import Layout
-from sidestep.catalog.slo import JUDGED
+from sidestep.catalog.slo import SLO_HANDLERS
 from sidestep.engines.handlers import Handlers
 from sidestep.engines.items import Item, VllmRejection, VllmSleep, VllmStep
 from sidestep.engines.vllm.event_handlers import CoreHooks
@@ -28,7 +28,7 @@ from sidestep.tracking.requests.outcomes import Outcomes
 class VllmHandlers(Handlers):
     """Applies them to one registry's engines of the dialect."""
 
-    FED: ClassVar[Collection[str]] = {*VllmHooks.FED, *CoreHooks.FED, *JUDGED}
+    FED: ClassVar[Collection[str]] = {*VllmHooks.FED, *CoreHooks.FED, *SLO_HANDLERS}
 
     def __init__(self, layout: Layout, registry: Registry) -> None:
         super().__init__(layout, registry)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from sidestep.catalog.model import (
     ENGINE_LABELS,
+    Alias,
     Combine,
+    Computed,
     Constant,
     Kind,
-    Reading,
     Row,
-    Same,
     Sampled,
     Source,
 )
@@ -54,7 +54,7 @@ ROWS: tuple[Row, ...] = (
     _old(
         "gpu_cache_usage_perc",
         "gauge",
-        Same("vllm:kv_cache_usage_perc"),
+        Alias("vllm:kv_cache_usage_perc"),
         "vllm:kv_cache_usage_perc",
         "Share of the KV cache in use, from 0 to 1.",
         until="0.11",
@@ -64,7 +64,7 @@ ROWS: tuple[Row, ...] = (
     _old(
         "gpu_prefix_cache_queries_total",
         "counter",
-        Same("vllm:prefix_cache_queries_total"),
+        Alias("vllm:prefix_cache_queries_total"),
         "vllm:prefix_cache_queries_total",
         "Prompt tokens looked up in the prefix cache.",
         until="0.11",
@@ -73,7 +73,7 @@ ROWS: tuple[Row, ...] = (
     _old(
         "gpu_prefix_cache_hits_total",
         "counter",
-        Same("vllm:prefix_cache_hits_total"),
+        Alias("vllm:prefix_cache_hits_total"),
         "vllm:prefix_cache_hits_total",
         "Prompt tokens found in the prefix cache.",
         until="0.11",
@@ -82,7 +82,7 @@ ROWS: tuple[Row, ...] = (
     _old(
         "time_per_output_token_seconds",
         "histogram",
-        Same("vllm:inter_token_latency_seconds"),
+        Alias("vllm:inter_token_latency_seconds"),
         "vllm:inter_token_latency_seconds",
         "Between two consecutive outputs of a request.",
         until="0.11",
@@ -118,7 +118,7 @@ ROWS: tuple[Row, ...] = (
     _old(
         "gpu_prefix_cache_hit_rate",
         "gauge",
-        Reading("prefix_cache_hit_rate"),
+        Computed("prefix_cache_hit_rate"),
         "vllm:prefix_cache_hits_total over vllm:prefix_cache_queries_total",
         "Share of prompt tokens found in the prefix cache, over the last 1,000 requests.",
         until="0.8",
@@ -127,7 +127,7 @@ ROWS: tuple[Row, ...] = (
     _old(
         "avg_prompt_throughput_toks_per_s",
         "gauge",
-        Reading("prompt_throughput"),
+        Computed("prompt_throughput"),
         "rate(vllm:prompt_tokens_total[1m])",
         "Computed prompt tokens per second over the last statistics interval.",
         until="0.8",
@@ -135,7 +135,7 @@ ROWS: tuple[Row, ...] = (
     _old(
         "avg_generation_throughput_toks_per_s",
         "gauge",
-        Reading("generation_throughput"),
+        Computed("generation_throughput"),
         "rate(vllm:generation_tokens_total[1m])",
         "Generated tokens per second over the last statistics interval.",
         until="0.8",
@@ -143,7 +143,7 @@ ROWS: tuple[Row, ...] = (
     _old(
         "time_in_queue_requests",
         "histogram",
-        Same("vllm:request_queue_time_seconds"),
+        Alias("vllm:request_queue_time_seconds"),
         "vllm:request_queue_time_seconds",
         "From a request's entry into the queue until it was first scheduled, in seconds.",
         until="0.8",
@@ -170,7 +170,7 @@ ROWS: tuple[Row, ...] = (
     _old(
         "spec_decode_draft_acceptance_rate",
         "gauge",
-        Reading("draft_acceptance_rate"),
+        Computed("draft_acceptance_rate"),
         "vllm:spec_decode_num_accepted_tokens_total over vllm:spec_decode_num_draft_tokens_total",
         "Share of all drafted tokens that were accepted.",
         until="0.8",
@@ -179,7 +179,7 @@ ROWS: tuple[Row, ...] = (
     _old(
         "spec_decode_efficiency",
         "gauge",
-        Reading("draft_efficiency"),
+        Computed("draft_efficiency"),
         "vllm:spec_decode_num_accepted_tokens_total over vllm:spec_decode_num_drafts_total",
         "Emitted tokens over those emitted had every draft been accepted.",
         until="0.8",

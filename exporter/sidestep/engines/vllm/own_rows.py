@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sidestep.catalog.model import ENGINE_LABELS, Hook, Kind, Reading, Row
+from sidestep.catalog.model import ENGINE_LABELS, Computed, Handler, Kind, Row
 
 _DETAILS = "scheduler.iteration_details."
 _PREEMPTED = "scheduler.prefix_cache_stats.preempted_"
@@ -12,7 +12,7 @@ _GRAPH = "scheduler.cudagraph_stats."
 def _own(
     name: str,
     kind: Kind,
-    source: str | tuple[str, ...] | Hook,
+    source: str | tuple[str, ...] | Handler,
     text: str,
     *,
     labels: tuple[str, ...] = (),
@@ -33,14 +33,14 @@ def _own(
 REFUSED = _own(
     "refused_observations_total",
     "counter",
-    Hook("refused_observations"),
+    Handler("refused_observations"),
     "Observations left out: negative (the host's wall clock stepped back) or not a number.",
 )
 """The same row in every dialect: one family."""
 SATURATION = Row(
     name="sidestep_saturation_ratio",
     kind="gauge",
-    source=Reading("saturation"),
+    source=Computed("saturation"),
     help="Requests offered over those that the engine can serve: from 1 on its queue grows. Without"
     " a sample until it was full for the first time.",
     combine="max",
@@ -139,7 +139,7 @@ ROWS: tuple[Row, ...] = (
     _own(
         "cudagraph_tokens_total",
         "counter",
-        Hook("cudagraph_tokens"),
+        Handler("cudagraph_tokens"),
         "Tokens executed, by the CUDA graph mode of their batch; padding not included.",
         labels=("runtime_mode",),
         feature="cudagraph",
@@ -147,7 +147,7 @@ ROWS: tuple[Row, ...] = (
     _own(
         "cudagraph_padding_tokens_total",
         "counter",
-        Hook("cudagraph_padding"),
+        Handler("cudagraph_padding"),
         "Tokens added to a batch to fit a captured CUDA graph, by its mode.",
         labels=("runtime_mode",),
         feature="cudagraph",
@@ -155,7 +155,7 @@ ROWS: tuple[Row, ...] = (
     _own(
         "lora_requests",
         "gauge",
-        Hook("lora_requests"),
+        Handler("lora_requests"),
         "Requests by LoRA adapter and state; what waits in the scheduler's queue is seen only"
         " where the engine's core is tapped.",
         labels=("adapter", "state"),

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 
-from sidestep.catalog.dialect import Ended
+from sidestep.catalog.dialect import AvailabilityCounts
 from sidestep.catalog.layout import Layout
 from sidestep.metrics.engine import Engine, Number
 from sidestep.metrics.load_inputs import Reader, observations
@@ -17,7 +17,7 @@ FAILED = ("abort", "error")
 """Of vLLM's reasons for an end."""
 
 
-def ended(engine: Engine) -> Ended:
+def availability_counts(engine: Engine) -> AvailabilityCounts:
     """Return how many requests were served, and how many were not."""
     # Of a thousand engines between two turns of the loop, so without a step of Python's for each.
     served, failed = _counters(engine.layout)

@@ -6,7 +6,7 @@ IterationStats. HELP texts are ours; names, labels and bounds are the engine's.
 
 from __future__ import annotations
 
-from sidestep.catalog.model import Combine, Hook, Info, Kind, Row
+from sidestep.catalog.model import Combine, Handler, Info, Kind, Row
 from sidestep.protocol.iteration_stats import FINISH_REASONS
 
 SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
@@ -43,7 +43,7 @@ def _split(  # noqa: PLR0917 - the columns of a row
     name: str,
     kind: Kind,
     label: str,
-    source: dict[str, str] | str | Hook,
+    source: dict[str, str] | str | Handler,
     closed: tuple[str, ...],
     text: str,
     *,
@@ -166,7 +166,7 @@ ROWS: tuple[Row, ...] = (
         "engine_sleep_state",
         "gauge",
         "sleep_state",
-        Hook("sleep_state"),
+        Handler("sleep_state"),
         SLEEP_STATES,
         "1 for the state the engine is in: awake, asleep at level 1 (weights"
         " offloaded) or at level 2 (all discarded).",
@@ -262,7 +262,7 @@ ROWS: tuple[Row, ...] = (
         "prompt_tokens_cached_by_source_total",
         "counter",
         "source",
-        Hook("cached_by_source"),
+        Handler("cached_by_source"),
         CACHE_SOURCES,
         "Prompt tokens found in a cache by the tier that held them, counted at admission.",
         since="0.32",
@@ -283,7 +283,7 @@ ROWS: tuple[Row, ...] = (
     Row(
         name="vllm:admission_rejections_total",
         kind="counter",
-        source=Hook("rejection"),
+        source=Handler("rejection"),
         help="Requests the front end turned away because its queue was full, by the limit hit.",
         labels=("model_name", "reason"),
         closed=ADMISSION_REASONS,
@@ -305,7 +305,7 @@ ROWS: tuple[Row, ...] = (
     Row(
         name="vllm:iteration_tokens_total",
         kind="histogram",
-        source=Hook("iteration_tokens"),
+        source=Handler("iteration_tokens"),
         help="Tokens of an engine step: generated ones and computed prompt tokens;"
         " once a step, whatever the number of API servers.",
         buckets="iteration_tokens",
@@ -414,7 +414,7 @@ ROWS: tuple[Row, ...] = (
     Row(
         name="vllm:lora_requests_info",
         kind="gauge",
-        source=Hook("lora"),
+        source=Handler("lora"),
         help="Unix time of the last step with this combination of LoRA adapters; only the"
         " current one is shown. Both lists name every active adapter, as the engine's own do,"
         " and are told apart where its core is tapped.",

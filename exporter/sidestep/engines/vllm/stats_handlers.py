@@ -26,7 +26,7 @@ class VllmHooks:
 
     def __init__(self, layout: Layout, registry: Registry) -> None:
         self.registry = registry
-        hook = layout.hooks
+        hook = layout.handled
         self.iteration_tokens = hook["iteration_tokens"].slots[0]
         self.omitted = hook["refused_observations"].slots[0]
         self.cached_by_source = hook["cached_by_source"]

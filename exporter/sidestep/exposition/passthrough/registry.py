@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 
-from sidestep.catalog.layout import taken
+from sidestep.catalog.layout import exposed_names
 from sidestep.catalog.model import OBSERVED
 from sidestep.exposition.passthrough.families import Found, outer
 from sidestep.exposition.passthrough.page import PART, Family, Moment, Page, Part, Plan, made_parts
@@ -210,7 +210,7 @@ def _keys(plan: Plan | None, found: Found) -> Iterator[list[Key]]:
 
 def _family(found: Found) -> PassedFamily:
     kind = "gauge" if found.kind == "untyped" else found.kind
-    return PassedFamily(found.name, found.kind, found.help, taken(found.name, kind), [])
+    return PassedFamily(found.name, found.kind, found.help, exposed_names(found.name, kind), [])
 
 
 def _are_apart(labels: Labels, others: Labels) -> bool:
