@@ -130,19 +130,21 @@ class World:
     def check_bounds(self) -> None:
         """What is held is no more than the limits say, and what is counted of it is true."""
         registry, receiver = self.intake.registry, self.intake.receiver
-        everyone = [*registry.engines.values(), *registry.kept.values()]
+        everyone = [*registry.engines.values(), *registry.retired.values()]
         assert len(registry.engines) <= MAX_ENGINES
-        assert registry.engines.keys().isdisjoint(registry.kept)
+        assert registry.engines.keys().isdisjoint(registry.retired)
         assert len(receiver.streams) <= MAX_STREAMS
         assert len(receiver._by_incarnation) <= (MAX_RETIRED + 1) * len(receiver.streams)
         assert len(self.intake.feeding.engines) <= len(receiver.streams)
-        assert registry.room.series == sum(engine.series for engine in everyone)
-        assert registry.room.bytes == sum(engine.open_bytes for engine in everyone)
-        assert registry.room.series <= MAX_SERIES
-        assert registry.room.bytes <= MAX_BYTES
-        assert len(registry.room.families) <= MAX_OPEN_FAMILIES
-        held = {name for e in everyone for name in e.open if name not in e.layout.sampled_rows}
-        assert held == registry.room.families.keys()
+        assert registry.quota.series == sum(engine.open_series for engine in everyone)
+        assert registry.quota.bytes == sum(engine.open_bytes for engine in everyone)
+        assert registry.quota.series <= MAX_SERIES
+        assert registry.quota.bytes <= MAX_BYTES
+        assert len(registry.quota.families) <= MAX_OPEN_FAMILIES
+        held = {
+            name for e in everyone for name in e.open_families if name not in e.layout.sampled_rows
+        }
+        assert held == registry.quota.families.keys()
         for engine in everyone:
             _check_engine(engine)
         lives = [engine.requests for engine in everyone if engine.requests is not None]
@@ -157,7 +159,7 @@ class World:
         known = self._known
         self._known = {}
         registry = self.intake.registry
-        for engine in (*registry.engines.values(), *registry.kept.values()):
+        for engine in (*registry.engines.values(), *registry.retired.values()):
             now = dict(_counters(engine))
             _, before = known.get(id(engine), (engine, {}))
             _check_grown(before, now)
@@ -206,9 +208,9 @@ class World:
 def _check_engine(engine: Engine) -> None:
     for children, row in zip(engine.keyed, engine.layout.keyed, strict=True):
         assert len(children) <= (4 if row.kind == "gauge" else 1) * (MAX_OPEN_VALUES + 1)
-    for family in engine.open.values():
+    for family in engine.open_families.values():
         assert len(family.children) <= MAX_OPEN_VALUES + 1
-    assert engine.seen <= engine.layout.optional_paths
+    assert engine.exposed_paths <= engine.layout.optional_paths
     for window in (engine.prefix_hits, engine.external_hits, engine.mm_hits):
         assert len(window.entries) <= 1001
         assert window.requests >= 0
@@ -233,7 +235,7 @@ def _counters(engine: Engine) -> Iterator[tuple[object, float]]:  # noqa: C901 -
         if row.kind == "counter":
             yield from (((row.name, key), value) for key, value in children.items())
     histograms: list[Histogram | None] = list(engine.histograms)
-    for family in engine.open.values():
+    for family in engine.open_families.values():
         for key, child in family.children.items():
             if isinstance(child, Histogram):
                 histograms.append(child)

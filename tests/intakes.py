@@ -13,7 +13,7 @@ from sidestep.catalog.slo import Objective, Objectives
 from sidestep.engines.dialects import DIALECTS
 from sidestep.exposition.text_page import render
 from sidestep.ingest.intake import Intake
-from sidestep.metrics.native_histogram import Native
+from sidestep.metrics.native_histogram import NativeSettings
 from sidestep.metrics.registry import Registry, Sampling
 from sidestep.protocol.limits import VERSION
 from sidestep.protocol.messages import Aggregate, Batch, EngineInfo, FromSender, Hello, encode
@@ -47,7 +47,7 @@ class Fed:
         *,
         rate: float = 0.0,
         boot: int = 1,
-        native: Native | None = None,
+        native: NativeSettings | None = None,
         legacy: bool = False,
         merge: bool = False,
         wall: float = 1.0,

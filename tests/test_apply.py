@@ -495,7 +495,7 @@ def test_self_described_series_are_bounded(bench: Bench) -> None:
             break
 
     assert refused == "over_limit"
-    assert bench.registry.room.series <= MAX_ENGINE_SERIES
+    assert bench.registry.quota.series <= MAX_ENGINE_SERIES
 
 
 def test_adapters_over_the_cap_keep_their_state() -> None:

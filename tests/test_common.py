@@ -277,7 +277,7 @@ def test_a_process_that_begins_may_have_other_labels() -> None:
 
     key = ("sglang:num_requests_total", tuple(sorted({**TOKENIZER, "is_streaming": "x"}.items())))
     assert page_of(registry)["sglang:num_requests"].samples == {key: 7.0}
-    assert registry.room.series == len(engine.open["sglang:num_requests_total"].children)
+    assert registry.quota.series == len(engine.open_families["sglang:num_requests_total"].children)
 
 
 def test_a_family_takes_the_bounds_of_a_new_hello() -> None:
@@ -288,7 +288,7 @@ def test_a_family_takes_the_bounds_of_a_new_hello() -> None:
     engine = registry.register(EngineInfo("e", "sglang", TOKENIZER, bounds=bounds))
     applier.apply(engine, items()[0])
 
-    family = engine.open["sglang:time_to_first_token_seconds"]
+    family = engine.open_families["sglang:time_to_first_token_seconds"]
     assert family.bounds == (1.0, 2.0)
     assert [h.counts for h in family.children.values() if isinstance(h, Histogram)] == [
         [2, 0, 0],
@@ -304,7 +304,7 @@ def test_counts_by_other_bounds_are_moved() -> None:
     told.bounds = theirs
     applier.apply(registry.engines[who], Samples(0, 1.0, [told]))
 
-    (child,) = registry.engines[who].open[name].children.values()
+    (child,) = registry.engines[who].open_families[name].children.values()
     assert isinstance(child, Histogram)
     assert dict(zip(child.bounds, child.counts, strict=False))[7.0] == 5
     assert sum(child.counts) == 6

@@ -244,7 +244,7 @@ def test_what_is_too_large_for_a_frame_is_sent_in_several() -> None:
         assert sum(map(len, frame)) <= MAX_FRAME_BYTES - ENVELOPE
     assert fed.rejected == {}
     for name, count in pushed.items():
-        shown = engine.open[name].children.values()
+        shown = engine.open_families[name].children.values()
         assert sum(sum(c.counts) for c in shown if isinstance(c, Histogram)) == count
 
 

@@ -22,9 +22,9 @@ from sidestep.federation.messages import (
     is_forward,
 )
 from sidestep.federation.outgoing import REFRESH
-from sidestep.metrics.native_histogram import Native, NativeHistogram
+from sidestep.metrics.native_histogram import NativeHistogram, NativeSettings
 from sidestep.metrics.record_codec import decode_record
-from sidestep.metrics.registry import GONE, MAX_ENGINES, SILENT
+from sidestep.metrics.registry import ENGINE_EXPIRES_SECONDS, GAUGES_EXPIRE_SECONDS, MAX_ENGINES
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.messages import Bye, EngineInfo, Heartbeat, Hello, encode
 from sidestep.protocol.self_described import Family, Sample, Samples
@@ -97,21 +97,23 @@ def test_a_page_of_all_dialects_is_the_same_elsewhere() -> None:
 
 def test_an_engine_of_native_histograms_is_the_same_elsewhere() -> None:
     """Bucket by bucket, and since the same moment."""
-    first = leaf("a", 1, step(3), step(70), native=Native({}, lambda: 100.0))
-    last = Node("b", native=Native({}, lambda: 200.0))
+    first = leaf("a", 1, step(3), step(70), native=NativeSettings({}, lambda: 100.0))
+    last = Node("b", native=NativeSettings({}, lambda: 200.0))
     first.tell(last)
     before, after = (
         next(iter(node.intake.registry.engines.values())).histograms for node in (first, last)
     )
 
-    assert [h and h.kept() for h in before] == [h and h.kept() for h in after]
+    assert [h and h.to_wire() for h in before] == [h and h.to_wire() for h in after]
     assert any(isinstance(h, NativeHistogram) and h.buckets for h in after)
 
 
 def test_a_coarser_histogram_elsewhere_has_the_same_counts() -> None:
     """Its schema is the one of whoever sees less."""
-    first = leaf("a", 1, step(3), step(70), native=Native({"inter_token_latency": 4}, lambda: 1.0))
-    last = Node("b", native=Native({"inter_token_latency": 1}, lambda: 1.0))
+    first = leaf(
+        "a", 1, step(3), step(70), native=NativeSettings({"inter_token_latency": 4}, lambda: 1.0)
+    )
+    last = Node("b", native=NativeSettings({"inter_token_latency": 1}, lambda: 1.0))
     first.tell(last)
     (engine,) = last.intake.registry.engines.values()
     row = [row.name for row in engine.layout.histograms].index("vllm:inter_token_latency_seconds")
@@ -239,9 +241,9 @@ def test_lives_that_are_too_many_become_one_sum() -> None:
     again.intake.forwarded.lives.most = 3
     again.recall(root.disk)
     assert len(again.intake.forwarded.lives) == 2 * 3 + 1
-    wait(SILENT, again)
+    wait(GAUGES_EXPIRE_SECONDS, again)
     assert len(again.intake.forwarded.lives) == 3 + 1
-    wait(SILENT, root)
+    wait(GAUGES_EXPIRE_SECONDS, root)
     assert len(root.intake.forwarded.lives) == 3 + 1
     assert value(root, TOKENS) == sum(range(1, 9))
     upper = Node("upper")
@@ -374,7 +376,7 @@ def test_lives_that_cannot_become_one_sum_hold_up_no_others() -> None:
         odd.tell(root)
         leaf("plain", boot, step(1)).tell(root)
     before = value(root, TOKENS)
-    wait(2 * SILENT, root)
+    wait(2 * GAUGES_EXPIRE_SECONDS, root)
 
     assert len(root.intake.forwarded.lives.of("plain", "ns/m/0")) == 2 + 1
     assert root.rejected == {("bad_item",): 1.0}
@@ -391,11 +393,11 @@ def test_lives_that_are_over_become_one_sum_a_few_in_a_second() -> None:
         node.tell(root)
     before = len(root.intake.forwarded.lives)
     wanted = len(engines) * (lives.MAX_LIVES + 1)
-    wait(SILENT, root)
+    wait(GAUGES_EXPIRE_SECONDS, root)
     after = len(root.intake.forwarded.lives)
     assert wanted + len(engines) // 2 < after < before
 
-    wait(SILENT, root)
+    wait(GAUGES_EXPIRE_SECONDS, root)
     assert len(root.intake.forwarded.lives) == wanted
 
 
@@ -447,14 +449,14 @@ def test_an_exporter_that_comes_back_with_other_labels_takes_its_counts_along() 
 
     assert 'host="old"' not in root.page
     assert value(root, TOKENS) == 3
-    assert root.intake.registry.room.series == 0
+    assert root.intake.registry.quota.series == 0
 
 
 def test_silence_is_that_of_the_source() -> None:
     """However many pass its last word on, and however late."""
     node, between, root = leaf("leaf", 1, step(3, running=2)), Node("b"), Node("root")
     node.tell(between)
-    wait(SILENT - 1, node, between, root)
+    wait(GAUGES_EXPIRE_SECONDS - 1, node, between, root)
     between.tell(root)
     assert (value(root, RUNNING), up(root)) == (2, [1.0])
     wait(2, between, root)
@@ -467,12 +469,12 @@ def test_silence_is_that_of_the_source() -> None:
     assert (value(root, RUNNING), up(root)) == (2, [1.0])
     push(node, step(0, running=5))
     node.tell(between)
-    wait(SILENT - 5, between, root)
+    wait(GAUGES_EXPIRE_SECONDS - 5, between, root)
     between.tell(root)
     assert value(root, RUNNING) == 5
     wait(5, between, root)
     assert value(root, RUNNING) == 0
-    wait(GONE - SILENT, between, root)
+    wait(ENGINE_EXPIRES_SECONDS - GAUGES_EXPIRE_SECONDS, between, root)
     assert root.page == ""
     late = Node("late", now=between.now)
     between.tell(late)
@@ -487,7 +489,7 @@ def test_an_engine_that_was_away_is_the_same_when_it_is_back() -> None:
     node.feed(steps("core"))
     node.tell(root)
     page = samples(root.page)
-    wait(GONE + 1, root)
+    wait(ENGINE_EXPIRES_SECONDS + 1, root)
     assert root.page == ""
     node.now = REFRESH
     node.tell(root)
@@ -499,7 +501,7 @@ def test_what_stays_under_old_labels_falls_silent() -> None:
     """A life before the one that took its counts along."""
     root = Node("root")
     leaf("leaf", 1, step(3, running=1), labels={"host": "old"}).tell(root)
-    wait(SILENT, root)
+    wait(GAUGES_EXPIRE_SECONDS, root)
     node = leaf("leaf", 2, step(4, running=2), state=True, labels={"host": "old"})
     node.save()
     node.tell(root)
@@ -511,25 +513,28 @@ def test_what_stays_under_old_labels_falls_silent() -> None:
     assert {old: 3.0, new: 4.0}.items() <= samples(root.page).items()
     assert up(root) == [0.0, 0.0]
     assert value(root, RUNNING) == 0
-    wait(GONE, root)
+    wait(ENGINE_EXPIRES_SECONDS, root)
     assert root.page == ""
 
 
 def test_what_did_not_change_is_not_made_anew() -> None:
     """Renderers keep its text; and since when it counts is when it was first told of."""
     seconds = [100.0]
-    node, root = leaf("leaf", 1, step(3)), Node("root", native=Native({}, lambda: seconds[0]))
+    node, root = (
+        leaf("leaf", 1, step(3)),
+        Node("root", native=NativeSettings({}, lambda: seconds[0])),
+    )
     family = Family("my_seconds", "histogram", [], bounds=[1.0], samples=[Sample(observations=[2])])
     push(node, Samples(0, 1.0, [family]))
     node.tell(root)
     (engine,) = root.intake.registry.engines.values()
-    before, own = [*engine.histograms], engine.open["my_seconds"].children[()]
+    before, own = [*engine.histograms], engine.open_families["my_seconds"].children[()]
     seconds[0] = 200.0
     push(node, step(4))
     node.tell(root)
     changed = [old for old, new in zip(before, engine.histograms, strict=True) if old is not new]
 
-    assert engine.open["my_seconds"].children[()] is own
+    assert engine.open_families["my_seconds"].children[()] is own
     assert 0 < len(changed) < 5
     assert {h.created for h in engine.histograms if isinstance(h, NativeHistogram)} == {100.0}
 
@@ -557,7 +562,7 @@ def test_there_is_a_bound_on_what_others_tell(monkeypatch: pytest.MonkeyPatch) -
 
     assert root.rejected == {("over_limit",): 1.0}
     assert value(root, TOKENS) == 3
-    assert not root.intake.registry.kept
+    assert not root.intake.registry.retired
 
 
 def test_an_engine_that_says_goodbye_is_down_elsewhere_at_once() -> None:
@@ -570,11 +575,11 @@ def test_an_engine_that_says_goodbye_is_down_elsewhere_at_once() -> None:
     for _ in range(4):
         refresh(node, root)
     assert (value(root, TOKENS), value(root, RUNNING)) == (3, 0)
-    for _ in range(int(GONE / REFRESH)):
+    for _ in range(int(ENGINE_EXPIRES_SECONDS / REFRESH)):
         refresh(node, root)
 
     assert node.page == root.page == ""
-    assert len(root.intake.registry.kept) == 1
+    assert len(root.intake.registry.retired) == 1
     node.restart("s")
     node.greet("s", [info()])
     push(node, step(4))
@@ -666,7 +671,7 @@ def test_what_others_remember_costs_nothing_that_is_remembered_here_alone() -> N
     """There is room for so many, and those who count remember theirs."""
     root = leaf("root", 1, step(9))
     root.say("s", Bye(root.incarnation("s"), 1))
-    wait(GONE + 1, root)
+    wait(ENGINE_EXPIRES_SECONDS + 1, root)
     (due,) = leaf("a", 1, step(3)).due()
     due.message.standing = Standing(former=True)
     for number in range(MAX_ENGINES + 10):
@@ -789,12 +794,12 @@ def test_a_clock_that_was_set_back_costs_no_counts() -> None:
 
     assert value(root, TOKENS) == 9 * 3 + 3
     push(last, step(0, running=4))
-    wait(SILENT, root)
+    wait(GAUGES_EXPIRE_SECONDS, root)
     last.tell(root)
     assert value(root, RUNNING) == 4
 
 
-@pytest.mark.parametrize("away", [0.0, SILENT])
+@pytest.mark.parametrize("away", [0.0, GAUGES_EXPIRE_SECONDS])
 @pytest.mark.parametrize("saved_late", [False, True])
 def test_a_life_that_goes_on_is_not_taken_for_an_old_one_after_a_restart(
     away: float, saved_late: bool
@@ -832,7 +837,7 @@ def test_a_root_that_was_away_finds_nobody_gone(monkeypatch: pytest.MonkeyPatch)
         node.tell(root)
     wait(1, root)
     root.save()
-    later = root.now + 2 * GONE
+    later = root.now + 2 * ENGINE_EXPIRES_SECONDS
     again = Node("root", 2, merge=True, disk=root.disk, now=later, wall=1.0 + later)
     wait(1, again)
     assert value(again, TOKENS) == 4 * 3
@@ -854,7 +859,7 @@ def test_a_restart_makes_nobody_heard_who_is_not() -> None:
     root.save()
     push(node, step(1, running=4))
     node.tell(between)
-    wait(SILENT + 1, between)
+    wait(GAUGES_EXPIRE_SECONDS + 1, between)
     again = Node("root", 2, disk=root.disk, now=between.now, wall=1.0 + between.now)
     between.tell(again)
 

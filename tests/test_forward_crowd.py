@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from sidestep.engines.items import VllmStep, encode_item
 from sidestep.federation import store as forwarded
 from sidestep.federation.outgoing import REFRESH
-from sidestep.metrics.registry import GONE
+from sidestep.metrics.registry import ENGINE_EXPIRES_SECONDS
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.messages import EngineInfo, Heartbeat
 from trees import Node
@@ -112,7 +112,7 @@ class Crowd(RuleBasedStateMachine):
         for name in ("between", *(name for name in LEAVES if name not in BETWEEN)):
             self.nodes[name].outbox.renew()
 
-    @rule(seconds=st.sampled_from([1.0, REFRESH, GONE + REFRESH]))
+    @rule(seconds=st.sampled_from([1.0, REFRESH, ENGINE_EXPIRES_SECONDS + REFRESH]))
     def wait(self, seconds: float) -> None:
         """Time passes, and all that are not cut off say now and then that they are there."""
         while seconds > 0:
@@ -193,7 +193,7 @@ class Crowd(RuleBasedStateMachine):
     def _total(self) -> int:
         registry = self.nodes["root"].intake.registry
         (tokens,) = registry.layouts["vllm"].find("vllm:generation_tokens_total").slots
-        engines = (*registry.engines.values(), *registry.kept.values())
+        engines = (*registry.engines.values(), *registry.retired.values())
         return sum(int(engine.values[tokens] or 0) for engine in engines)
 
 

@@ -19,7 +19,7 @@ from sidestep.engines.items import VllmStep, encode_item
 from sidestep.engines.vllm.wire import SchedulerStats
 from sidestep.federation.outgoing import REFRESH
 from sidestep.federation.store import PATIENCE
-from sidestep.metrics.registry import SILENT
+from sidestep.metrics.registry import GAUGES_EXPIRE_SECONDS
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.messages import EngineInfo, Heartbeat
 from trees import Node
@@ -181,7 +181,7 @@ class Tree(RuleBasedStateMachine):
             if upper == "root":
                 self.nodes[name].outbox.renew()
 
-    @rule(seconds=st.sampled_from([0.5, REFRESH, SILENT + 1]))
+    @rule(seconds=st.sampled_from([0.5, REFRESH, GAUGES_EXPIRE_SECONDS + 1]))
     def wait(self, seconds: float) -> None:
         """Time passes; engines whose steps are rare are heard all the same."""
         self._pass(seconds)
@@ -299,7 +299,7 @@ class Tree(RuleBasedStateMachine):
         layout = registry.layouts["vllm"]
         (tokens,) = layout.find("vllm:generation_tokens_total").slots
         (running,) = layout.find("vllm:num_requests_running").slots
-        for engine in (*registry.engines.values(), *registry.kept.values()):
+        for engine in (*registry.engines.values(), *registry.retired.values()):
             labels = engine.labels
             key = labels["model_name"], labels["engine"], labels.get("host", "")
             known = found.get(key, (0, None))
@@ -381,7 +381,7 @@ def test_a_process_that_was_cut_off_is_not_in_a_sum(ahead: float) -> None:
     tree.begin()
     tree.kill_blank()
     tree.kill_blank()
-    tree.wait(2 * SILENT)
+    tree.wait(2 * GAUGES_EXPIRE_SECONDS)
     tree._tell("blank")
     tree._arrive("blank", 2)
     tree.wait(0.5)
@@ -390,7 +390,7 @@ def test_a_process_that_was_cut_off_is_not_in_a_sum(ahead: float) -> None:
     tree._scrape()
     tree.set_clock(ahead)
     tree.kill_root()
-    tree.wait(SILENT + 1)
+    tree.wait(GAUGES_EXPIRE_SECONDS + 1)
     tree._settle_wire("between")
     tree.teardown()
 
@@ -409,6 +409,6 @@ def test_a_process_that_spoke_while_the_root_was_down_is_not_in_a_sum(ahead: flo
     tree.wait(20)
     tree.set_clock(ahead)
     tree.kill_root()
-    tree.wait(SILENT - 19)
+    tree.wait(GAUGES_EXPIRE_SECONDS - 19)
     tree._settle_wire("between")
     tree.teardown()

@@ -13,7 +13,7 @@ from sidestep.errors import WireError
 from sidestep.federation import lives
 from sidestep.federation.lives import Lives, Word, summed
 from sidestep.federation.messages import Standing
-from sidestep.metrics.registry import GONE, SILENT
+from sidestep.metrics.registry import ENGINE_EXPIRES_SECONDS, GAUGES_EXPIRE_SECONDS
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.messages import Nack
 from sidestep.protocol.self_described import Family, Sample, Samples
@@ -51,7 +51,7 @@ def test_exporters_that_are_gone_become_one_sum(monkeypatch: pytest.MonkeyPatch)
         node = leaf(f"goes-{number}", 1, step(3), now=root.now)
         node.tell(root)
         pass_with(20.0, root, stays)
-    pass_with(GONE + 20.0, root, stays)
+    pass_with(ENGINE_EXPIRES_SECONDS + 20.0, root, stays)
 
     assert value(root, TOKENS) == 1 + 9 * 3
     assert value(root, f"{ITL}_count") == 1 + 9 * 3
@@ -70,7 +70,7 @@ def test_an_exporter_that_comes_back_counts_once(monkeypatch: pytest.MonkeyPatch
         wait(1.0, root, stays)
         node.now = root.now
         node.tell(root)
-    pass_with(GONE + 20.0, root, stays)
+    pass_with(ENGINE_EXPIRES_SECONDS + 20.0, root, stays)
     assert value(root, TOKENS) == 1 + 5 * 3
     last, first = gone[-1], gone[0]
     for node in (last, first):
@@ -118,7 +118,7 @@ def test_what_a_sum_has_is_no_news_and_what_it_lacks_is_refused_once(
     for node in (stays, *others):
         wait(1.0, root)
         node.tell(root)
-    pass_with(GONE + 20.0, root, stays)
+    pass_with(ENGINE_EXPIRES_SECONDS + 20.0, root, stays)
     assert root.intake.forwarded.lives.sum_with(
         ("goes-0" if merge else "goes", info().id, first.intake.life)
     )
@@ -149,7 +149,7 @@ def test_of_the_very_oldest_lives_only_their_age_is_known(monkeypatch: pytest.Mo
         wait(1.0, root, stays)
         node.now = root.now
         node.tell(root)
-    pass_with(GONE + 20.0, root, stays)
+    pass_with(ENGINE_EXPIRES_SECONDS + 20.0, root, stays)
     for node in gone[:5]:
         node.now = root.now
         push(node, step(10))
@@ -166,7 +166,7 @@ def test_gauges_of_who_is_gone_go_though_others_stay() -> None:
     for node in (stays, goes):
         node.tell(root)
     assert (value(root, RUNNING), value(root, TOKENS)) == (7, 4)
-    until = root.now + SILENT + 1
+    until = root.now + GAUGES_EXPIRE_SECONDS + 1
     while root.now < until:
         wait(10.0, root, stays)
         push(stays, step(0))
@@ -426,7 +426,7 @@ def test_no_sum_falls_because_it_is_added_up_in_another_order() -> None:
         push(node, VllmStep(0, 1.0, 1.0, None, iteration))
         node.tell(root)
     before = value(root, f"{ITL}_sum")
-    while root.now < SILENT + 2:
+    while root.now < GAUGES_EXPIRE_SECONDS + 2:
         wait(5.0, root, *nodes[:2])
         for node in nodes[:2]:
             push(node, step(0))

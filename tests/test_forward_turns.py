@@ -16,7 +16,7 @@ from sidestep.federation import lives
 from sidestep.federation.store import PATIENCE
 from sidestep.metrics import record_codec as records
 from sidestep.metrics.record_codec import decode_in_parts, decode_record
-from sidestep.metrics.registry import SILENT
+from sidestep.metrics.registry import GAUGES_EXPIRE_SECONDS
 from sidestep.protocol.records import Record
 from sidestep.protocol.self_described import Family, Sample, Samples
 from test_forward import TOKENS, leaf, push, step, value
@@ -116,7 +116,7 @@ def test_a_process_that_keeps_nothing_begins_anew_in_small_turns() -> None:
     assert value(root, TOKENS) == 3 * boots
     assert max(found) < MOST
 
-    for _ in range(int(SILENT)):
+    for _ in range(int(GAUGES_EXPIRE_SECONDS)):
         root.now += 1.0
         root.intake.pass_time(root.now)
         while root.intake.busy:
@@ -151,11 +151,11 @@ def test_what_did_not_change_of_a_large_record_is_not_made_anew() -> None:
     node, root = large(8), Node("root")
     node.tell(root)
     (engine,) = root.intake.registry.engines.values()
-    before = {name: dict(family.children) for name, family in engine.open.items()}
+    before = {name: dict(family.children) for name, family in engine.open_families.items()}
     push(node, step(4))
     node.tell(root)
 
-    for name, family in engine.open.items():
+    for name, family in engine.open_families.items():
         assert all(family.children[key] is child for key, child in before[name].items())
 
 
@@ -237,11 +237,11 @@ def test_a_record_in_parts_is_the_same_record(data: st.DataObject) -> None:
     if data.draw(st.booleans()):
         del raw[data.draw(st.integers(0, len(raw))) :]
     whole = either(lambda: decode_record(bytes(raw)))
-    before, records.PART = records.PART, 64
+    before, records.PART_BYTES = records.PART_BYTES, 64
     try:
         found = either(lambda: in_parts(bytes(raw)))
     finally:
-        records.PART = before
+        records.PART_BYTES = before
 
     assert found == whole
 

@@ -22,7 +22,7 @@ from sidestep.engines.vllm.wire import (
 )
 from sidestep.ingest.socket_loop import Ingest
 from sidestep.metrics.engine import Engine
-from sidestep.metrics.native_histogram import Native, NativeHistogram
+from sidestep.metrics.native_histogram import NativeHistogram, NativeSettings
 from sidestep.protocol.iteration_stats import (
     FinishedRequestStats,
     IterationStats,
@@ -104,7 +104,7 @@ contents = st.lists(st.one_of(encoded, encoded, encoded, poison), min_size=8, ma
 
 def fed(frames: Sequence[Sequence[bytes]], *, native: bool = False) -> Fed:
     """What an intake comes to with these items of one stream, a frame each."""
-    made = Fed(native=Native({}, lambda: 1.0) if native else None)
+    made = Fed(native=NativeSettings({}, lambda: 1.0) if native else None)
     made.greet("s", ENGINES)
     for items in frames:
         made.items("s", items)
@@ -120,10 +120,10 @@ def state(engine: Engine) -> list[Any]:
         [_native(h) for h in engine.histograms if isinstance(h, NativeHistogram)],
         engine.gauge_stamp,
         engine.held_tokens,
-        engine.seen,
+        engine.exposed_paths,
         engine.last_seen,
         [(h.queries, h.hits) for h in (engine.prefix_hits, engine.mm_hits)],
-        {name: family.children for name, family in engine.open.items()},
+        {name: family.children for name, family in engine.open_families.items()},
     ]
 
 

@@ -25,9 +25,9 @@ from sidestep.exposition.aggregated_text import Merged
 from sidestep.exposition.series_filter import Choice
 from sidestep.exposition.text_page import render
 from sidestep.metrics.histogram import Histogram
-from sidestep.metrics.native_histogram import Native, NativeHistogram
+from sidestep.metrics.native_histogram import NativeHistogram, NativeSettings
 from sidestep.metrics.record_codec import decode_record
-from sidestep.metrics.slo_histogram import Judge, judged
+from sidestep.metrics.slo_histogram import SloCounter, with_slo_counter
 from sidestep.protocol import messages
 from sidestep.protocol.iteration_stats import FinishedRequestStats, IterationStats
 from sidestep.protocol.messages import EngineInfo, Settings
@@ -106,7 +106,7 @@ def test_every_way_to_observe_is_judged_once(
     plain = NativeHistogram(bounds) if native else Histogram(bounds)
     requests: dict[tuple[str, ...], int | float] = {}
     limits = [Limit(f"at_{place}", threshold) for place, threshold in enumerate(THRESHOLDS)]
-    found = judged(plain.empty(), Judge(requests, {}, limits))
+    found = with_slo_counter(plain.empty_copy(), SloCounter(requests, {}, limits))
     for histogram in (plain, found):
         for number, batch in enumerate(batches):
             (histogram.observe_each if number % 2 else histogram.observe_many)([*batch])
@@ -118,7 +118,7 @@ def test_every_way_to_observe_is_judged_once(
         everything += [value] * count
     thresholds = dict(limits)
 
-    assert found.kept() == plain.kept()
+    assert found.to_wire() == plain.to_wire()
     assert isinstance(found, NativeHistogram) == native
     told = {(name, result): count for (result, name), count in requests.items()}
     assert told == expected(everything, **thresholds)
@@ -128,11 +128,11 @@ def test_merged_counts_are_not_judged_again() -> None:
     """What combines histograms for a page counts nothing, nor do other bounds."""
     requests: dict[tuple[str, ...], int | float] = {}
     for plain in (Histogram((1.0,)), NativeHistogram((1.0,))):
-        found = judged(plain, Judge(requests, {}, [Limit("a", 0.5)]))
+        found = with_slo_counter(plain, SloCounter(requests, {}, [Limit("a", 0.5)]))
         found.observe_many([0.1, 0.7])
         before = dict(requests)
-        found.empty().merge(found)
-        other = found.rebounded((0.2, 2.0))
+        found.empty_copy().merge(found)
+        other = found.with_bounds((0.2, 2.0))
 
         assert requests == before
         other.observe(0.3)
@@ -146,9 +146,9 @@ def test_buckets_alone_are_never_judged_wrongly(found: list[float], threshold: f
     histogram.observe_many([*found])
     requests: dict[tuple[str, ...], int | float] = {}
     unjudged: dict[tuple[str, ...], int | float] = {}
-    judge = Judge(requests, unjudged, [Limit("a", threshold)])
-    judge.buckets(histogram.bounds, histogram.counts)
-    judge.buckets(histogram.bounds, histogram.counts, ["a"])
+    judge = SloCounter(requests, unjudged, [Limit("a", threshold)])
+    judge.count_buckets(histogram.bounds, histogram.counts)
+    judge.count_buckets(histogram.bounds, histogram.counts, ["a"])
     exact = expected(found, a=threshold)
 
     assert requests["good", "a"] <= exact["a", "good"]
@@ -164,7 +164,7 @@ def test_the_counters_are_exact_over_folding_and_restarts(data: st.DataObject) -
     slo = [
         Objective(f"at_{place}", (TTFT,), threshold) for place, threshold in enumerate(THRESHOLDS)
     ]
-    native = data.draw(st.sampled_from([None, Native({}, lambda: 1.0)]))
+    native = data.draw(st.sampled_from([None, NativeSettings({}, lambda: 1.0)]))
     now = fed(slo, native=native)
     said = Settings(
         objectives=[messages.Objective(o.name, [*o.families], o.threshold) for o in slo],
@@ -345,8 +345,8 @@ def without(pieces: list[bytes]) -> list[bytes]:
     return [piece for one in pieces if b"sidestep_slo" not in (piece := bytes(one)) and piece]
 
 
-@pytest.mark.parametrize("native", [None, Native({}, lambda: 1.0, both=True)])
-def test_everything_else_is_the_same_to_the_byte(native: Native | None) -> None:
+@pytest.mark.parametrize("native", [None, NativeSettings({}, lambda: 1.0, both=True)])
+def test_everything_else_is_the_same_to_the_byte(native: NativeSettings | None) -> None:
     """With objectives and without: text, OpenMetrics, JSON, protobuf, the pod view, thinned buckets."""
     with_them, bare = Fed(slo=ALL, native=native), Fed(native=native)
     for run in ("core", "core_aborts", "core_lora", "sglang", "sglang_dp"):
@@ -363,7 +363,7 @@ def test_everything_else_is_the_same_to_the_byte(native: Native | None) -> None:
 
 def test_nothing_is_kept_where_there_are_no_objectives() -> None:
     """Histograms are of the plain kinds, as they were."""
-    bare, native = fed(()), fed((), native=Native({}, lambda: 1.0))
+    bare, native = fed(()), fed((), native=NativeSettings({}, lambda: 1.0))
     (one,), (other,) = (node.intake.registry.engines.values() for node in (bare, native))
 
     assert {type(h) for h in one.histograms if h is not None} == {Histogram}

@@ -38,9 +38,9 @@ from sidestep.federation.summing import Sum
 from sidestep.http.chunked_response import PIECE, pieces
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.histogram import Histogram
-from sidestep.metrics.native_histogram import Native
+from sidestep.metrics.native_histogram import NativeSettings
 from sidestep.metrics.record_codec import decode_record, encode_record, totals_of
-from sidestep.metrics.registry import GONE, Registry
+from sidestep.metrics.registry import ENGINE_EXPIRES_SECONDS, Registry
 from sidestep.metrics.self_described import add_samples
 from sidestep.protocol.messages import ENGINE_CORE, EngineInfo
 from sidestep.protocol.self_described import Family, Sample, Samples
@@ -184,11 +184,11 @@ class Kept(RuleBasedStateMachine):
     def go(self, number: int) -> None:
         """An engine is not heard of any more, all others are."""
         if (gone := self.engine(number)) is not None:
-            self.now += GONE
+            self.now += ENGINE_EXPIRES_SECONDS
             for engine in self.registry.engines.values():
-                engine.heard = self.now
-            gone.heard = 0.0
-            self.registry.pass_time(self.now)
+                engine.seen_at = self.now
+            gone.seen_at = 0.0
+            self.registry.expire(self.now)
 
     @rule(openmetrics=st.booleans(), steps=st.integers(1, 120))
     def begin(self, openmetrics: bool, steps: int) -> None:
@@ -228,7 +228,7 @@ class Kept(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Nothing is kept of engines that are not there."""
         joined(self.texts.pieces())
-        looks = {engine.looks for engine in self.registry.engines.values()}
+        looks = {engine.label_version for engine in self.registry.engines.values()}
         assert looks.issuperset(self.texts._labels._by_looks)
 
 
@@ -319,10 +319,10 @@ def test_equal_numbers_of_two_kinds_are_written_as_they_are() -> None:
 def test_an_alias_between_two_slices() -> None:
     """A state that another family has marked meanwhile is not taken for the one kept."""
     histogram = Histogram((1.0,))
-    first = histogram.marked(object())
-    assert histogram.marked(object()) is first
+    first = histogram.token(object())
+    assert histogram.token(object()) is first
     histogram.observe(0.5)
-    second = histogram.marked(object())
+    second = histogram.token(object())
     assert second is not first
 
 
@@ -455,7 +455,7 @@ async def test_a_long_page_is_sent_in_parts(start: Start) -> None:
             labels = {**LABELS["vllm"], "engine": str(number)}
             engine = exporter.registry.register(EngineInfo(f"e{number}", "vllm", labels))
             # One that was never heard of leaves the page with the next second.
-            engine.heard = time.monotonic()
+            engine.seen_at = time.monotonic()
         plain: dict[str, str] = {"Accept-Encoding": "identity"}
         url = f"{exporter.url}?name[]=vllm:e2e_request_latency_seconds_bucket"
         async with session.get(url, headers=plain) as answer:
@@ -496,7 +496,7 @@ def test_labels_that_a_forwarded_engine_calls_something_else() -> None:
     """Its series are replaced in place, and their labels are not those of before."""
     name, own = "sglang:prompt_tokens_total", ["is_streaming"]
     info = EngineInfo("e", "sglang", LABELS["sglang"])
-    registry = Registry(LAYOUTS, {}, native=Native({}, lambda: 0.0))
+    registry = Registry(LAYOUTS, {}, native=NativeSettings({}, lambda: 0.0))
     engine = registry.register(info)
     texts = Texts(registry)
     for label in ("tenant", "customer"):

@@ -17,8 +17,8 @@ from sidestep.catalog.layout_builder import compile_layout
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.sglang.wire import QueueCount
 from sidestep.engines.vllm.wire import SchedulerStats
-from sidestep.metrics.load_inputs import AT_ONCE, INTERVAL, Loads
-from sidestep.metrics.registry import SILENT, Registry
+from sidestep.metrics.load_inputs import BATCH, INTERVAL, LoadTracker
+from sidestep.metrics.registry import GAUGES_EXPIRE_SECONDS, Registry
 from sidestep.protocol.messages import EngineInfo
 from sidestep.protocol.self_described import Sample
 from test_apply import Bench, step, tokens
@@ -58,9 +58,11 @@ async def test_another_exporter_is_told_the_ratio(start: Start, tmp_path: Path) 
         (engine,) = leaf.registry.engines.values()
         assert engine.saturation is not None
         wanted = engine.saturation.ratio
-        await until(lambda: any(e.told for e in root.registry.engines.values()))
+        await until(lambda: any(e.computed for e in root.registry.engines.values()))
         await until(
-            lambda: [e.told.get("saturation") for e in root.registry.engines.values()] == [wanted]
+            lambda: (
+                [e.computed.get("saturation") for e in root.registry.engines.values()] == [wanted]
+            )
         )
         (shown,) = await ratio(root.url)
 
@@ -83,7 +85,7 @@ async def test_a_process_that_is_new_knows_nothing(start: Start, tmp_path: Path)
 
 def looked(bench: Bench, *, seconds: int, waiting: int = 3) -> float | None:
     """The ratio of engine 0 after a full batch has made 100 tokens a second for that long."""
-    loads = Loads(bench.registry)
+    loads = LoadTracker(bench.registry)
     for second in range(seconds):
         scheduler = SchedulerStats(num_running_reqs=4, num_waiting_reqs=waiting)
         iteration = tokens(100)
@@ -110,7 +112,7 @@ def test_a_full_engine_whose_queue_stays_is_asked_for_what_it_can(fed: Bench) ->
 
 def test_what_waits_for_an_adapter_does_not_say_that_the_batch_is_full(fed: Bench) -> None:
     """Deferred requests wait for something passing."""
-    loads = Loads(fed.registry)
+    loads = LoadTracker(fed.registry)
     for second in range(500):
         scheduler = SchedulerStats(num_running_reqs=4, num_skipped_waiting_reqs=3)
         iteration = tokens(100)
@@ -126,12 +128,12 @@ def test_a_silent_engine_is_not_followed(fed: Bench) -> None:
     looked(fed, seconds=500)
     engine = fed.engines["0"]
     engine.streams.clear()
-    loads = Loads(fed.registry)
+    loads = LoadTracker(fed.registry)
     loads.look(600.0)
     assert engine.saturation is not None
     assert engine.saturation.ratio is not None
 
-    fed.registry.pass_time(engine.heard + SILENT)
+    fed.registry.expire(engine.seen_at + GAUGES_EXPIRE_SECONDS)
     loads.look(700.0)
     assert not engine.live
     assert engine.saturation is None
@@ -142,9 +144,9 @@ def test_an_engine_that_has_other_processes_now_begins_anew(fed: Bench) -> None:
     looked(fed, seconds=500)
     engine = fed.engines["0"]
     engine.streams.clear()
-    fed.registry.renew(engine)
+    fed.registry.reset_gauges(engine)
     engine.streams.add(2)
-    Loads(fed.registry).look(600.0)
+    LoadTracker(fed.registry).look(600.0)
 
     assert engine.saturation is None
     assert fed.values(NAME) == {}
@@ -153,7 +155,7 @@ def test_an_engine_that_has_other_processes_now_begins_anew(fed: Bench) -> None:
 def test_pages_are_made_anew_only_where_the_ratio_changed(fed: Bench) -> None:
     """It falls while nothing comes, item or not; an idle engine costs no page."""
     looked(fed, seconds=500)
-    loads, engine = Loads(fed.registry), fed.engines["0"]
+    loads, engine = LoadTracker(fed.registry), fed.engines["0"]
     first = engine.version
     for second in range(500, 3000):
         loads.look(float(second))
@@ -167,22 +169,22 @@ def test_pages_are_made_anew_only_where_the_ratio_changed(fed: Bench) -> None:
 def test_many_engines_are_looked_at_some_at_a_time() -> None:
     """Each about once a second, none twice, and never all at once."""
     bench = Bench()
-    for number in range(3 * AT_ONCE + 1):
+    for number in range(3 * BATCH + 1):
         engine = bench.engine(str(number))
         engine.streams.add(number)
         bench.apply(step(SchedulerStats(), tokens(1)), to=str(number))
-    loads, seen = Loads(bench.registry), []
+    loads, seen = LoadTracker(bench.registry), []
     for _ in range(6):
         loads.look(1.0)
         seen.append(sum(e.saturation is not None for e in bench.engines.values()))
 
-    assert seen == [AT_ONCE, 2 * AT_ONCE, 3 * AT_ONCE, *[3 * AT_ONCE + 1] * 3]
+    assert seen == [BATCH, 2 * BATCH, 3 * BATCH, *[3 * BATCH + 1] * 3]
     loads.look(1.0 + INTERVAL)
 
 
 def test_what_another_exporter_counts_is_not_followed(fed: Bench) -> None:
     """That one does."""
-    fed.engines["0"].forwarded = True
+    fed.engines["0"].federated = True
     looked(fed, seconds=200)
 
     assert fed.engines["0"].saturation is None
@@ -194,7 +196,7 @@ def test_triton_and_streams_are_not_followed() -> None:
     for dialect in ("triton", "stream"):
         labels = dict.fromkeys(registry.layouts[dialect].required_labels, "x")
         registry.register(EngineInfo(dialect, dialect, labels)).streams.add(1)
-    Loads(registry).look(1.0)
+    LoadTracker(registry).look(1.0)
 
     assert [engine.saturation for engine in registry.engines.values()] == [None, None]
 
@@ -217,7 +219,7 @@ def test_sglang_tells_as_much() -> None:
     bench = SglangBench(SCHEDULER)
     engine = bench.registry.engines["s"]
     engine.streams.add(1)
-    loads = Loads(bench.registry)
+    loads = LoadTracker(bench.registry)
     for second in range(500):
         bench.apply(*sglang_tick(second))
         loads.look(float(second))

@@ -20,7 +20,7 @@ from sidestep.exposition.series_filter import POD, Choice
 from sidestep.exposition.text_page import render
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.histogram import Histogram
-from sidestep.metrics.registry import GONE, Registry
+from sidestep.metrics.registry import ENGINE_EXPIRES_SECONDS, Registry
 from sidestep.protocol.messages import EngineInfo
 from sidestep.protocol.self_described import Family as SampledFamily
 from sidestep.protocol.self_described import Sample, Samples
@@ -240,8 +240,8 @@ def test_what_an_engine_counted_stays_when_it_goes() -> None:
     registry.engines["1"].streams.add(1)
     before = page(registry, Choice().of_pod)
     pages = [before]
-    registry.pass_time(GONE + 1)
-    assert list(registry.kept) == ["0"]
+    registry.expire(ENGINE_EXPIRES_SECONDS + 1)
+    assert list(registry.retired) == ["0"]
     pages.append(page(registry, Choice().of_pod))
     registry.register(EngineInfo("0", "vllm", engine.labels))
     pages.append(page(registry, Choice().of_pod))
@@ -258,7 +258,7 @@ def test_what_an_engine_counted_stays_when_it_goes() -> None:
 def page_of(engine: Engine) -> dict[str, Family]:
     """The page of one engine alone."""
     registry = new_registry()
-    registry.enter(engine)
+    registry.expose(engine)
     return parse(render(registry).decode())
 
 

@@ -11,9 +11,16 @@ from hypothesis import strategies as st
 
 from sidestep.catalog.buckets import DEFAULTS
 from sidestep.errors import WireError
-from sidestep.metrics.exponential_buckets import MOST, ZERO, check, coarser, index_of, upper
+from sidestep.metrics.exponential_buckets import (
+    MAX_BUCKETS,
+    ZERO_THRESHOLD,
+    check,
+    coarser,
+    index_of,
+    upper,
+)
 from sidestep.metrics.histogram import Histogram
-from sidestep.metrics.native_histogram import Native, NativeHistogram
+from sidestep.metrics.native_histogram import NativeHistogram, NativeSettings
 from sidestep.protocol.limits import VALUE_LIMIT
 from sidestep.protocol.native_buckets import COARSEST, FINEST, NativeBuckets
 
@@ -23,7 +30,7 @@ latencies = st.floats(1e-4, 100.0)
 counted = st.one_of(
     latencies,
     st.floats(0.0, VALUE_LIMIT),
-    st.sampled_from([0.0, ZERO, math.nextafter(ZERO, 1.0), *BOUNDS]),
+    st.sampled_from([0.0, ZERO_THRESHOLD, math.nextafter(ZERO_THRESHOLD, 1.0), *BOUNDS]),
     st.integers(-60, 60).map(lambda part: 2.0 ** (part / 8)),
 )
 anything = st.one_of(counted, st.floats(allow_nan=True, allow_infinity=True))
@@ -55,7 +62,7 @@ def quantile(histogram: NativeHistogram, share: float) -> float:
     return 0.0
 
 
-@given(SCHEMAS, st.floats(math.nextafter(ZERO, 1.0), VALUE_LIMIT))
+@given(SCHEMAS, st.floats(math.nextafter(ZERO_THRESHOLD, 1.0), VALUE_LIMIT))
 def test_a_value_is_in_the_bucket_that_has_it_between_its_bounds(schema: int, value: float) -> None:
     """Over the lower bound, and at most the upper one."""
     index = index_of(schema, value)
@@ -126,7 +133,7 @@ def test_the_native_count_is_the_classic_one(values: list[float], schema: int) -
 
     assert histogram.zeros + sum(histogram.buckets.values()) == len(values)
     assert sum(histogram.counts) == len(values)
-    assert len(histogram.buckets) <= MOST
+    assert len(histogram.buckets) <= MAX_BUCKETS
 
 
 def test_resolution_halves_where_there_would_be_too_many_buckets() -> None:
@@ -135,7 +142,7 @@ def test_resolution_halves_where_there_would_be_too_many_buckets() -> None:
     histogram = observed(values)
 
     assert histogram.schema == 1
-    assert len(histogram.buckets) <= MOST
+    assert len(histogram.buckets) <= MAX_BUCKETS
     assert state(histogram) == state(observed(values, 1))
 
 
@@ -171,9 +178,9 @@ def test_a_quantile_is_within_the_bucket_of_the_exact_one(
 @given(st.lists(counted, max_size=100), st.sampled_from(sorted(DEFAULTS)))
 def test_other_bounds_take_all_observations_over(values: list[float], family: str) -> None:
     """None lower than it was, and none higher than the next bound over its native bucket."""
-    values = [value if value > ZERO else 0.0 for value in values]
+    values = [value if value > ZERO_THRESHOLD else 0.0 for value in values]
     before, bounds = observed(values), DEFAULTS[family]
-    after = before.rebounded(bounds)
+    after = before.with_bounds(bounds)
 
     exact = Histogram(bounds)
     exact.observe_many(list(values))
@@ -231,7 +238,7 @@ def test_what_cannot_be_is_refused(native: NativeBuckets) -> None:
 def test_what_is_kept_can_be_read(values: list[float], schema: int) -> None:
     """And added to an empty one is the same again."""
     histogram = observed(values, schema)
-    kept = histogram.kept()
+    kept = histogram.to_wire()
     assert kept.native is not None
     check(kept.native, len(values))
 
@@ -243,7 +250,7 @@ def test_what_is_kept_can_be_read(values: list[float], schema: int) -> None:
 
 def test_a_family_has_the_resolution_that_is_wanted() -> None:
     """The operator's, else the catalogue's, else that of all."""
-    native = Native({"request_tokens": 5}, lambda: 7.0)
+    native = NativeSettings({"request_tokens": 5}, lambda: 7.0)
 
     assert native.histogram(BOUNDS, "request_tokens").schema == 5
     assert native.histogram(BOUNDS, "inter_token_latency").schema == 4
@@ -306,8 +313,8 @@ def test_what_was_lent_stays_as_it_was(
     histogram, plain = NativeHistogram(BOUNDS), NativeHistogram(BOUNDS)
     lent: list[tuple[NativeHistogram, tuple[object, ...]]] = []
     for change, values in some:
-        found = histogram.lend()
-        assert histogram.lend() is found
+        found = histogram.copy_on_write()
+        assert histogram.copy_on_write() is found
         lent.append((found, all_of(histogram)))
         change(histogram, values)
         change(plain, values)
@@ -320,7 +327,7 @@ def test_what_was_lent_stays_as_it_was(
 def test_what_is_encoded_is_not_copied_any_more() -> None:
     """Its bytes are there, and nobody looks at the rest."""
     histogram = observed([0.1])
-    found = histogram.lend()
+    found = histogram.copy_on_write()
     histogram.encoded = found.encoded = b"encoded"
     counts = histogram.counts
     histogram.observe(0.1)

@@ -23,8 +23,8 @@ from sidestep.exposition.aggregated_text import Merged
 from sidestep.exposition.series_filter import Choice
 from sidestep.exposition.text_page import Texts, render
 from sidestep.metrics.engine import Engine
-from sidestep.metrics.native_histogram import Native
-from sidestep.metrics.registry import GONE, Registry
+from sidestep.metrics.native_histogram import NativeSettings
+from sidestep.metrics.registry import ENGINE_EXPIRES_SECONDS, Registry
 from sidestep.metrics.self_described import add_samples
 from sidestep.protocol.messages import EngineInfo
 from sidestep.protocol.self_described import Family, Sample, Samples
@@ -132,7 +132,7 @@ class World:
     def __init__(self, random: Random) -> None:
         self.random = random
         layouts = {name: compile_layout(DIALECTS[name], legacy=True) for name in ("vllm", "sglang")}
-        native = Native({}, lambda: 1.0, both=True)
+        native = NativeSettings({}, lambda: 1.0, both=True)
         self.registry = Registry(layouts, {}, native=native, objectives=Objectives(SLO))
         self.now = 0.0
         pod, dropped = Choice().of_pod, Choice(dropped=frozenset({"model_name"}))
@@ -164,15 +164,15 @@ class World:
             return joined(self.pages[kind]())
         if kind != "protobuf":
             return render(self.registry, names=NAMES)
-        kept = [(e, e.marks) for e in self.registry.engines.values()]
+        kept = [(e, e.label_cache) for e in self.registry.engines.values()]
         lent = [(h, h.encoded) for h in self.histograms()]
         for engine, _ in kept:
-            engine.marks = {}
+            engine.label_cache = {}
         for histogram, _ in lent:
             histogram.encoded = None
         page = joined(self.pages[kind]())
         for engine, marks in kept:
-            engine.marks = marks
+            engine.label_cache = marks
         for histogram, encoded in lent:
             histogram.encoded = encoded
         return page
@@ -181,7 +181,9 @@ class World:
         """All that keep their bytes."""
         for engine in self.registry.engines.values():
             children = [
-                child for family in engine.open.values() for child in family.children.values()
+                child
+                for family in engine.open_families.values()
+                for child in family.children.values()
             ]
             yield from (h for h in (*engine.histograms, *children) if hasattr(h, "encoded"))
 
@@ -262,11 +264,11 @@ class World:
         if self.random.random() < 0.3:
             self.registry.discard(engine)
             return
-        self.now += GONE
+        self.now += ENGINE_EXPIRES_SECONDS
         for other in self.registry.engines.values():
-            other.heard = self.now
-        engine.heard = 0.0
-        self.registry.pass_time(self.now)
+            other.seen_at = self.now
+        engine.seen_at = 0.0
+        self.registry.expire(self.now)
 
     def throughput(self, engine: Engine) -> None:
         """A reading is another."""

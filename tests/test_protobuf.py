@@ -27,7 +27,7 @@ from sidestep.exposition.negotiation import CONTENT_TYPES
 from sidestep.exposition.protobuf_page import pieces
 from sidestep.exposition.protobuf_samples import generate
 from sidestep.metrics.histogram import Histogram as Classic
-from sidestep.metrics.native_histogram import Native, NativeHistogram
+from sidestep.metrics.native_histogram import NativeHistogram, NativeSettings
 from sidestep.metrics.record_codec import decode_record
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.messages import EngineInfo, Settings
@@ -37,8 +37,8 @@ from sidestep.snapshot.capture import restore
 from sidestep_adapters.recording.replay import Replay
 
 PROTOBUF = CONTENT_TYPES["protobuf"].replace(" ", "")
-BOTH = Native({}, lambda: 1000.25, both=True)
-NATIVE = Native({}, lambda: 1000.25)
+BOTH = NativeSettings({}, lambda: 1000.25, both=True)
+NATIVE = NativeSettings({}, lambda: 1000.25)
 
 
 def page(fed: Fed) -> bytes:
@@ -127,7 +127,7 @@ def test_with_classic_histograms_nothing_is_kept() -> None:
     assert {type(h) for h in engine.histograms} == {Classic, type(None)} - {
         type(None) if None not in engine.histograms else int
     }
-    assert (engine.native, engine.created, engine.marks) == (None, 0.0, {})
+    assert (engine.native, engine.created, engine.label_cache) == (None, 0.0, {})
 
 
 def test_a_histogram_is_encoded_when_it_has_changed() -> None:
@@ -212,7 +212,7 @@ def test_labels_that_change_are_told() -> None:
     first = page(fed)
     (engine,) = fed.intake.registry.engines.values()
     engine.labels["model_name"] = "ü"
-    engine.look_anew()
+    engine.renew_label_version()
 
     assert b"\x12\x01m" in first
     assert all(
@@ -550,7 +550,7 @@ def test_labels_that_come_and_go_are_not_kept() -> None:
     fed.feed(recorded[: len(recorded) // 2])
     found = {family.name for family in families(page(fed))}
     (engine,) = fed.intake.registry.engines.values()
-    kept = {name for name, _ in engine.marks}
+    kept = {name for name, _ in engine.label_cache}
     keyed = {row.name for row in engine.layout.keyed} & found
 
     assert keyed

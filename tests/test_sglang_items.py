@@ -329,7 +329,7 @@ def test_what_is_added_besides_keeps_weights_and_moves_counts() -> None:
     bench.apply(
         family(ITL, "histogram", [], Sample([], observations=[0.02, 0.2], weights=[3, 1])), to="t"
     )
-    bounds = bench.registry.engines["t"].open[ITL].bounds
+    bounds = bench.registry.engines["t"].open_families[ITL].bounds
     counts = [0] * (len(bounds) + 1)
     counts[0], counts[-1] = 4, 2
     bench.apply(family(ITL, "histogram", [], Sample([], counts=counts, total=20.5)), to="t")
@@ -607,7 +607,7 @@ def test_no_family_has_more_children_than_may_be_folded() -> None:
     fed.aggregate("s", result.items, result.frames)
     (engine,) = fed.intake.registry.engines.values()
     sizes = [len(children) for children in engine.keyed]
-    sizes += [len(family.children) for family in engine.open.values()]
+    sizes += [len(family.children) for family in engine.open_families.values()]
 
     assert fed.rejected == {}
     assert MAX_OPEN_VALUES < max(sizes) <= MAX_CHILDREN

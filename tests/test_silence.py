@@ -9,7 +9,12 @@ import pytest
 from intakes import Fed
 from sidestep.engines.items import VllmStep, encode_item
 from sidestep.engines.vllm.wire import SchedulerStats
-from sidestep.metrics.registry import GONE, KEPT, MAX_ENGINES, SILENT
+from sidestep.metrics.registry import (
+    ENGINE_EXPIRES_SECONDS,
+    GAUGES_EXPIRE_SECONDS,
+    MAX_ENGINES,
+    TOTALS_EXPIRE_SECONDS,
+)
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.messages import Bye, EngineInfo, Heartbeat
 from sidestep.protocol.self_described import Family, Sample, Samples
@@ -46,13 +51,13 @@ def up(fed: Fed) -> dict[str, float]:
 
 def test_gauges_go_with_the_last_stream_that_is_heard(fed: Fed) -> None:
     """Counters stay; what the engine's state is nobody knows any more."""
-    fed.pass_time(SILENT / 2)
+    fed.pass_time(GAUGES_EXPIRE_SECONDS / 2)
     fed.say("two", Heartbeat(2, 1, 0))
-    fed.pass_time(SILENT / 2 + 1)
+    fed.pass_time(GAUGES_EXPIRE_SECONDS / 2 + 1)
 
     assert up(fed) == {"e": 1.0}
     assert 'vllm:num_requests_running{engine="e",model_name="m"} 3' in fed.page
-    fed.pass_time(SILENT)
+    fed.pass_time(GAUGES_EXPIRE_SECONDS)
     assert up(fed) == {"e": 0.0}
     assert "vllm:num_requests_running" not in fed.page
     assert "vllm:cache_config_info" not in fed.page
@@ -61,7 +66,7 @@ def test_gauges_go_with_the_last_stream_that_is_heard(fed: Fed) -> None:
 
 def test_gauges_come_back_with_any_word(fed: Fed) -> None:
     """A process that was stopped has told of all its changes: what is known is true."""
-    fed.pass_time(SILENT + 1)
+    fed.pass_time(GAUGES_EXPIRE_SECONDS + 1)
     fed.say("one", Heartbeat(1, 1, 0))
 
     assert up(fed) == {"e": 1.0}
@@ -70,7 +75,7 @@ def test_gauges_come_back_with_any_word(fed: Fed) -> None:
 
 def test_gauges_of_a_process_that_has_ended_are_not_its_successors(fed: Fed) -> None:
     """The new one has not told of anything yet."""
-    fed.pass_time(SILENT + 1)
+    fed.pass_time(GAUGES_EXPIRE_SECONDS + 1)
     fed.restart("one")
     fed.greet("one", [engine()])
 
@@ -111,13 +116,13 @@ def test_a_goodbye_is_believed_at_once(fed: Fed) -> None:
 
     assert up(fed) == {"e": 0.0}
     assert "vllm:num_requests_running" in fed.page
-    fed.pass_time(SILENT + 1)
+    fed.pass_time(GAUGES_EXPIRE_SECONDS + 1)
     assert "vllm:num_requests_running" not in fed.page
 
 
 def test_an_engine_that_is_gone_is_not_shown_and_comes_back_with_its_totals(fed: Fed) -> None:
     """It may be a pod that was moved, or a machine that slept; it has to say again who it is."""
-    fed.pass_time(GONE + 1)
+    fed.pass_time(ENGINE_EXPIRES_SECONDS + 1)
 
     assert fed.page == ""
     assert up(fed) == {}
@@ -131,7 +136,7 @@ def test_an_engine_that_is_gone_is_not_shown_and_comes_back_with_its_totals(fed:
 
 def test_another_process_of_a_gone_engine_goes_on_with_its_totals(fed: Fed) -> None:
     """A counter never goes back because an engine was away for long."""
-    fed.pass_time(GONE + 1)
+    fed.pass_time(ENGINE_EXPIRES_SECONDS + 1)
     fed.restart("one")
     fed.greet("one", [engine()])
     fed.items("one", [step(2)])
@@ -141,7 +146,7 @@ def test_another_process_of_a_gone_engine_goes_on_with_its_totals(fed: Fed) -> N
 
 def test_totals_outlive_the_process_while_nobody_feeds_them(fed: Fed) -> None:
     """Not shown by the next one either, until the engine is back."""
-    fed.pass_time(GONE + 1)
+    fed.pass_time(ENGINE_EXPIRES_SECONDS + 1)
     other = fed.reborn(fed.snapshot())
     other.items("one", [step(1)])
 
@@ -150,19 +155,19 @@ def test_totals_outlive_the_process_while_nobody_feeds_them(fed: Fed) -> None:
 
 def test_totals_are_forgotten_in_the_end(fed: Fed) -> None:
     """After a day, and where there are too many the first that went."""
-    fed.pass_time(GONE + 1)
-    assert list(fed.intake.registry.kept) == ["e"]
-    fed.now += KEPT
+    fed.pass_time(ENGINE_EXPIRES_SECONDS + 1)
+    assert list(fed.intake.registry.retired) == ["e"]
+    fed.now += TOTALS_EXPIRE_SECONDS
     fed.intake.pass_time(fed.now)
 
-    assert fed.intake.registry.kept == {}
+    assert fed.intake.registry.retired == {}
     for batch in range(2):
         for number in range(MAX_ENGINES - 5):
             fed.greet("many", [engine(f"e{batch}/{number}")])
             fed.restart("many")
         fed.greet("many", [])
-        fed.pass_time(GONE + 1)
-    kept = list(fed.intake.registry.kept)
+        fed.pass_time(ENGINE_EXPIRES_SECONDS + 1)
+    kept = list(fed.intake.registry.retired)
     assert len(kept) == MAX_ENGINES
     assert kept[-1] == f"e1/{MAX_ENGINES - 6}"
 
@@ -188,15 +193,15 @@ def test_gauges_that_describe_themselves_go_as_well(fed: Fed) -> None:
         Family("own_total", "counter", [], [Sample([], 4.0)]),
     ]
     fed.items("one", [encode_item(Samples(0, 1.0, families))])
-    series = fed.intake.registry.room.series
-    fed.pass_time(SILENT + 1)
+    series = fed.intake.registry.quota.series
+    fed.pass_time(GAUGES_EXPIRE_SECONDS + 1)
 
     assert "own_state" not in fed.page
     assert "own_total" in fed.page
     fed.restart("one")
     fed.greet("one", [engine()])
     assert "own_state" not in fed.page
-    assert fed.intake.registry.room.series == series - 9
+    assert fed.intake.registry.quota.series == series - 9
 
 
 def test_clocks_that_jump_change_nothing() -> None:

@@ -33,7 +33,7 @@ from sidestep.exposition.text_page import Texts
 from sidestep.ingest.engine_metrics import SeriesCount, series_of
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.histogram import Histogram
-from sidestep.metrics.native_histogram import Native
+from sidestep.metrics.native_histogram import NativeSettings
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.messages import EngineInfo
 from sidestep.protocol.self_described import Family, Sample, Samples
@@ -108,7 +108,7 @@ def test_own_families_that_have_changed_are_written(form: Format) -> None:
         fed.intake.registry.discard(fed.intake.registry.engines[f"e{number}"])
     assert same()
     fed.intake.registry.engines["e1"].labels["model_name"] = "other"
-    fed.intake.registry.engines["e1"].look_anew()
+    fed.intake.registry.engines["e1"].renew_label_version()
     assert same()
 
 
@@ -128,7 +128,7 @@ def test_own_families_name_the_engines_that_there_are() -> None:
     assert named() == {("0", "m"), ("1", "m"), ("7", "m")}
     registry.discard(registry.engines["e0"])
     registry.engines["e1"].labels["model_name"] = "other"
-    registry.engines["e1"].look_anew()
+    registry.engines["e1"].renew_label_version()
     assert named() == {("1", "other"), ("7", "m")}
 
 
@@ -188,7 +188,9 @@ PAGES: dict[str, Page] = {
 def thousand() -> Registry:
     """As many engines as one may hope for, with something of everything."""
     registry = Registry(
-        {"vllm": compile_layout(DIALECTS["vllm"])}, {}, native=Native({}, lambda: 1.0, both=True)
+        {"vllm": compile_layout(DIALECTS["vllm"])},
+        {},
+        native=NativeSettings({}, lambda: 1.0, both=True),
     )
     for number in range(1000):
         said = info(number)
@@ -205,7 +207,7 @@ def change(registry: Registry, engine: Engine) -> None:
     for children, row in zip(engine.keyed, engine.layout.keyed, strict=True):
         key = ("x",) * len(row.own_labels)
         children[key] = children.get(key, 0) + 1
-    for family in engine.open.values():
+    for family in engine.open_families.values():
         for key, child in family.children.items():
             if isinstance(child, Histogram):
                 child.observe(0.5)
@@ -343,7 +345,9 @@ def test_a_reading_that_has_not_changed_is_not_written_again() -> None:
 def test_a_family_is_of_one_moment(kind: str) -> None:
     """On every page, whatever comes between two slices of it."""
     registry = Registry(
-        {"vllm": compile_layout(DIALECTS["vllm"])}, {}, native=Native({}, lambda: 1.0, both=True)
+        {"vllm": compile_layout(DIALECTS["vllm"])},
+        {},
+        native=NativeSettings({}, lambda: 1.0, both=True),
     )
     applier = Applier(registry)
     for number in range(70):
@@ -440,7 +444,9 @@ BOUNDS = ((0.1, 1.0, 5.0), (0.1, 2.0, 5.0))
 def test_native_buckets_of_a_shared_family_are_merged() -> None:
     """In slices as well: what several engines observed is in the buckets of one histogram."""
     registry = Registry(
-        {"vllm": compile_layout(DIALECTS["vllm"], legacy=True)}, {}, native=Native({}, lambda: 1.0)
+        {"vllm": compile_layout(DIALECTS["vllm"], legacy=True)},
+        {},
+        native=NativeSettings({}, lambda: 1.0),
     )
     name = "vllm:time_in_queue_requests"
     for number in range(50):

@@ -522,7 +522,7 @@ class History(RuleBasedStateMachine):
     def everything_is_counted_once(self) -> None:
         """Of all lives, by each family."""
         engine = self.server.fed.intake.registry.engines.get("t/m/1")
-        if engine is None or engine.absent or engine.looked is None:
+        if engine is None or engine.absent or engine.statistics is None:
             return
         found = {
             "inferences": "nv_inference_count",

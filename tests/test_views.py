@@ -136,7 +136,7 @@ async def test_no_family_is_twice_on_a_page(openmetrics: bool) -> None:
     registry = world.intake.registry
     registry.clear()
     registry.register(EngineInfo("a", "vllm", {"engine": "a", "model_name": "m"}))
-    for _ in registry.passed.page().take([other.encode()]):
+    for _ in registry.passthrough.page().take([other.encode()]):
         pass
 
     pages = Pages(registry, world.own, world.intake.metrics, [])

@@ -11,7 +11,7 @@ from sidestep.federation.computed_records import Present, Records
 from sidestep.federation.messages import encode_forward, split
 from sidestep.federation.outbox import Due, Outbox
 from sidestep.federation.outgoing import REFRESH
-from sidestep.metrics.native_histogram import Native
+from sidestep.metrics.native_histogram import NativeSettings
 from sidestep.snapshot.capture import Capture, restore
 
 
@@ -32,7 +32,7 @@ class Node(Fed):
         disk: Sequence[bytes] = (),
         labels: Mapping[str, str] | None = None,
         merge: bool = False,
-        native: Native | None = None,
+        native: NativeSettings | None = None,
         legacy: bool = False,
         now: float = 0.0,
         wall: float = 1.0,

@@ -110,7 +110,7 @@ def dirty(registry: Registry, engines: Iterable[Engine], by: int = 1) -> None:
             if histogram is not None:
                 histogram.counts = [count + by for count in histogram.counts]
                 histogram.sum += 0.123
-                histogram.mark = None
+                histogram.state_token = None
         registry.touch(engine)
 
 

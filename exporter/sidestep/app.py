@@ -88,7 +88,7 @@ class Exporter:
             objectives=Objectives(config.slo),
         )
         self.choice = chosen(config)
-        self.registry.shows = functools.lru_cache(4096)(self.choice.shows)
+        self.registry.is_exposed = functools.lru_cache(4096)(self.choice.shows)
         self.metrics = SelfMetrics()
         allowed = access(config)
         watchdog = Watchdog(

@@ -25,7 +25,7 @@ from sidestep.exposition.text_page import render
 from sidestep.metrics.engine import ORIGIN
 from sidestep.metrics.quotas import MAX_ENGINE_BYTES, MAX_OPEN_FAMILIES
 from sidestep.metrics.record_codec import encode_record, totals_of
-from sidestep.metrics.registry import GONE, MAX_ENGINES, Registry, Sampling
+from sidestep.metrics.registry import ENGINE_EXPIRES_SECONDS, MAX_ENGINES, Registry, Sampling
 from sidestep.metrics.validate_record import LARGEST
 from sidestep.protocol.block_events import MAX_HASHES, BlockEvents, CacheChange, CacheEvents
 from sidestep.protocol.iteration_stats import IterationStats
@@ -113,9 +113,9 @@ def test_an_engine_that_is_not_named_any_more_is_not_fed() -> None:
     fed.greet("s", [engine("b")])
 
     assert not fed.intake.registry.engines["a"].streams
-    fed.pass_time(GONE / 2)
+    fed.pass_time(ENGINE_EXPIRES_SECONDS / 2)
     fed.say("s", Heartbeat(1, 0, 0))
-    fed.pass_time(GONE / 2 + 1)
+    fed.pass_time(ENGINE_EXPIRES_SECONDS / 2 + 1)
     assert list(fed.intake.registry.engines) == ["b"]
 
 
@@ -177,7 +177,7 @@ def test_engines_that_look_alike_are_told_apart_whoever_returns() -> None:
     fed.greet("a", [engine("a", LABELS)])
     fed.items("a", [encode_item(VllmStep(0, 1.0, 1.0, None, IterationStats(5)))])
     assert fed.page
-    fed.pass_time(GONE + 1)
+    fed.pass_time(ENGINE_EXPIRES_SECONDS + 1)
     fed.greet("b", [engine("b", {**LABELS, "pod": ""})])
     fed.greet("a", [engine("a", LABELS)])
     found = [line for line in fed.page.splitlines() if line.startswith(ITL + "_count")]
@@ -195,9 +195,9 @@ def test_an_engine_keeps_its_labels_over_a_restart() -> None:
     fed.greet("a", [engine("a", LABELS)])
     fed.greet("b", [engine("b", LABELS)])
     fed.say("a", Bye(1, 0))
-    fed.pass_time(GONE / 2)
+    fed.pass_time(ENGINE_EXPIRES_SECONDS / 2)
     fed.say("b", Heartbeat(2, 0, 0))
-    fed.pass_time(GONE / 2 + 1)
+    fed.pass_time(ENGINE_EXPIRES_SECONDS / 2 + 1)
     assert 'origin="b"' in fed.page
     other = fed.reborn(fed.snapshot())
 
@@ -241,15 +241,15 @@ def test_an_engine_that_is_given_up_leaves_nothing_behind(fed: Fed) -> None:
         events(*(Queued(n, 1.0, group=n + 1) for n in range(50))),
         samples(Family("own", "gauge", ["k"], [Sample([str(n)], 1.0) for n in range(9)])),
     ])  # fmt: skip
-    assert (len(registry.questions.groups), registry.room.series) == (50, 9)
+    assert (len(registry.questions.groups), registry.quota.series) == (50, 9)
     fed.say("s", Bye(1, fed.seqs["s"]))
     fed.restart("s")
     fed.greet("s", [engine("e", {**LABELS, "pod": "new"})])
 
     places = registry.questions.places
     assert (registry.questions.groups, places.used, places.engines) == ({}, 0, 0)
-    assert (registry.room.series, registry.room.bytes) == (0, 0)
-    assert (registry.room.families, registry.room.names) == ({}, set())
+    assert (registry.quota.series, registry.quota.bytes) == (0, 0)
+    assert (registry.quota.families, registry.quota.names) == ({}, set())
 
 
 def test_the_statistics_line_forgets_engines_that_are_gone() -> None:
@@ -404,7 +404,7 @@ def test_what_was_seen_is_what_the_catalogue_has(fed: Fed) -> None:
     path = min(known.layout.optional_paths)
     send(fed, record(fed, lambda totals: setattr(totals, "seen", [path, "x", "y"])))
 
-    assert known.seen == {path}
+    assert known.exposed_paths == {path}
 
 
 def test_counts_that_no_64_bits_hold_are_shown_and_kept(fed: Fed) -> None:
@@ -544,7 +544,7 @@ def test_families_are_there_for_others_again_once_nobody_has_them() -> None:
     fed.items("s", [samples(Family("one_more", "gauge", [], [Sample()]))])
 
     assert fed.rejected == {("over_limit",): 1}
-    assert list(fed.intake.registry.room.families) == ["one_more"]
+    assert list(fed.intake.registry.quota.families) == ["one_more"]
 
 
 LONG = {

@@ -12,7 +12,7 @@ from intakes import Fed
 from recorded import read
 from sidestep.config.subscriptions import parse
 from sidestep.ingest.local_stream import MAX_FED, RankFeed
-from sidestep.metrics.registry import GONE, SILENT
+from sidestep.metrics.registry import ENGINE_EXPIRES_SECONDS, GAUGES_EXPIRE_SECONDS
 from sidestep.protocol.block_events import MAX_CHANGES
 from sidestep.protocol.messages import EngineInfo
 from sidestep.snapshot.capture import Capture, restore
@@ -337,13 +337,13 @@ def test_gauges_go_with_the_publisher() -> None:
     """Counters stay, then all goes; a word of it brings them back."""
     stream = Stream("load=tcp://h:1")
     stream.take(["LoadStat", 3, 1, 10, 100, 0, 0, 0, 0, 10, 0])
-    stream.fed.pass_time(SILENT + 1)
+    stream.fed.pass_time(GAUGES_EXPIRE_SECONDS + 1)
     assert stream.samples("sidestep_load_running_requests") == {}
     assert stream.sample("sidestep_load_prefill_uncached_tokens_total") == 0
 
     stream.feed.heard(stream.fed.now)
     assert stream.sample("sidestep_load_running_requests") == 3
-    stream.fed.pass_time(GONE + 2)
+    stream.fed.pass_time(ENGINE_EXPIRES_SECONDS + 2)
     assert stream.fed.page == ""
     stream.take(["LoadStat", 4, 1, 10, 100, 0, 0, 0, 0, 15, 0])
     assert stream.sample("sidestep_load_running_requests") == 4

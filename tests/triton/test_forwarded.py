@@ -94,7 +94,7 @@ async def test_counts_and_state_arrive_upstream(start: Start, tmp_path: Path) ->
         assert all(engine.labels["pod"] == "pod-1" for engine in engines)
 
         def state(name: str) -> bool:
-            return server.open["sidestep_triton_state"].children[name,] == 1
+            return server.open_families["sidestep_triton_state"].children[name,] == 1
 
         await until(lambda: state("down"), 30)
         triton.serve(4)

@@ -525,10 +525,12 @@ async def test_models_that_are_not_polled_any_more_are_not_fed(
             await until(lambda: len(Page(exporter).served) == 2)
         async with start(state_dir=state, triton=triton(server, "model=b*")) as exporter:
             registry = exporter.registry
-            await until(lambda: any(e.streams for e in registry.engines.values() if e.looked))
+            await until(lambda: any(e.streams for e in registry.engines.values() if e.statistics))
             await asked(server)
 
-            fed = {e.labels["model"] for e in registry.engines.values() if e.looked and e.streams}
+            fed = {
+                e.labels["model"] for e in registry.engines.values() if e.statistics and e.streams
+            }
             assert fed == {"b"}
 
 

@@ -27,7 +27,7 @@ def sources(config: Config, intake: Intake) -> Sequence[Poller[Answer]]:
     Raises:
         ConfigError: A file that one needs cannot be read.
     """
-    passed, metrics = intake.registry.passed, intake.metrics
+    passed, metrics = intake.registry.passthrough, intake.metrics
     found: list[Poller[Answer]] = []
     pages: list[tuple[Target, Page]] = []
     for flag, target, excluded in _targets(config):

@@ -186,7 +186,9 @@ def _check_kind(row: Row) -> None:
     # Some gauges of engines end in _total, and Triton's counters do not.
     may_count = is_total or row.name.startswith(TRITON)
     if (row.kind == "counter" and not may_count) or (row.kind == "gauge" and is_total and is_own):
-        raise CatalogueError(f"{row.name}: a counter ends in _total, a gauge sidestep_* does not")
+        raise CatalogueError(
+            f"{row.name}: counters end in _total, and gauges named sidestep_* do not"
+        )
     if row.kind == "histogram" and bool(row.buckets) == bool(row.bounds):
         raise CatalogueError(f"{row.name}: a histogram has a bucket family or bounds")
     if row.unit_divisor != 1 and row.kind not in ("counter", "gauge"):

@@ -11,7 +11,7 @@ from sidestep.metrics.merge import add_record
 from sidestep.metrics.registry import Registry
 from sidestep.metrics.self_described import add_samples
 from sidestep.metrics.validate_record import check as check_folded
-from sidestep.metrics.validate_record import judge as judge_folded
+from sidestep.metrics.validate_record import count_slo as judge_folded
 from sidestep.protocol.records import Record
 from sidestep.protocol.self_described import Samples
 

@@ -15,7 +15,7 @@ from sidestep.engines.apply import Applier
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.items import decode_item
 from sidestep.metrics.engine import Engine
-from sidestep.metrics.native_histogram import Native
+from sidestep.metrics.native_histogram import NativeSettings
 from sidestep.metrics.record_codec import encode_record, totals_of
 from sidestep.metrics.registry import Registry, Sampling
 from sidestep.protocol.folding import Folded
@@ -80,7 +80,9 @@ class ItemFolder:
         registry, said = self._registry, self.settings
         registry.overrides = {name: tuple(bounds) for name, bounds in said.buckets.items()}
         # When they were begun here is nobody's concern: the exporter's count since before.
-        registry.native = None if said.schemas is None else Native(said.schemas, lambda: 0.0)
+        registry.native = (
+            None if said.schemas is None else NativeSettings(said.schemas, lambda: 0.0)
+        )
         registry.objectives = Objectives(
             Objective(one.name, tuple(one.families), one.threshold) for one in said.objectives
         )

@@ -110,7 +110,7 @@ def merged_histograms(found: Sequence[Histogram]) -> Turns[Histogram]:
         plain = Histogram(bounds)
         plain.counts, plain.sum = [*counts], summed
         return plain
-    total = first.empty()
+    total = first.empty_copy()
     for number, other in enumerate(found, start=1):
         total.merge(other)
         if not number % FEW:

@@ -228,7 +228,7 @@ class Merging:
     def _everyone(self, family: Family) -> Sequence[Engine]:
         """The engines that have a family that described itself."""
         everyone = self._groups.everyone(live=family.kind == "gauge")
-        return [engine for engine in everyone if family.name in engine.open]
+        return [engine for engine in everyone if family.name in engine.open_families]
 
     def _open(self, family: Family, found: Grouping) -> Iterable[_Found | None]:
         """A family that described itself: its engines bring all their labels."""

@@ -112,7 +112,7 @@ def counted(registry: Registry, views: Mapping[str, Merged]) -> Iterator[Report]
                     found.add(family.name, family.kind, dict(one[0]), one[1])
         else:
             yield from _of_engines(registry, family, found)
-    for passed in registry.passed.families():
+    for passed in registry.passthrough.families():
         found.other[passed.name] = sum(len(part.series) for part in passed.shown)
         yield found
     for view, merged in views.items():

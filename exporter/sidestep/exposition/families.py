@@ -12,7 +12,7 @@ from itertools import chain
 from sidestep.catalog.layout import SlotAssignment
 from sidestep.catalog.model import ENGINE_LABELS, OBSERVED, Alias, Combine, Kind
 from sidestep.catalog.slo import SLO_REQUESTS
-from sidestep.metrics.availability import settle
+from sidestep.metrics.availability import update_availability
 from sidestep.metrics.engine import Engine, Key
 from sidestep.metrics.registry import Registry
 
@@ -56,7 +56,7 @@ def catalogued(registry: Registry, dialects: Collection[str]) -> Iterator[Family
         for placed in layout.assignments:
             places.setdefault(placed.row.name, {})[layout.dialect] = placed
     for name, found_places in places.items():
-        if registry.shows(name):
+        if registry.is_exposed(name):
             row = next(iter(found_places.values())).row
             yield Family(
                 name, row.kind, row.exposed_help, row.own_labels, row.combine, found_places
@@ -65,16 +65,16 @@ def catalogued(registry: Registry, dialects: Collection[str]) -> Iterator[Family
 
 def described(registry: Registry) -> Iterator[Family]:
     """Those that engines described themselves."""
-    if not registry.room.families:
+    if not registry.quota.families:
         return
     sampled = {name for layout in registry.layouts.values() for name in layout.sampled_rows}
     seen: set[str] = set()
     for engine in registry.engines.values():
-        for found in engine.open.values():
+        for found in engine.open_families.values():
             if found.name in sampled or found.name in seen:
                 continue
             seen.add(found.name)
-            if registry.shows(found.name):
+            if registry.is_exposed(found.name):
                 yield Family(found.name, found.kind, found.help, found.labels)
 
 
@@ -119,14 +119,14 @@ def having(engines: list[Engine], placed: SlotAssignment) -> list[Engine]:
     match placed.storage:
         case "sampled":
             name = stored(placed)
-            return [engine for engine in engines if name in engine.open]
+            return [engine for engine in engines if name in engine.open_families]
         case "keyed":
             slot = placed.slots[0]
             if placed.row.name == SLO_REQUESTS:
                 for engine in engines:
                     # Those that have some are settled when they are copied.
                     if not engine.keyed[slot]:
-                        settle(engine)
+                        update_availability(engine)
             return [engine for engine in engines if engine.keyed[slot]]
     return engines
 

@@ -16,8 +16,8 @@ from sidestep.catalog.model import OBSERVED, Computed, Constant, Info
 from sidestep.catalog.slo import SLO_REQUESTS
 from sidestep.exposition.aggregate import Merge, merged
 from sidestep.exposition.families import Family, labels_with, present, showing, stored
-from sidestep.metrics.availability import settle
-from sidestep.metrics.computed_gauges import reading
+from sidestep.metrics.availability import update_availability
+from sidestep.metrics.computed_gauges import computed_gauge
 from sidestep.metrics.engine import Engine, Key, Number, OpenFamily
 from sidestep.metrics.histogram import Histogram, State
 from sidestep.metrics.registry import Registry
@@ -53,7 +53,7 @@ def numbers_of(placed: SlotAssignment, engines: Sequence[Engine]) -> list[Number
         chosen = itemgetter(*slots)
         return [value for engine in engines for value in chosen(engine.values)]
     if isinstance(source, Computed):
-        return [reading(engine, source.name) for engine in engines]
+        return [computed_gauge(engine, source.name) for engine in engines]
     assert isinstance(source, Constant)
     return [source.value] * len(engines)
 
@@ -85,7 +85,7 @@ def copied(
         engines: Those that ``view.showing`` has of a dialect, or had.
         copy: Makes a copy of what is to be shown of a histogram.
     """
-    looks = [engine.looks for engine in engines]
+    looks = [engine.label_version for engine in engines]
     if placed is not None and (placed.storage in IN_NUMBERS or placed.storage == "histogram"):
         values: Sequence[Number | Shown | None]
         if placed.storage == "histogram":
@@ -96,7 +96,7 @@ def copied(
     if placed is not None and placed.storage == "keyed":
         if placed.row.name == SLO_REQUESTS:
             for engine in engines:
-                settle(engine)
+                update_availability(engine)
         slot = placed.slots[0]
         kept = [engine.keyed[slot].copy() for engine in engines]
         return _keyed(placed, engines, looks, kept)
@@ -106,7 +106,7 @@ def copied(
     if placed is None:
         return _listed(engines, looks, [_own_form(engine, family) for engine in engines], copy)
     name = stored(placed)
-    return _listed(engines, looks, [engine.open.get(name) for engine in engines], copy)
+    return _listed(engines, looks, [engine.open_families.get(name) for engine in engines], copy)
 
 
 def _in_slots(
@@ -153,7 +153,7 @@ def _in_unit(children: Children[Shown], per: int) -> Children[Shown]:
 
 def _own_form(engine: Engine, family: Family) -> OpenFamily | None:
     """What ``engine`` has of a family that it described itself."""
-    found = engine.open.get(family.name)
+    found = engine.open_families.get(family.name)
     # Two engines may describe one name differently; the first one's form stands.
     if found is None or (found.kind, found.labels) != (family.kind, family.labels):
         return None
@@ -190,7 +190,7 @@ def copies(
     found: list[Iterator[Copy[Shown]]] = []
     if not family.places:
         everyone = present(registry, "", live=family.kind == "gauge")
-        some = [engine for engine in everyone if family.name in engine.open]
+        some = [engine for engine in everyone if family.name in engine.open_families]
         found.append(copied(family, None, some, copy))
     for dialect, placed in family.places.items():
         found.append(copied(family, placed, showing(registry, dialect, placed), copy))

@@ -128,8 +128,8 @@ class Groups:
         self._rosters.renew()
         self._version = -1
         self._asked = {}
-        there = chain(self._registry.engines.values(), self._registry.kept.values())
-        looks = [engine.looks for engine in there]
+        there = chain(self._registry.engines.values(), self._registry.retired.values())
+        looks = [engine.label_version for engine in there]
         if looks != self._looks:
             self._looks = looks
             known = frozenset(looks)
@@ -153,10 +153,10 @@ class Groups:
         """Look at engines that ``of`` would see for the first time; a turn is due at each step."""
         spent = 0
         for engine in (*self._gone_beside(question), *question.shown):
-            if (engine.looks, question.hidden) not in self._outers:
+            if (engine.label_version, question.hidden) not in self._outers:
                 self._outer(engine, question.hidden)
                 spent += 1
-            if mirrored and engine.looks not in self._replicas:
+            if mirrored and engine.label_version not in self._replicas:
                 self._replica(engine)
                 spent += 1
             if spent >= AT_ONCE:
@@ -170,8 +170,8 @@ class Groups:
         asked = self._asked.get((id(shown), hidden, counts))
         if asked is not None:
             return asked[1]
-        looks = [engine.looks for engine in shown]
-        left = [engine.looks for engine in gone]
+        looks = [engine.label_version for engine in shown]
+        left = [engine.label_version for engine in gone]
         kept = self._known.get((hidden, counts), [])
         for place, known in enumerate(kept):
             # No two engines look the same, and none goes back to what it looked like.
@@ -207,7 +207,7 @@ class Groups:
             Group(labels, before.get(labels, []) + members, self._replica)
             for labels, members in by_labels.items()
         ]
-        return Grouping([e.looks for e in shown], [e.looks for e in gone], groups)
+        return Grouping([e.label_version for e in shown], [e.label_version for e in gone], groups)
 
     def _gone_beside(self, question: Question) -> Sequence[Engine]:
         """Engines that are not shown any more, whose counts are in sums nevertheless."""
@@ -217,7 +217,7 @@ class Groups:
             self._asked = {}
             self._gone = {}
             absent = [engine for engine in registry.engines.values() if engine.absent]
-            for engine in (*registry.kept.values(), *absent):
+            for engine in (*registry.retired.values(), *absent):
                 self._gone.setdefault(engine.layout, []).append(engine)
         if not question.counts or not self._dropped or not self._gone:
             return ()
@@ -226,21 +226,21 @@ class Groups:
 
     def _outer(self, engine: Engine, hidden: Key) -> Labels:
         """Labels that ``engine`` has in common with others on this page."""
-        known = self._outers.get((engine.looks, hidden))
+        known = self._outers.get((engine.label_version, hidden))
         if known is None:
             pairs = engine.labels.items()
             shown = ((n, v) for n, v in pairs if n not in self._dropped and n not in hidden)
-            known = self._outers[engine.looks, hidden] = tuple(sorted(shown))
+            known = self._outers[engine.label_version, hidden] = tuple(sorted(shown))
         return known
 
     def _replica(self, engine: Engine) -> Replica:
         """Which replica ``engine`` belongs to."""
-        known = self._replicas.get(engine.looks)
+        known = self._replicas.get(engine.label_version)
         if known is None:
             pairs = engine.labels.items()
             replica = tuple(sorted((n, v) for n, v in pairs if n not in RANKS and n != ORIGIN))
             rank = tuple(_rank(engine.labels.get(name, "")) for name in RANKS)
-            known = self._replicas[engine.looks] = replica, rank
+            known = self._replicas[engine.label_version] = replica, rank
         return known
 
 

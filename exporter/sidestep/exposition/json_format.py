@@ -59,7 +59,7 @@ def _families(
         found = copies(registry, family, state_of)
         samples = _combined(family, found) if is_shared(family) else _single(family, found)
         yield {"name": family.name, "type": family.kind, "help": family.help}, samples
-    yield from passed.typed(registry.passed, names)
+    yield from passed.typed(registry.passthrough, names)
 
 
 def _single(family: Family, found: Iterable[Copy[State]]) -> Iterator[Sample]:

@@ -78,10 +78,10 @@ class OpenSection:
         family = self._family
         if self._placed is None:
             found = rosters.all(live=family.kind == "gauge").engines
-            found = [engine for engine in found if family.name in engine.open]
+            found = [engine for engine in found if family.name in engine.open_families]
         else:
             found = having(rosters.of(self._dialect, self._placed).engines, self._placed)
-        looks = [engine.looks for engine in found]
+        looks = [engine.label_version for engine in found]
         if looks != self._looks:
             self._looks, self._blocks = looks, {}
             kept = self._pairs.keys() & set(looks)
@@ -95,7 +95,7 @@ class OpenSection:
         if placed is not None and isinstance(source, Computed):
             return numbers_of(placed, engines)
         if isinstance(source, Info | Constant):
-            return [engine.looks for engine in engines]
+            return [engine.label_version for engine in engines]
         return [engine.version for engine in engines]
 
     def told(self, copy: Copy[State]) -> Iterator[tuple[bytes, Number | State]]:
@@ -167,7 +167,7 @@ class _Part:
     def begin(self, rosters: Rosters) -> tuple[Sequence[tuple[int, object]], _Shares]:
         """What the state of now is told by, and the parts that engines have in it."""
         engines = self.section.engines(rosters)
-        looks = [engine.looks for engine in engines]
+        looks = [engine.label_version for engine in engines]
         marks = [*zip(looks, self.section.marks(engines), strict=True)]
         before = [self._unchanged(*mark) for mark in marks]
         stale = [engine for engine, told in zip(engines, before, strict=True) if told is None]

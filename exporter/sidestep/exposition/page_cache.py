@@ -126,8 +126,8 @@ class Pages:
 
     def _pieces(self, view: str, form: Format, names: Collection[str]) -> Iterator[list[bytes]]:
         if form == "protobuf":
-            others = protobuf_samples.passed_pieces(self.registry.passed, names)
+            others = protobuf_samples.passed_pieces(self.registry.passthrough, names)
             return chain(protobuf.pieces(self.registry, names), others)
         openmetrics = form == "openmetrics"
-        others = passed.pieces(self.registry.passed, openmetrics=openmetrics, names=names)
+        others = passed.pieces(self.registry.passthrough, openmetrics=openmetrics, names=names)
         return chain(self._texts[view].pieces(openmetrics=openmetrics, names=names), others)

@@ -10,7 +10,7 @@ from sidestep.config.settings import Config
 from sidestep.errors import ConfigError
 from sidestep.exposition.series_filter import Choice
 from sidestep.metrics.engine import ORIGIN
-from sidestep.metrics.native_histogram import Native
+from sidestep.metrics.native_histogram import NativeSettings
 from sidestep.protocol.messages import Objective, Settings
 from sidestep.transport.access import Access
 
@@ -40,11 +40,11 @@ def access(config: Config) -> Access:
     )
 
 
-def native(config: Config) -> Native | None:
+def native(config: Config) -> NativeSettings | None:
     """The form of native histograms, where there are any."""
     if config.histograms == "classic":
         return None
-    return Native(config.schemas, time.time, both=config.histograms == "both")
+    return NativeSettings(config.schemas, time.time, both=config.histograms == "both")
 
 
 def engine_settings(config: Config) -> Settings:

@@ -12,7 +12,7 @@ from operator import sub
 from struct import Struct
 
 from sidestep.catalog.buckets import Bounds
-from sidestep.metrics.exponential_buckets import ZERO
+from sidestep.metrics.exponential_buckets import ZERO_THRESHOLD
 from sidestep.metrics.native_histogram import NativeHistogram
 
 KINDS: Mapping[str, int] = {
@@ -31,7 +31,7 @@ GAP = 2
 
 _double = Struct("<d").pack
 _HISTOGRAM, _SUMMARY = b"\x3a", b"\x22"
-_NATIVE_ZERO = b"\x31" + _double(ZERO)
+_NATIVE_ZERO = b"\x31" + _double(ZERO_THRESHOLD)
 
 
 def varint(number: int) -> bytes:

@@ -40,7 +40,7 @@ def shown(histogram: Histogram) -> Shown:
         return histogram, histogram.copy()
     if isinstance(histogram.encoded, bytes):
         return histogram.encoded
-    return histogram, histogram.lend()
+    return histogram, histogram.copy_on_write()
 
 
 def pieces(registry: Registry, names: Collection[str] = ()) -> Iterator[list[bytes]]:
@@ -91,7 +91,7 @@ class _Family:
         spent = 0
         for engine, _, names, children in found:
             for key, value in children:
-                own = engine.marks.get((self._family.name, key))
+                own = engine.label_cache.get((self._family.name, key))
                 if own is None:
                     own = self._labels(engine, names, key)
                     spent += NEW
@@ -128,7 +128,7 @@ class _Family:
         placed = family.places.get(engine.layout.dialect)
         # Others come and go: adapters and the like.
         if placed is not None and placed.storage in ("scalars", "histogram"):
-            engine.marks[family.name, key] = found
+            engine.label_cache[family.name, key] = found
         return found
 
     def _encoded(self, kept: Histogram, state: Histogram, created: float) -> bytes:

@@ -204,7 +204,7 @@ class HistogramSection(Slots):
         for start in range(0, len(engines), self._size):
             some = engines[start : start + self._size]
             found = [kept[slot] for e in some for kept in (e.histograms,) for slot in self.slots]
-            marks = [None if one is None else one.mark or one.marked(mark) for one in found]
+            marks = [None if one is None else one.state_token or one.token(mark) for one in found]
             before = self._blocks.get(start)
             states = {
                 place: None

@@ -56,7 +56,7 @@ class Rosters:
 
 def roster(engines: list[Engine]) -> Roster:
     """These engines, as they look now."""
-    return Roster(engines, [engine.looks for engine in engines])
+    return Roster(engines, [engine.label_version for engine in engines])
 
 
 class LabelTexts:
@@ -67,9 +67,9 @@ class LabelTexts:
 
     def of(self, engine: Engine, family: Family, form: Form, names: Key, key: Key) -> bytes:
         """Labels of the child that has the values ``key`` of its own labels, which are ``names``."""
-        known = self._by_looks.get(engine.looks)
+        known = self._by_looks.get(engine.label_version)
         if known is None:
-            known = self._by_looks[engine.looks] = {}
+            known = self._by_looks[engine.label_version] = {}
         text = known.get((form, key))
         if text is None:
             text = pairs_text(labels_with(engine, family, names, key)).encode()

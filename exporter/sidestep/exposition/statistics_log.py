@@ -113,7 +113,7 @@ class StatsLog:
             differences.append(difference)
             line = _line(f"engine {engine.labels['engine']}", [engine], difference, interval)
             found.append((self._level(engine.id, line), line))
-        known = self.registry.engines.keys() | self.registry.kept.keys()
+        known = self.registry.engines.keys() | self.registry.retired.keys()
         if len(self._before) > 2 * len(known):
             self._before = {who: t for who, t in self._before.items() if who in known}
             self._busy &= {*known, ""}

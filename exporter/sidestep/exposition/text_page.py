@@ -110,7 +110,7 @@ class Texts:
         """See which families and engines there are now, and forget what was of others."""
         registry = self._registry
         self._rosters.renew()
-        self._labels.keep([engine.looks for engine in registry.engines.values()])
+        self._labels.keep([engine.label_version for engine in registry.engines.values()])
         dialects = spoken(registry)
         if dialects != self._dialects:
             self._dialects = dialects

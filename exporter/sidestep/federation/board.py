@@ -119,7 +119,7 @@ class Board:
         """Remember ``shown``, which is not shown yet, unless it is there."""
         if shown.group not in self.shown:
             self.shown[shown.group] = shown
-            self._registry.kept[shown.engine.id] = shown.engine
+            self._registry.retired[shown.engine.id] = shown.engine
 
     def is_gone(self, shown: Shown) -> bool:
         """Whether it was forgotten meanwhile."""

@@ -9,7 +9,7 @@ from typing import Protocol
 from sidestep.catalog.layout import Layout
 from sidestep.catalog.model import Computed
 from sidestep.federation.messages import Standing
-from sidestep.metrics.computed_gauges import reading
+from sidestep.metrics.computed_gauges import computed_gauge
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.record_codec import encode_record, totals_of
 from sidestep.metrics.registry import Registry
@@ -48,8 +48,8 @@ class Present:
 
 def engines(registry: Registry) -> Iterator[Engine]:
     """Those that are counted here, shown or only remembered."""
-    for engine in (*registry.engines.values(), *registry.kept.values()):
-        if not engine.forwarded:
+    for engine in (*registry.engines.values(), *registry.retired.values()):
+        if not engine.federated:
             yield engine
 
 
@@ -57,7 +57,9 @@ def standing(registry: Registry, engine: Engine) -> Standing:
     """How ``engine`` is."""
     former = registry.engines.get(engine.id) is not engine
     found = (
-        {name: reading(engine, name) for name in _readings(engine.layout)} if engine.live else {}
+        {name: computed_gauge(engine, name) for name in _readings(engine.layout)}
+        if engine.live
+        else {}
     )
     return Standing(
         up=bool(engine.streams),

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from sidestep.federation.lives import Key, Word
 from sidestep.metrics.engine import Engine
-from sidestep.metrics.registry import GONE
+from sidestep.metrics.registry import ENGINE_EXPIRES_SECONDS
 from sidestep.protocol.messages import EngineInfo
 
 Group = tuple[str, str, str, frozenset[tuple[str, str]]]
@@ -130,7 +130,7 @@ def gone(words: Iterable[Word], now: float) -> list[list[Word]]:
         source
         for source, each in sources.items()
         if all(word.silent for word in each)
-        and now - since[source] >= GONE
+        and now - since[source] >= ENGINE_EXPIRES_SECONDS
         and not all(word.is_sum for word in each)
     ]
     return [sources[source] for source in sorted(found, key=lambda source: heard[source])]
@@ -166,7 +166,7 @@ def inform(engine: Engine, said: Mapping[Key, Said], order: Sequence[Word]) -> N
     info = {**engine.core_info, **engine.front_info}
     if info != engine.info:
         engine.info = info
-        engine.look_anew()
+        engine.renew_label_version()
 
 
 def _common(infos: Sequence[EngineInfo]) -> Iterator[tuple[str, list[float]]]:

@@ -9,7 +9,7 @@ from sidestep.federation.federated_engine import Group, Said, Shown, latest
 from sidestep.federation.lives import Word
 from sidestep.ingest.hello_limits import check as check_engines
 from sidestep.metrics.engine import Engine
-from sidestep.metrics.registry import GONE, MAX_ENGINES, Registry
+from sidestep.metrics.registry import ENGINE_EXPIRES_SECONDS, MAX_ENGINES, Registry
 from sidestep.protocol.limits import MAX_LABEL_CHARS
 from sidestep.protocol.messages import EngineInfo, check_engine, check_printable
 from sidestep.protocol.records import Head
@@ -49,19 +49,19 @@ def new_shown(registry: Registry, group: Group, word: Word, info: EngineInfo) ->
     Raises:
         WireError: It cannot have one.
     """
-    if info.id in registry.engines or info.id in registry.kept:
+    if info.id in registry.engines or info.id in registry.retired:
         raise WireError("engine_conflict", f"{info.id} is there already")
     registry.check(info)
     check_engines(registry, 0, [info])
-    if word.standing.former and len(registry.kept) >= MAX_ENGINES:
+    if word.standing.former and len(registry.retired) >= MAX_ENGINES:
         # Whoever counts remembers it; what is remembered here alone must not go for it.
         registry.limited["engines"] += 1
         raise WireError("over_limit", f"more than {MAX_ENGINES} engines that are gone")
     layout = registry.layouts[info.dialect]
     engine = Engine(layout, info, registry.overrides, registry.native)
-    engine.forwarded = True
+    engine.federated = True
     engine.live = False
-    engine.heard = word.since
+    engine.seen_at = word.since
     return Shown(group, engine, info)
 
 
@@ -70,7 +70,7 @@ def name_of(registry: Registry, group: Group, word: Word) -> str:
     scope, identity, _, labels = group
     parts = (scope, identity, *(f"{n}={v}" for n, v in sorted(word.labels.items())))
     name = "/".join(part for part in parts if part)
-    if len(name) > MAX_LABEL_CHARS or name in registry.engines or name in registry.kept:
+    if len(name) > MAX_LABEL_CHARS or name in registry.engines or name in registry.retired:
         digest = blake2b(repr((parts, sorted(labels))).encode(), digest_size=8).hexdigest()
         name = f"{name[: MAX_LABEL_CHARS - len(digest) - 1]}/{digest}"
     return name
@@ -88,25 +88,30 @@ def settle(registry: Registry, shown: Shown, now: float) -> None:
     live = any(word.live for word in present)
     absent = bool(present) and all(word.standing.absent for word in present)
     told = {n: v for word in present for n, v in word.standing.readings.items()}
-    engine.heard = max(word.since for word in shown.words.values())
-    if (engine.streams, engine.live, engine.absent, engine.told) != (streams, live, absent, told):
+    engine.seen_at = max(word.since for word in shown.words.values())
+    if (engine.streams, engine.live, engine.absent, engine.computed) != (
+        streams,
+        live,
+        absent,
+        told,
+    ):
         engine.streams, engine.live, engine.absent = streams, live, absent
-        engine.told = told
+        engine.computed = told
         registry.touch(engine)
     gone = not present or all(word.standing.former for word in present)
-    if gone or (not streams and (absent or now - engine.heard >= GONE)):
+    if gone or (not streams and (absent or now - engine.seen_at >= ENGINE_EXPIRES_SECONDS)):
         if engine.id in registry.engines:
             registry.retire(engine)
-    elif engine.id in registry.kept:
+    elif engine.id in registry.retired:
         if len(registry.engines) >= MAX_ENGINES:
             registry.limited["engines"] += 1
             raise WireError("over_limit", f"more than {MAX_ENGINES} engines")
-        registry.recall(engine)
+        registry.restore(engine)
 
 
 def is_known(registry: Registry, shown: Shown) -> bool:
     """Whether the engine is shown or remembered."""
-    there = registry.engines, registry.kept
+    there = registry.engines, registry.retired
     return any(engines.get(shown.engine.id) is shown.engine for engines in there)
 
 

@@ -9,7 +9,7 @@ from sidestep.federation.computed_records import Records, engines, standing
 from sidestep.federation.messages import FORWARD_VERSION, Forward
 from sidestep.federation.outgoing import Outgoing
 from sidestep.ingest.intake import Intake
-from sidestep.metrics.registry import SILENT
+from sidestep.metrics.registry import GAUGES_EXPIRE_SECONDS
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class Outbox:
             if self._labels.keys() & word.labels.keys():
                 self._clash(word.engine)
             # From a snapshot nobody knows when its source said so: long enough ago.
-            least = SILENT if word.silent else 0.0
+            least = GAUGES_EXPIRE_SECONDS if word.silent else 0.0
             yield Due(
                 word.key,
                 state,

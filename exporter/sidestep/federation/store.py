@@ -25,7 +25,7 @@ from sidestep.federation.sums import total_of
 from sidestep.ingest.hello_limits import check_described
 from sidestep.metrics.engine import ORIGIN, Engine
 from sidestep.metrics.record_codec import decode_in_parts, decode_record
-from sidestep.metrics.registry import MAX_ENGINES, SILENT, Registry
+from sidestep.metrics.registry import GAUGES_EXPIRE_SECONDS, MAX_ENGINES, Registry
 from sidestep.metrics.validate_record import check as check_record
 from sidestep.metrics.validate_record import check_in_parts
 from sidestep.protocol.records import Record
@@ -77,7 +77,7 @@ class Forwarded:
             return None
         word = self.lives.take(message, now)
         if word is not None:
-            word.silent = now - word.heard >= SILENT
+            word.silent = now - word.heard >= GAUGES_EXPIRE_SECONDS
         return word
 
     def apply(self, word: Word, now: float) -> Iterator[None]:
@@ -122,14 +122,14 @@ class Forwarded:
         check_record(found.engine, record)
         self.lives.put(word)
         if self.lives.is_crowded(word.source, word.engine):
-            self._crowded[word.source, word.engine] = word.arrived + SILENT
+            self._crowded[word.source, word.engine] = word.arrived + GAUGES_EXPIRE_SECONDS
         self._board.enter(found)
         engine = found.engine
         if origin:
             engine.labels[ORIGIN] = engine.id
         found.is_told_whole |= bool(record.totals.looked)
         self._board.bind(found, word, said)
-        engine.heard = max(engine.heard, word.since)
+        engine.seen_at = max(engine.seen_at, word.since)
         self._restored[group] = shown
 
     def restored(self, now: float) -> None:
@@ -157,7 +157,7 @@ class Forwarded:
 
     def pass_time(self, now: float) -> None:
         """Notice which sources have fallen silent, and which engines nobody remembers any more."""
-        silent = [w for w in self.lives if not w.silent and now - w.heard >= SILENT]
+        silent = [w for w in self.lives if not w.silent and now - w.heard >= GAUGES_EXPIRE_SECONDS]
         for word in silent:
             word.silent = True
         self._fallen.update((self._board.groups[word.key], None) for word in silent)
@@ -214,7 +214,7 @@ class Forwarded:
         known = total.summed.get(process)
         if known is None:
             # Of a source that is gone it is most likely what an exporter on the way says again.
-            is_known = message.age >= SILENT
+            is_known = message.age >= GAUGES_EXPIRE_SECONDS
         else:
             is_known = order <= known
             total.summed[process] = max(order, known)
@@ -226,7 +226,7 @@ class Forwarded:
     @property
     def _has_room(self) -> bool:
         """Whether lives may wait that will become a sum: with a label each, each is an engine."""
-        engines = len(self._registry.engines) + len(self._registry.kept)
+        engines = len(self._registry.engines) + len(self._registry.retired)
         return self.lives.has_room and SPARE * engines <= MAX_ENGINES
 
     @property
@@ -286,9 +286,9 @@ class Forwarded:
         pair = source, engine
         self._crowded.pop(pair, None)
         patience = self.patience if self._has_room else 1
-        yield from self._fold(self.lives.excess(*pair, now - SILENT, patience), now)
+        yield from self._fold(self.lives.excess(*pair, now - GAUGES_EXPIRE_SECONDS, patience), now)
         if self.lives.is_crowded(*pair):
-            self._crowded[pair] = now + SILENT
+            self._crowded[pair] = now + GAUGES_EXPIRE_SECONDS
 
     def _fold_gone(self, shown: Shown, now: float) -> Iterator[None]:
         """Make one sum of the sources that are gone for longest, where there are too many."""

@@ -8,11 +8,11 @@ from sidestep.catalog.buckets import Bounds
 from sidestep.errors import WireError
 from sidestep.metrics.engine import Engine, Number, OpenFamily
 from sidestep.metrics.histogram import Histogram, rebucket
-from sidestep.metrics.merge import add_family, add_part
+from sidestep.metrics.merge import add_counts, add_family
 from sidestep.metrics.native_histogram import NativeHistogram
 from sidestep.metrics.record_codec import encode_record, totals_of
 from sidestep.metrics.registry import Registry
-from sidestep.metrics.self_described import adopt
+from sidestep.metrics.self_described import adopt_families
 from sidestep.protocol.messages import EngineInfo
 from sidestep.protocol.records import OpenTotals, Record
 
@@ -44,7 +44,7 @@ class Sum:
         self._apart = Registry(registry.layouts, registry.overrides, native=registry.native)
         layout = registry.layouts[info.dialect]
         known = described or Engine(layout, info, registry.overrides, registry.native)
-        self._engine = known.apart()
+        self._engine = known.without_series()
         self._sizes: dict[str, int] = {}
         self._left_out: set[str] = set()
         """Families that would be there in part only."""
@@ -52,7 +52,7 @@ class Sum:
 
     def add(self, record: Record, *, gauges: bool) -> Iterator[None]:
         """Add ``record``; where its ``gauges`` count, too, they replace those of earlier ones."""
-        add_part(self._apart, self._engine, record, gauges=gauges)
+        add_counts(self._apart, self._engine, record, gauges=gauges)
         yield
         done = 0
         for family in record.totals.open:
@@ -82,8 +82,8 @@ class Sum:
         made.histograms = [new if new is None else _kept(known, new) for known, new in pairs]
         yield
         done = 0
-        for family in made.open.values():
-            before = engine.open.get(family.name)
+        for family in made.open_families.values():
+            before = engine.open_families.get(family.name)
             size = 0
             for key, child in family.children.items():
                 size += family.size(key, made)
@@ -104,25 +104,29 @@ class Sum:
             What is wrong with families that describe themselves, which are left out.
         """
         made = self._engine
-        labels = {name: family.labels for name, family in engine.open.items()}
+        labels = {name: family.labels for name, family in engine.open_families.items()}
         self._steady(engine)
-        registry.empty(engine)
+        registry.clear_series(engine)
         engine.values[:] = made.values
         engine.histograms[:] = made.histograms
         engine.keyed[:] = made.keyed
         engine.prefix_hits, engine.external_hits = made.prefix_hits, made.external_hits
         engine.mm_hits = made.mm_hits
-        engine.seen |= made.seen
+        engine.exposed_paths |= made.exposed_paths
         engine.restarts, engine.last_seen = made.restarts, max(engine.last_seen, made.last_seen)
         engine.created = min(engine.created, made.created)
         for limit, count in self._apart.limited.items():
             # Who counted has said so already.
             registry.limited[limit] += count if limit != "label_values" else 0
-        families = (made.open[name] for name in made.open if name not in self._left_out)
-        refused = adopt(registry, engine, ((each, self._sizes[each.name]) for each in families))
-        if any(labels.get(name, f.labels) != f.labels for name, f in engine.open.items()):
+        families = (
+            made.open_families[name] for name in made.open_families if name not in self._left_out
+        )
+        refused = adopt_families(
+            registry, engine, ((each, self._sizes[each.name]) for each in families)
+        )
+        if any(labels.get(name, f.labels) != f.labels for name, f in engine.open_families.items()):
             # Another process's, which calls its labels something else.
-            engine.look_anew()
+            engine.renew_label_version()
         registry.touch(engine)
         return refused or self.refused
 
@@ -139,7 +143,7 @@ class Sum:
 
     def _narrow(self, totals: OpenTotals) -> None:
         """Have the bounds that the family's earlier records and this one have in common."""
-        known = self._engine.open.get(totals.name)
+        known = self._engine.open_families.get(totals.name)
         if known is None or totals.name in self._engine.layout.sampled_rows:
             return
         told = set(totals.bounds)
@@ -154,8 +158,8 @@ class Sum:
 
     def _moved(self, family: OpenFamily, before: Bounds, child: Histogram) -> Histogram:
         """``child`` with fewer bounds: what was counted up to each of these stays."""
-        found = self._engine.child(family)
-        found.add(rebucket(before, child.counts, family.bounds), child.sum, child.kept().native)
+        found = self._engine.new_histogram(family)
+        found.add(rebucket(before, child.counts, family.bounds), child.sum, child.to_wire().native)
         return found
 
 
@@ -179,7 +183,7 @@ def _kept(known: Number | Histogram | None, new: Histogram) -> Histogram:
         # Where nobody tells since when it counts, it is since the first word.
         new.created = min(new.created, known.created)
     new.sum = float(_steadied(known.sum, new.sum))
-    return known if known.kept() == new.kept() else new
+    return known if known.to_wire() == new.to_wire() else new
 
 
 def _steadied(known: Number | Histogram | None, new: Number) -> Number:

@@ -88,7 +88,7 @@ def put(registry: Registry, made: Made) -> WireError | None:
     if made.info != shown.info:
         engine.update(made.info)
         shown.info = made.info
-    engine.excess = excess(registry, made.info)
+    engine.excess_bytes = excess(registry, made.info)
     inform(engine, made.said, latest(made.words.values()))
     return made.sum.show(registry, engine)
 

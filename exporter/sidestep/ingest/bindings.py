@@ -9,7 +9,7 @@ from sidestep.errors import WireError
 from sidestep.ingest.hello_limits import check as check_engines
 from sidestep.ingest.hello_limits import excess
 from sidestep.metrics.engine import Engine
-from sidestep.metrics.registry import GONE, SILENT, Registry
+from sidestep.metrics.registry import ENGINE_EXPIRES_SECONDS, GAUGES_EXPIRE_SECONDS, Registry
 from sidestep.protocol.messages import EngineInfo, Hello
 from sidestep.protocol.receiver import Receiver, Stream
 
@@ -96,7 +96,7 @@ class Feeding:
         for engine in fed:
             if engine.id == identity:
                 engine.streams.discard(stream.incarnation)
-                engine.heard = max(engine.heard, stream.heard)
+                engine.seen_at = max(engine.seen_at, stream.heard)
                 self._registry.touch(engine)
         fed[:] = [engine for engine in fed if engine.id != identity]
 
@@ -109,14 +109,14 @@ class Feeding:
         """The stream does not feed its engines any more, since ``heard``."""
         for engine in self.engines.get(stream.incarnation, ()):
             engine.streams.discard(stream.incarnation)
-            engine.heard = max(engine.heard, heard)
+            engine.seen_at = max(engine.seen_at, heard)
 
     def pass_time(self, now: float) -> None:
         """Notice which streams have fallen silent."""
         for stream in self._receiver.streams.values():
-            if stream.open and not stream.silent and now - stream.heard >= SILENT:
+            if stream.open and not stream.silent and now - stream.heard >= GAUGES_EXPIRE_SECONDS:
                 self.silence(stream, stream.heard)
-            if stream.incarnation in self.engines and now - stream.heard >= GONE:
+            if stream.incarnation in self.engines and now - stream.heard >= ENGINE_EXPIRES_SECONDS:
                 # Its engines are not shown any more: before it feeds any it has to greet.
                 self._leave(stream.incarnation, stream.heard)
                 stream.peer = b""
@@ -136,7 +136,7 @@ class Feeding:
         engine = self._registered(info)
         if is_new(engine):
             engine.restarts += 1
-            self._registry.renew(engine)
+            self._registry.reset_gauges(engine)
         self._feed(stream, engine)
         engines.append(engine)
 
@@ -146,7 +146,7 @@ class Feeding:
         for engine in before:
             if engine not in fed:
                 engine.streams.discard(stream.incarnation)
-                engine.heard = max(engine.heard, now)
+                engine.seen_at = max(engine.seen_at, now)
         # A stream that the receiver has forgotten has nothing more to say here either.
         known = {stream.incarnation for stream in self._receiver.streams.values()}
         for gone in self.engines.keys() - known:
@@ -154,7 +154,7 @@ class Feeding:
 
     def _registered(self, info: EngineInfo) -> Engine:
         engine = self._registry.register(info)
-        engine.excess = excess(self._registry, info)
+        engine.excess_bytes = excess(self._registry, info)
         return engine
 
     def _feed(self, stream: Stream, engine: Engine) -> None:
@@ -165,4 +165,4 @@ class Feeding:
     def _leave(self, incarnation: int, now: float) -> None:
         for engine in self.engines.pop(incarnation, ()):
             engine.streams.discard(incarnation)
-            engine.heard = max(engine.heard, now)
+            engine.seen_at = max(engine.seen_at, now)

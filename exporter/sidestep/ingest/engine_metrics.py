@@ -69,7 +69,7 @@ class Engines:
         """See the engines that there are now; a turn is due at each step."""
         there = list(self._registry.engines.values())
         # An engine can be called something else without looking so.
-        marks = [engine.looks for engine in there], [engine.id for engine in there]
+        marks = [engine.label_version for engine in there], [engine.id for engine in there]
         if marks == self._marks:
             return
         keys: list[tuple[Labels, Engine]] = []
@@ -108,10 +108,10 @@ class SeriesCount:
         before, self._known = self._known, {}
         known = self._known
         for number, engine in enumerate(list(self._registry.engines.values()), start=1):
-            found = before.get(engine.looks)
+            found = before.get(engine.label_version)
             if found is None or found[0] != engine.version:
                 found = engine.version, series_of(engine)
-            known[engine.looks] = found
+            known[engine.label_version] = found
             if not number % AT_ONCE:
                 yield None
         yield (), sum(count for _, count in known.values())
@@ -126,7 +126,7 @@ def series_of(engine: Engine) -> int:
         + len(histograms)
         - histograms.count(None)
         + sum(map(len, engine.keyed))
-        + sum(len(family.children) for family in engine.open.values())
+        + sum(len(family.children) for family in engine.open_families.values())
     )
 
 

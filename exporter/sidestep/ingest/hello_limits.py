@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from sidestep.catalog.buckets import DEFAULTS
 from sidestep.catalog.layout import Layout
 from sidestep.errors import WireError
-from sidestep.metrics.engine import LINE
+from sidestep.metrics.engine import LINE_BYTES
 from sidestep.metrics.registry import MAX_ENGINES, Registry
 from sidestep.protocol.limits import MAX_OPEN_VALUES
 from sidestep.protocol.messages import EngineInfo
@@ -77,8 +77,8 @@ def check_described(registry: Registry, info: EngineInfo) -> None:
 
 def _check_page(registry: Registry, infos: Sequence[EngineInfo]) -> None:
     named = {info.id for info in infos}
-    everyone = (*registry.engines.values(), *registry.kept.values())
-    others = sum(engine.excess for engine in everyone if engine.id not in named)
+    everyone = (*registry.engines.values(), *registry.retired.values())
+    others = sum(engine.excess_bytes for engine in everyone if engine.id not in named)
     if others + sum(excess(registry, info) for info in infos) > MAX_EXCESS:
         raise _over(registry, "descriptions", "labels and bounds make too large a page")
 
@@ -92,7 +92,7 @@ def excess(registry: Registry, info: EngineInfo) -> int:
         more = len(bounds) - len(DEFAULTS.get(buckets, ()))
         if more > 0 and buckets not in registry.overrides:
             number, names = families.get(buckets, (0, 0))
-            found += more * (number * (LINE + chars) + names)
+            found += more * (number * (LINE_BYTES + chars) + names)
             lines += more * number
     told = sum(map(label_chars, info.info.values()))
     found += lines * max(chars - ORDINARY_LABEL_CHARS, 0)

@@ -24,7 +24,7 @@ from sidestep.federation.store import Forwarded
 from sidestep.ingest.bindings import Feeding, Work
 from sidestep.ingest.engine_metrics import read_metrics
 from sidestep.metrics.engine import Engine
-from sidestep.metrics.load_inputs import Loads
+from sidestep.metrics.load_inputs import LoadTracker
 from sidestep.metrics.record_codec import decode_record
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.limits import MAX_ITEM_BYTES
@@ -81,7 +81,7 @@ class Intake:
         self.guard = guard or Guard(metrics, clock)
         self.refused = self.items = 0
         self.forwarded = Forwarded(registry, merge=merge)
-        self.loads = Loads(registry)
+        self.loads = LoadTracker(registry)
         self._hearsay = Hearsay(self.forwarded, self.receiver, metrics, clock)
         self.life, self.run = new_life(wall(), boot), 1
         self._clock, self._wall = clock, wall
@@ -248,7 +248,7 @@ class Intake:
         """Notice who has fallen silent; about once a second."""
         self.feeding.pass_time(now)
         self._begin(self._hearsay.pass_time(now))
-        self.registry.pass_time(now)
+        self.registry.expire(now)
 
     def restore(self, streams: Sequence[Stream], now: float) -> None:
         """Know streams from a snapshot; what they feed shows no gauges until they greet."""

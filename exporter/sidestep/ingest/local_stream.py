@@ -89,7 +89,7 @@ class ServerFeed(Feed):
             or not (self.is_fed(engine) or self._stream.silent)
         ):
             engine = self._engines[info.id] = self.intake.feeding.join(self._stream, info)
-        engine.heard = max(engine.heard, item.stamp)
+        engine.seen_at = max(engine.seen_at, item.stamp)
         engine.live = True
         self.intake.put(engine, item)
 
@@ -205,6 +205,6 @@ class RankFeed(Feed):
         if len(name) > MAX_LABEL_CHARS:
             name = f"{DIALECT}/{blake2b(name.encode(), digest_size=16).hexdigest()}"
         labels = {"engine": label, "model_name": model, **dict(more)}
-        known = self.intake.registry.engines.get(name) or self.intake.registry.kept.get(name)
+        known = self.intake.registry.engines.get(name) or self.intake.registry.retired.get(name)
         features = {self._feature} | (known.features if known is not None else set())
         return EngineInfo(name, DIALECT, labels, features=sorted(features))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from sidestep.catalog.slo import AVAILABILITY, RESULTS, SLO_HANDLERS
 from sidestep.metrics.engine import Engine
 
-KEYS = tuple((result, AVAILABILITY) for result in RESULTS)
+AVAILABILITY_KEYS = tuple((result, AVAILABILITY) for result in RESULTS)
 
 
-def settle(engine: Engine) -> None:
+def update_availability(engine: Engine) -> None:
     """Bring the objective's counters up to what the engine's own say by now.
 
     SGLang counts an abort when it is asked for and the request when it ends: what was served cannot
@@ -21,6 +21,6 @@ def settle(engine: Engine) -> None:
     if ended is None:
         return
     children = engine.keyed[engine.layout.handled[SLO_HANDLERS[0]].slots[0]]
-    for key, count in zip(KEYS, ended, strict=True):
+    for key, count in zip(AVAILABILITY_KEYS, ended, strict=True):
         if count >= children.get(key, 0):
             children[key] = count

@@ -39,7 +39,7 @@ def _sample_ratio(engine: Engine) -> float | None:
     return engine.blocks.block_ratio
 
 
-READINGS: Mapping[str, Callable[[Engine], float | None]] = {
+COMPUTED_GAUGES: Mapping[str, Callable[[Engine], float | None]] = {
     "prefix_cache_hit_rate": lambda engine: engine.prefix_hits.rate,
     "prompt_throughput": lambda engine: engine.throughput and engine.throughput[0],
     "generation_throughput": lambda engine: engine.throughput and engine.throughput[1],
@@ -53,6 +53,6 @@ READINGS: Mapping[str, Callable[[Engine], float | None]] = {
 """By the name a catalogue row gives; None is no sample."""
 
 
-def reading(engine: Engine, name: str) -> float | None:
+def computed_gauge(engine: Engine, name: str) -> float | None:
     """The gauge ``name`` of ``engine``: as another exporter computed it, where that one counts."""
-    return engine.told.get(name) if engine.forwarded else READINGS[name](engine)
+    return engine.computed.get(name) if engine.federated else COMPUTED_GAUGES[name](engine)

@@ -22,27 +22,29 @@ import msgspec
 
 from sidestep.catalog.layout import Layout, SlotAssignment, StructFields
 from sidestep.metrics.engine import Engine
-from sidestep.metrics.gathered_observations import Gathered
-from sidestep.metrics.histogram import FEW as ONE_BY_ONE
+from sidestep.metrics.gathered_observations import ObservationBuffer
+from sidestep.metrics.histogram import SORT_FROM as ONE_BY_ONE
 from sidestep.metrics.registry import Registry
 
-Read = Callable[[Engine, Any, bool], None]
+FieldReader = Callable[[Engine, Any, bool], None]
 """Of engine, item, and whether the item's gauges are fresh."""
-Gather = Callable[[Engine, Any, bool, Gathered], None]
+BufferedFieldReader = Callable[[Engine, Any, bool, ObservationBuffer], None]
 """Likewise; but observations are added to those that wait."""
 
-FEW = 12
+SORT_FROM = 12
 """Structs from which on a field at a time is faster than a struct at a time."""
 
 
-def compile_reads(layout: Layout, registry: Registry, struct: type[msgspec.Struct]) -> Read:
+def compile_reader(layout: Layout, registry: Registry, struct: type[msgspec.Struct]) -> FieldReader:
     """The function that reads ``struct``, one of ``compiler.STEPS``."""
-    return cast("Read", _compile(layout, registry, struct, gathers=False))
+    return cast("FieldReader", _compile(layout, registry, struct, gathers=False))
 
 
-def compile_gather(layout: Layout, registry: Registry, struct: type[msgspec.Struct]) -> Gather:
+def compile_buffered_reader(
+    layout: Layout, registry: Registry, struct: type[msgspec.Struct]
+) -> BufferedFieldReader:
     """The function that reads ``struct`` where there are many of them."""
-    return cast("Gather", _compile(layout, registry, struct, gathers=True))
+    return cast("BufferedFieldReader", _compile(layout, registry, struct, gathers=True))
 
 
 def _compile(
@@ -72,7 +74,7 @@ def _code(layout: Layout, struct: type[msgspec.Struct], *, gathers: bool) -> typ
 
 def source(layout: Layout, struct: type[msgspec.Struct], *, gathers: bool = False) -> str:
     """The text of the function."""
-    writer = _Gathering() if gathers else _Writer()
+    writer = _BufferedWriter() if gathers else _Writer()
     lines = [
         f"def read({writer.arguments}):",
         "    values = engine.values",
@@ -133,7 +135,7 @@ class _Writer:
         yield from _show(section)
         plain = [(field, slot) for field, nested, slot in section.observed_columns if not nested]
         if plain:
-            yield f"if len({name}) < {FEW}:"
+            yield f"if len({name}) < {SORT_FROM}:"
             yield f"    for each in {name}:"
             for field, slot in plain:
                 yield f"        if (v := each.{field}) is not None:"
@@ -165,7 +167,7 @@ class _Writer:
         yield f"refused += {_histogram(slot)}.observe_many(v)"
 
 
-class _Gathering(_Writer):
+class _BufferedWriter(_Writer):
     """Writes a function that leaves observations to be made at once with others'."""
 
     arguments = f"{_Writer.arguments}, gathered"
@@ -217,9 +219,9 @@ class _Helpers:
 
     def show(self, engine: Engine, path: str, shown: list[SlotAssignment]) -> None:
         """Start an option's families at 0."""
-        engine.seen.add(path)
+        engine.exposed_paths.add(path)
         for assignment in shown:
-            engine.show(assignment)
+            engine.start_family(assignment)
 
     def count_codes(self, engine: Engine, assignment: SlotAssignment, codes: list[int]) -> None:
         """Count each of ``codes``, which index the row's closed values."""

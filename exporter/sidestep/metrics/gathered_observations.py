@@ -5,7 +5,7 @@ from __future__ import annotations
 from sidestep.metrics.engine import Engine
 
 
-class Gathered:
+class ObservationBuffer:
     """Those of one engine.
 
     How many of them come together depends on when messages arrive. No sum may, not in

@@ -1,4 +1,4 @@
-"""The classic histogram: batches of observations in, cumulative buckets out."""
+"""The classic histogram of one series."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from sidestep.protocol.limits import VALUE_LIMIT
 from sidestep.protocol.native_buckets import NativeBuckets
 from sidestep.protocol.records import Buckets
 
-FEW = 5
-"""Below this many values a bisection each is cheaper than sorting (measured)."""
+SORT_FROM = 5
+"""Values from which on sorting is cheaper than one bisection per value (measured)."""
 
 
 State = tuple[Bounds, Sequence[int], float]
-"""A copy of what a page shows of a histogram: its bounds, its counts and its sum."""
+"""A copy of the exposed state of a histogram: bounds, counts and sum."""
 
 
-Made = TypeVar("Made", bound="Histogram")
+HistogramType = TypeVar("HistogramType", bound="Histogram")
 
 
 class Histogram:
@@ -29,45 +29,45 @@ class Histogram:
 
     Attributes:
         bounds: Upper bounds, without +Inf.
-        counts: One per bucket, not cumulative, the last for +Inf.
-        mark: What renderers tell this state by; None after every change.
+        counts: One count per bucket, not cumulative, the last for +Inf.
+        state_token: Identifies the state for renderers that cache it; None after every change.
     """
 
-    __slots__ = ("bounds", "counts", "mark", "sum")
+    __slots__ = ("bounds", "counts", "state_token", "sum")
 
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
         self.sum = 0.0
-        self.mark: object = None
+        self.state_token: object = None
 
     def observe(self, value: float) -> int:
-        """Count one value; 1 where it was refused, else 0."""
+        """Count one value; return 1 if it was refused, else 0."""
         if not 0.0 <= value <= VALUE_LIMIT:
             return 1
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
-        self.mark = None
+        self.state_token = None
         return 0
 
     def observe_run(self, value: float, count: int) -> int:
-        """Count the same value several times; how many were refused."""
+        """Count the same value ``count`` times; return how many observations were refused."""
         if not 0.0 <= value <= VALUE_LIMIT:
             return count
         self.counts[bisect_left(self.bounds, value)] += count
         self.sum += value * count
-        self.mark = None
+        self.state_token = None
         return 0
 
     def observe_many(self, values: list[float]) -> int:
-        """Count ``values``, which may be reordered; how many were refused.
+        """Count ``values``, which may be reordered; return how many were refused.
 
-        Refused are NaN, infinities and negative values: TTFT and e2e are
-        differences of wall clocks, which can step back, and an unknown
-        interval is left out rather than guessed.
+        NaN, infinities and negative values are refused: TTFT and end-to-end latency are
+        differences of wall clocks, which can step back, and an unknown interval is omitted
+        rather than guessed.
         """
         refused = 0
-        if len(values) < FEW:
+        if len(values) < SORT_FROM:
             for value in values:
                 refused += self.observe(value)
             return refused
@@ -81,24 +81,27 @@ class Histogram:
                 return refused
             values, total = known, sum(known)
         self.sum += total
-        self._count(values)
+        self._count_sorted(values)
         return refused
 
     def observe_each(self, values: list[float]) -> int:
-        """Count ``values`` as if one by one, whose sum has other last digits; how many were refused."""
+        """Count ``values`` in their order; return how many were refused.
+
+        The sum is the same, to the last digit, as after observing each value by itself.
+        """
         total = self.sum
         for value in values:
             total += value
         ordered = sorted(values)
         if ordered and math.isfinite(total) and ordered[0] >= 0.0 and ordered[-1] <= VALUE_LIMIT:
             self.sum = total
-            self._count(ordered)
+            self._count_sorted(ordered)
             return 0
         return sum(map(self.observe, values))
 
-    def _count(self, values: list[float]) -> None:
-        """Count ``values``, some that are sorted and may be, but for their sum."""
-        self.mark = None
+    def _count_sorted(self, values: list[float]) -> None:
+        """Add ``values``, sorted and valid and at least one, to the counts but not to the sum."""
+        self.state_token = None
         bounds, counts = self.bounds, self.counts
         bucket = bisect_left(bounds, values[0])
         last = bisect_left(bounds, values[-1], bucket)
@@ -107,18 +110,18 @@ class Histogram:
             end = bisect_right(values, bounds[bucket], start)
             counts[bucket] += end - start
             start = end
-            # Straight to the next value's bucket: a step's latencies lie close together.
+            # Skip to the next value's bucket: the latencies of one step lie close together.
             bucket = bisect_left(bounds, values[start], bucket + 1, last)
         counts[last] += len(values) - start
 
     def observe_weighted(self, observations: list[tuple[float, int]]) -> int:
-        """Count values, each so many times; how many were refused."""
+        """Count pairs of a value and a number of times; return how many observations were refused."""
         if {count for _, count in observations} == {1}:
             return self.observe_many([value for value, _ in observations])
-        return self._weigh(observations)
+        return self._observe_weights(observations)
 
-    def _weigh(self, observations: list[tuple[float, int]]) -> int:
-        """Likewise, whatever the weights are."""
+    def _observe_weights(self, observations: list[tuple[float, int]]) -> int:
+        """Do the same without the shortcut for weights of 1."""
         bounds, counts = self.bounds, self.counts
         total, refused = 0.0, 0
         for value, count in observations:
@@ -128,65 +131,74 @@ class Histogram:
             else:
                 refused += count
         self.sum += total
-        self.mark = None
+        self.state_token = None
         return refused
 
     def add(self, counts: list[int], total: float, native: NativeBuckets | None = None) -> None:  # noqa: ARG002
-        """Merge counts per bucket of equal bounds, and the sum they stand for.
+        """Add counts per bucket, of equal bounds, and the sum of their observations.
 
-        ``native``: the same in buckets that only a native histogram has.
+        Args:
+            counts: One count per bucket, not cumulative.
+            total: The sum of the observations.
+            native: The same observations in native buckets, which a classic histogram ignores.
         """
         self.counts = [a + b for a, b in zip(self.counts, counts, strict=True)]
         self.sum += total
-        self.mark = None
+        self.state_token = None
 
     def merge(self, other: Histogram) -> None:
-        """Add what ``other``, of equal bounds, has counted."""
+        """Add the observations of ``other``, which has equal bounds."""
         self.add(other.counts, other.sum)
 
-    def empty(self) -> Histogram:
-        """Another of its form, without observations."""
+    def empty_copy(self) -> Histogram:
+        """Return a plain histogram of the same bounds without observations."""
         return Histogram(self.bounds)
 
-    def fresh(self, bounds: Bounds) -> Histogram:
-        """Another of its kind, without observations."""
+    def empty_with(self, bounds: Bounds) -> Histogram:
+        """Return a histogram of this kind with other bounds and no observations."""
         return Histogram(bounds)
 
-    def rebounded(self, bounds: Bounds) -> Histogram:
-        """What becomes of it under other bounds: it starts anew, its counts cannot be moved."""
-        return self.fresh(bounds)
+    def with_bounds(self, bounds: Bounds) -> Histogram:
+        """Return the histogram under other bounds: it restarts at 0, since its counts cannot be moved."""
+        return self.empty_with(bounds)
 
-    def kept(self) -> Buckets:
-        """Its state, as it travels."""
+    def to_wire(self) -> Buckets:
+        """Return the state as a wire struct."""
         return Buckets(self.sum, [*self.counts])
 
-    def marked(self, mark: object) -> object:
-        """What its state is told by: ``mark``, where it has changed since it was asked last.
+    def token(self, new: object) -> object:
+        """Return the token of the current state; ``new``, if the state changed since the last call.
 
-        Who asks gives each moment a mark of its own: two states never have the same.
+        The caller passes a different object for every page, so that no two states share a token.
         """
-        if self.mark is None:
-            self.mark = mark
-        return self.mark
+        if self.state_token is None:
+            self.state_token = new
+        return self.state_token
 
     def copy(self) -> Histogram:
-        """Its state of now, to be looked at later."""
+        """Return a copy of the current state."""
         return self._copied_to(Histogram.__new__(Histogram))
 
-    def _copied_to(self, made: Made) -> Made:
-        """``made`` with what every histogram has: a page copies thousands, none of which is empty."""
+    def _copied_to(self, made: HistogramType) -> HistogramType:
+        """Fill ``made`` with the state that every histogram has, without running its constructor.
+
+        A page copies thousands of histograms.
+        """
         made.bounds, made.counts, made.sum = self.bounds, self.counts.copy(), self.sum
-        made.mark = None
+        made.state_token = None
         return made
 
     @property
     def cumulative(self) -> list[int]:
-        """Counts up to each bound; the last is the number of all observations."""
+        """The counts up to each bound; the last is the number of all observations."""
         return list(accumulate(self.counts))
 
 
 def rebucket(bounds: Bounds, counts: list[int], wanted: Bounds) -> list[int]:
-    """``counts`` in buckets of other bounds, none lower than it was."""
+    """Return ``counts`` in buckets of other bounds.
+
+    Each count moves to the bucket that holds its old upper bound, so none moves to a lower value.
+    """
     found = [0] * (len(wanted) + 1)
     for bound, count in zip((*bounds, math.inf), counts, strict=True):
         found[bisect_left(wanted, bound)] += count

@@ -13,14 +13,14 @@ from sidestep.metrics.saturation import Load, Saturation
 
 INTERVAL = 1.0
 """Seconds between two looks at an engine, at least: one that is blocked is so for many."""
-AT_ONCE = 32
+BATCH = 32
 """Engines between two turns of the loop: some microseconds each."""
 
-Reader = Callable[[Engine], Load | None]
+LoadReader = Callable[[Engine], Load | None]
 """None where the engine does not tell."""
 
 
-class Loads:
+class LoadTracker:
     """Follows how saturated the engines of a registry are that are counted here.
 
     What another exporter counts that one follows, and tells the ratio.
@@ -38,9 +38,9 @@ class Loads:
                 return
             self._next = now + INTERVAL
             self._due = [*self._registry.engines.values()]
-        for engine in self._due[-AT_ONCE:]:
+        for engine in self._due[-BATCH:]:
             self._follow(engine, now)
-        del self._due[-AT_ONCE:]
+        del self._due[-BATCH:]
 
     def _follow(self, engine: Engine, now: float) -> None:
         if engine.live and not engine.streams:
@@ -48,7 +48,7 @@ class Loads:
             return
         reader = _reader(engine.layout)
         load = None
-        if engine.live and not engine.forwarded and reader is not None:
+        if engine.live and not engine.federated and reader is not None:
             load = reader(engine)
         before = engine.saturation and engine.saturation.ratio
         if load is None:
@@ -62,12 +62,12 @@ class Loads:
 
 
 @functools.cache
-def _reader(layout: Layout) -> Reader | None:
+def _reader(layout: Layout) -> LoadReader | None:
     """Return what reads the load of the layout's engines; ``None`` where they do not tell theirs."""
     make = layout.tables.load_reader
     return None if make is None else make(layout)
 
 
-def observations(found: float | Histogram | None) -> int | None:
+def observation_count(found: float | Histogram | None) -> int | None:
     """Observations of a histogram."""
     return sum(found.counts) if isinstance(found, Histogram) else None

@@ -14,7 +14,7 @@ from sidestep.errors import WireError
 from sidestep.metrics.engine import Engine, Key, Number
 from sidestep.metrics.exponential_buckets import as_classic
 from sidestep.metrics.histogram import Histogram, rebucket
-from sidestep.metrics.record_codec import WINDOWS, check_buckets, number_of
+from sidestep.metrics.record_codec import HIT_WINDOWS, check_buckets, number_of
 from sidestep.metrics.registry import Registry
 from sidestep.metrics.self_described import add_samples
 from sidestep.protocol.limits import OTHER, is_printable
@@ -49,19 +49,19 @@ def _merge(registry: Registry, engine: Engine, record: Record) -> tuple[int, Wir
         if found or totals.gauge_stamp:
             _add_children(registry, children, kind, found, newer=newer)
     moved = _add_histograms(engine, record)
-    for window, hits in zip(WINDOWS, totals.hits, strict=False):
+    for window, hits in zip(HIT_WINDOWS, totals.hits, strict=False):
         if hits.requests:
             getattr(engine, window).add(hits.requests, hits.queries, hits.hits)
     engine.gauge_stamp = max(engine.gauge_stamp, totals.gauge_stamp)
     engine.held_tokens = min(engine.held_tokens + totals.held_tokens, TOTAL_LIMIT)
-    engine.seen |= engine.layout.optional_paths.intersection(totals.seen)
+    engine.exposed_paths |= engine.layout.optional_paths.intersection(totals.seen)
     registry.limited["label_values"] += totals.limited
     registry.touch(engine)
     more, refused = _add_families(registry, engine, totals.open)
     return moved + more, refused
 
 
-def check_places(engine: Engine, record: Record) -> None:
+def check_slots(engine: Engine, record: Record) -> None:
     """Whether what has a place in ``engine`` can be added to it.
 
     Raises:
@@ -73,7 +73,7 @@ def check_places(engine: Engine, record: Record) -> None:
         pass
 
 
-def restored(registry: Registry, record: Record) -> Engine:
+def restore_engine(registry: Registry, record: Record) -> Engine:
     """The engine that ``record`` was made of, of which nobody has told yet.
 
     A family that describes itself and whose name the catalogue has by now is left out:
@@ -100,13 +100,13 @@ def restored(registry: Registry, record: Record) -> Engine:
     _merge(registry, engine, record)
     engine.last_seen = record.totals.last_seen
     if record.totals.looked:
-        engine.looked = record.totals.looked[-1]
-        engine.absent = engine.looked.stats is None
+        engine.statistics = record.totals.looked[-1]
+        engine.absent = engine.statistics.stats is None
     engine.live = False
     return engine
 
 
-def add_part(registry: Registry, engine: Engine, record: Record, *, gauges: bool) -> None:
+def add_counts(registry: Registry, engine: Engine, record: Record, *, gauges: bool) -> None:
     """Add what a checked ``record`` has, but for families that describe themselves.
 
     What it does not have is not begun at 0, and label values that its own exporter has limited
@@ -127,10 +127,10 @@ def add_part(registry: Registry, engine: Engine, record: Record, *, gauges: bool
         elif gauges:
             children.update(found)
     _add_histograms(engine, record)
-    for window, hits in zip(WINDOWS, totals.hits, strict=False):
+    for window, hits in zip(HIT_WINDOWS, totals.hits, strict=False):
         if hits.requests:
             getattr(engine, window).add(hits.requests, hits.queries, hits.hits)
-    engine.seen |= engine.layout.optional_paths.intersection(totals.seen)
+    engine.exposed_paths |= engine.layout.optional_paths.intersection(totals.seen)
     engine.restarts = min(engine.restarts + totals.restarts, TOTAL_LIMIT)
     engine.last_seen = max(engine.last_seen, totals.last_seen)
     if totals.created:
@@ -282,10 +282,10 @@ def add_family(registry: Registry, engine: Engine, totals: OpenTotals) -> int:
 
 def _wanted(engine: Engine, totals: OpenTotals) -> Bounds:
     """The bounds of the engine's family of that name."""
-    known = engine.open.get(totals.name)
+    known = engine.open_families.get(totals.name)
     row = engine.layout.sampled_rows.get(totals.name)
     if known is None and row is not None:
-        known = engine.sampled(row)
+        known = engine.new_family(row)
     return tuple(totals.bounds) if known is None else known.bounds
 
 

@@ -1,4 +1,4 @@
-"""Native histograms: exponential buckets, kept beside the classic ones of the same series."""
+"""Native histograms: exponential buckets beside the classic buckets of the same series."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping
 
 from sidestep.catalog.buckets import SCHEMA, SCHEMAS, Bounds
-from sidestep.metrics.exponential_buckets import MOST, ZERO, as_classic, coarser, index_of, upper
+from sidestep.metrics.exponential_buckets import (
+    MAX_BUCKETS,
+    ZERO_THRESHOLD,
+    as_classic,
+    coarser,
+    index_of,
+    upper,
+)
 from sidestep.metrics.histogram import Histogram, rebucket
 from sidestep.protocol.limits import VALUE_LIMIT
 from sidestep.protocol.native_buckets import COARSEST, NativeBuckets
@@ -16,13 +23,13 @@ from sidestep.protocol.records import Buckets
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Native:
-    """That native histograms are kept, and how.
+class NativeSettings:
+    """Settings of native histograms.
 
     Attributes:
-        schemas: By bucket family, where the operator has set them.
-        wall: Unix time of now.
-        both: Whether protobuf pages have the classic buckets beside them.
+        schemas: Schemas that the operator has set, by bucket family.
+        wall: Returns the current Unix time.
+        both: Whether protobuf pages contain the classic buckets, too.
     """
 
     schemas: Mapping[str, int]
@@ -30,21 +37,21 @@ class Native:
     both: bool = False
 
     def histogram(self, bounds: Bounds, family: str) -> NativeHistogram:
-        """An empty one, of a bucket family."""
+        """Return an empty native histogram of a bucket family."""
         schema = self.schemas.get(family, SCHEMAS.get(family, SCHEMA))
         return NativeHistogram(bounds, schema, self.wall())
 
 
 class NativeHistogram(Histogram):
-    """A classic histogram that has exponential buckets, too, for the same observations.
+    """A classic histogram with exponential buckets for the same observations.
 
     Attributes:
-        schema: Of the buckets; lower than at first where there were too many of them.
-        zeros: Observations of at most ``ZERO``.
-        buckets: Counts of all others, by index.
-        created: Unix time since when it counts; 0.0 where that is not known.
-        encoded: The protobuf renderer's bytes of this state, or what was lent of it to make
-            them; None after every change.
+        schema: Schema of the buckets; it decreases where there are too many buckets.
+        zeros: Observations of at most ``ZERO_THRESHOLD``.
+        buckets: Counts of all other observations, by bucket index.
+        created: Unix time at which the counts began; 0.0 where that is unknown.
+        encoded: The protobuf encoding of this state, or the copy from which a renderer makes it;
+            None after every change.
     """
 
     __slots__ = ("buckets", "created", "encoded", "schema", "zeros")
@@ -58,50 +65,50 @@ class NativeHistogram(Histogram):
         self.encoded: bytes | NativeHistogram | None = None
 
     def observe(self, value: float) -> int:
-        """Count one value; 1 where it was refused, else 0."""
+        """Count one value; return 1 if it was refused, else 0."""
         if self.encoded is not None:
-            self._change()
+            self._before_change()
         if super().observe(value):
             return 1
-        self._place(value, 1)
+        self._count_native(value, 1)
         return 0
 
     def observe_run(self, value: float, count: int) -> int:
-        """Count the same value several times; how many were refused."""
+        """Count the same value ``count`` times; return how many observations were refused."""
         if self.encoded is not None:
-            self._change()
+            self._before_change()
         refused = super().observe_run(value, count)
         if not refused:
-            self._place(value, count)
+            self._count_native(value, count)
         return refused
 
-    def _weigh(self, observations: list[tuple[float, int]]) -> int:
+    def _observe_weights(self, observations: list[tuple[float, int]]) -> int:
         if self.encoded is not None:
-            self._change()
-        refused = super()._weigh(observations)
+            self._before_change()
+        refused = super()._observe_weights(observations)
         for value, count in observations:
             if 0.0 <= value <= VALUE_LIMIT:
-                self._place(value, count)
+                self._count_native(value, count)
         return refused
 
     def add(self, counts: list[int], total: float, native: NativeBuckets | None = None) -> None:
-        """Merge counts per bucket of equal bounds, and the sum they stand for.
+        """Add counts per bucket, of equal bounds, and the sum of their observations.
 
         Args:
-            counts: Of the classic buckets.
-            total: The sum.
-            native: The same observations in native buckets; where it is not given, each lands
-                by the upper bound of its classic one.
+            counts: One count per classic bucket, not cumulative.
+            total: The sum of the observations.
+            native: The same observations in native buckets. Without it, each observation counts
+                at the upper bound of its classic bucket.
         """
         if self.encoded is not None:
-            self._change()
+            self._before_change()
         super().add(counts, total)
         if native is None:
-            # Of what is over all bounds nobody knows how much.
+            # The values above the highest bound are unknown: they count just above it.
             last = math.nextafter(self.bounds[-1], math.inf) if self.bounds else 0.0
             for bound, count in zip((*self.bounds, last), counts, strict=True):
                 if count:
-                    self._place(bound, count)
+                    self._count_native(bound, count)
             return
         added = dict(zip(native.indices, map(int, native.counts), strict=True))
         if native.schema > self.schema:
@@ -112,51 +119,53 @@ class NativeHistogram(Histogram):
                 self.buckets[index] = self.buckets.get(index, 0) + count
         self.zeros += int(native.zeros)
         self.created = min(self.created, native.created or self.created)
-        self._bound()
+        self._limit_buckets()
 
     def _coarsen(self, schema: int) -> None:
-        """Have the resolution of ``schema`` at most."""
+        """Reduce the resolution to that of ``schema``, if it is finer."""
         if schema < self.schema:
             self.buckets = coarser(self.buckets, self.schema - schema)
             self.schema = schema
 
     def merge(self, other: Histogram) -> None:
-        """Add what ``other``, of equal bounds, has counted."""
-        kept = other.kept()
-        self.add(other.counts, other.sum, kept.native)
+        """Add the observations of ``other``, which has equal bounds."""
+        self.add(other.counts, other.sum, other.to_wire().native)
 
-    def empty(self) -> NativeHistogram:
-        """Another of its form, without observations."""
+    def empty_copy(self) -> NativeHistogram:
+        """Return a plain native histogram of the same bounds without observations."""
         return NativeHistogram(self.bounds, self.schema, self.created)
 
-    def fresh(self, bounds: Bounds) -> NativeHistogram:
-        """Another of its kind, without observations."""
+    def empty_with(self, bounds: Bounds) -> NativeHistogram:
+        """Return a histogram of this kind with other bounds and no observations."""
         return NativeHistogram(bounds, self.schema, self.created)
 
-    def rebounded(self, bounds: Bounds) -> NativeHistogram:
-        """The same observations under other bounds, each by the upper bound of its native bucket."""
-        found = self.fresh(bounds)
+    def with_bounds(self, bounds: Bounds) -> NativeHistogram:
+        """Return the same observations under other bounds.
+
+        Each observation counts at the upper bound of its native bucket.
+        """
+        found = self.empty_with(bounds)
         native = self._native()
         found.add(rebucket(*as_classic(native), bounds), self.sum, native)
         return found
 
-    def kept(self) -> Buckets:
-        """Its state, as it travels."""
+    def to_wire(self) -> Buckets:
+        """Return the state as a wire struct."""
         return Buckets(self.sum, [*self.counts], self._native())
 
     def copy(self) -> NativeHistogram:
-        """Its state of now, to be looked at later."""
+        """Return a copy of the current state."""
         found = self._copied_to(NativeHistogram.__new__(NativeHistogram))
         found.schema, found.zeros, found.created = self.schema, self.zeros, self.created
         found.buckets = self.buckets.copy()
         found.encoded = None
         return found
 
-    def lend(self) -> NativeHistogram:
-        """Its state of now, to be encoded later: what is dear of it is copied only if it changes.
+    def copy_on_write(self) -> NativeHistogram:
+        """Return the current state for later encoding; the counts are copied only if they change.
 
-        Whoever has encoded it says so in the ``encoded`` of both; nothing else is true of what was
-        lent from then on. Who else asks before that gets the same.
+        Callers share one copy until the state changes or is encoded. After encoding, the renderer
+        sets ``encoded`` of both histograms, and nothing else of the copy is valid any more.
         """
         found = self.encoded
         if not isinstance(found, NativeHistogram):
@@ -164,12 +173,12 @@ class NativeHistogram(Histogram):
             found.bounds, found.counts, found.sum = self.bounds, self.counts, self.sum
             found.schema, found.zeros, found.created = self.schema, self.zeros, self.created
             found.buckets = self.buckets
-            found.mark = found.encoded = None
+            found.state_token = found.encoded = None
             self.encoded = found
         return found
 
-    def _change(self) -> None:
-        """It is about to be another: what was lent of it, and is not encoded, stays as it was."""
+    def _before_change(self) -> None:
+        """Detach the copy that ``copy_on_write`` returned, if it is not encoded yet."""
         if isinstance(self.encoded, NativeHistogram):
             self.counts, self.buckets = self.counts.copy(), self.buckets.copy()
         self.encoded = None
@@ -178,25 +187,25 @@ class NativeHistogram(Histogram):
         counts: list[int | str] = [*self.buckets.values()]
         return NativeBuckets(self.schema, self.zeros, [*self.buckets], counts, self.created)
 
-    def _place(self, value: float, count: int) -> None:
-        if value <= ZERO:
+    def _count_native(self, value: float, count: int) -> None:
+        if value <= ZERO_THRESHOLD:
             self.zeros += count
             return
         if not count:
             return
         buckets, index = self.buckets, index_of(self.schema, value)
         buckets[index] = buckets.get(index, 0) + count
-        if len(buckets) > MOST:
-            self._bound()
+        if len(buckets) > MAX_BUCKETS:
+            self._limit_buckets()
 
-    def _count(self, values: list[float]) -> None:
-        """Count ``values``, some that are sorted and may be, a bucket at a time."""
+    def _count_sorted(self, values: list[float]) -> None:
+        """Count ``values``, sorted and valid and at least one, a bucket at a time."""
         if self.encoded is not None:
-            self._change()
-        super()._count(values)
+            self._before_change()
+        super()._count_sorted(values)
         start, end = 0, len(values)
-        if values[0] <= ZERO:
-            start = bisect_right(values, ZERO)
+        if values[0] <= ZERO_THRESHOLD:
+            start = bisect_right(values, ZERO_THRESHOLD)
             self.zeros += start
             if start == end:
                 return
@@ -210,9 +219,9 @@ class NativeHistogram(Histogram):
             buckets[index] = buckets.get(index, 0) + after - start
             start = after
         buckets[last] = buckets.get(last, 0) + end - start
-        self._bound()
+        self._limit_buckets()
 
-    def _bound(self) -> None:
-        """Keep the number of buckets bounded, whatever is observed."""
-        while len(self.buckets) > MOST and self.schema > COARSEST:
+    def _limit_buckets(self) -> None:
+        """Reduce the resolution until there are at most ``MAX_BUCKETS`` buckets."""
+        while len(self.buckets) > MAX_BUCKETS and self.schema > COARSEST:
             self._coarsen(self.schema - 1)

@@ -17,7 +17,7 @@ MAX_BYTES = 16 << 20
 """What these take on a page, about: a line repeats all labels, a histogram has many lines."""
 
 
-class Room:
+class SeriesQuota:
     """How much of it there is left.
 
     Attributes:
@@ -37,7 +37,7 @@ class Room:
     def limit(self, engine: Engine, series: int, size: int) -> str:
         """Which limit ``engine`` would pass with so many children more, of so many bytes; or none."""
         reached = {
-            "engine_series": engine.series + series > MAX_ENGINE_SERIES,
+            "engine_series": engine.open_series + series > MAX_ENGINE_SERIES,
             "series": self.series + series > MAX_SERIES,
             "engine_bytes": engine.open_bytes + size > MAX_ENGINE_BYTES,
             "bytes": self.bytes + size > MAX_BYTES,
@@ -53,14 +53,14 @@ class Room:
 
     def resize(self, engine: Engine, series: int, size: int) -> None:
         """Note that ``engine`` has so many more children of self-described families."""
-        engine.series += series
+        engine.open_series += series
         self.series += series
         engine.open_bytes += size
         self.bytes += size
 
     def without_gauges(self, engine: Engine) -> None:
         """Let the gauges among the self-described families of ``engine`` have no children."""
-        for family in engine.open.values():
+        for family in engine.open_families.values():
             if family.kind == "gauge":
                 size = sum(family.size(key, engine) for key in family.children)
                 self.resize(engine, -len(family.children), -size)
@@ -68,12 +68,12 @@ class Room:
 
     def release(self, engine: Engine) -> None:
         """Give free what the self-described families of ``engine`` took: it has none any more."""
-        self.series -= engine.series
+        self.series -= engine.open_series
         self.bytes -= engine.open_bytes
-        for name in engine.open.keys() & self._users.keys():
+        for name in engine.open_families.keys() & self._users.keys():
             self._users[name] -= 1
             if not self._users[name]:
                 del self._users[name]
                 self.names -= exposed_names(name, self.families.pop(name)[0])
-        engine.open = {}
-        engine.series = engine.open_bytes = 0
+        engine.open_families = {}
+        engine.open_series = engine.open_bytes = 0

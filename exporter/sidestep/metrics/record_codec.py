@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from sidestep.errors import WireError
-from sidestep.metrics.availability import settle
+from sidestep.metrics.availability import update_availability
 from sidestep.metrics.engine import ORIGIN, Engine, Number, OpenFamily
 from sidestep.metrics.exponential_buckets import check as check_native
 from sidestep.metrics.histogram import Histogram
@@ -37,10 +37,10 @@ from sidestep.protocol.records import (
 
 MAX_FIELDS = 64
 """Of the totals; later releases may have more than this one."""
-Decoded = TypeVar("Decoded")
+DecodedType = TypeVar("DecodedType")
 
 
-class _Loose(msgspec.Struct, array_like=True, gc=False):
+class _RawRecord(msgspec.Struct, array_like=True, gc=False):
     """A record of which nothing is decoded yet."""
 
     head: msgspec.Raw
@@ -49,7 +49,7 @@ class _Loose(msgspec.Struct, array_like=True, gc=False):
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
-_loose: msgspec.msgpack.Decoder[_Loose] = msgspec.msgpack.Decoder(_Loose)
+_raw_decoder: msgspec.msgpack.Decoder[_RawRecord] = msgspec.msgpack.Decoder(_RawRecord)
 _head_decoder: msgspec.msgpack.Decoder[Head] = msgspec.msgpack.Decoder(Head)
 _totals_decoder: msgspec.msgpack.Decoder[Totals] = msgspec.msgpack.Decoder(Totals)
 _one_buckets: msgspec.msgpack.Decoder[Buckets | None] = msgspec.msgpack.Decoder(Buckets | None)
@@ -59,18 +59,18 @@ _COLUMNS = tuple(map(Totals.__struct_fields__.index, ("histograms", "keyed", "op
 """Places of what a large record is large with."""
 
 
-def _many(most: int) -> msgspec.msgpack.Decoder[list[msgspec.Raw]]:
+def _list_decoder(most: int) -> msgspec.msgpack.Decoder[list[msgspec.Raw]]:
     return msgspec.msgpack.Decoder(Annotated[list[msgspec.Raw], Meta(max_length=most)])
 
 
-_many_buckets, _many_children, _many_open = map(_many, (MAX_PLACES, MAX_KEYED, MAX_OPEN))
-CHECKED = 2048
+_many_buckets, _many_children, _many_open = map(_list_decoder, (MAX_PLACES, MAX_KEYED, MAX_OPEN))
+CHECK_BATCH = 2048
 """Counts of buckets that are looked at in one go."""
-PART = 16 << 10
+PART_BYTES = 16 << 10
 """Bytes of a record that are decoded in one go; an ordinary one has less."""
-WORD = 1 << 63
+INT_LIMIT = 1 << 63
 MAX_DIGITS = 64
-WINDOWS = ("prefix_hits", "external_hits", "mm_hits")
+HIT_WINDOWS = ("prefix_hits", "external_hits", "mm_hits")
 
 
 def encode_record(engine: Engine, totals: Totals) -> bytes:
@@ -79,7 +79,7 @@ def encode_record(engine: Engine, totals: Totals) -> bytes:
     try:
         return _encoder.encode(record)
     except OverflowError:
-        _word(totals)
+        _encode_large_ints(totals)
         return _encoder.encode(record)
 
 
@@ -89,7 +89,7 @@ def decode_record(raw: bytes | msgspec.Raw) -> Record:
     Raises:
         WireError: Malformed, or at odds with itself.
     """
-    record = _decoded(_decoder, raw)
+    record = _decode(_decoder, raw)
     _check_columns(record)
     for bounds, buckets in zip(record.head.bounds, record.totals.histograms, strict=True):
         if buckets is not None:
@@ -103,55 +103,55 @@ def decode_in_parts(raw: bytes) -> Generator[None, None, Record]:
     Raises:
         WireError: Malformed, or at odds with itself.
     """
-    if len(raw) <= PART:
+    if len(raw) <= PART_BYTES:
         return decode_record(raw)
-    found = _decoded(_loose, raw)
+    found = _decode(_raw_decoder, raw)
     totals = found.totals
     if len(memoryview(found.head)) > MAX_ITEM_BYTES:
         raise WireError("over_limit", "an engine's description is too large")
     yield
     columns = [_many_buckets, _many_children, _many_open]
-    raws = [_decoded(column, totals[at]) for column, at in zip(columns, _COLUMNS, strict=False)]
+    raws = [_decode(column, totals[at]) for column, at in zip(columns, _COLUMNS, strict=False)]
     # All else is small, and what stands in between these is nothing.
     bare = [msgspec.Raw(b"\x90") if at in _COLUMNS else each for at, each in enumerate(totals)]
     record = Record(
-        _decoded(_head_decoder, found.head),
-        _decoded(_totals_decoder, _encoder.encode(bare)),
+        _decode(_head_decoder, found.head),
+        _decode(_totals_decoder, _encoder.encode(bare)),
     )
     yield
     if raws:
-        record.totals.histograms = yield from _each(_one_buckets, raws[0])
+        record.totals.histograms = yield from _decode_each(_one_buckets, raws[0])
     if len(raws) > 1:
-        record.totals.keyed = yield from _each(_one_children, raws[1])
+        record.totals.keyed = yield from _decode_each(_one_children, raws[1])
     if len(raws) > 2:  # noqa: PLR2004 - the third column
-        record.totals.open = yield from _each(_one_open, raws[2])
+        record.totals.open = yield from _decode_each(_one_open, raws[2])
     _check_columns(record)
     done = 0
     for bounds, buckets in zip(record.head.bounds, record.totals.histograms, strict=True):
         if buckets is not None:
             check_buckets(buckets, bounds)
             done += len(buckets.counts)
-            if done > CHECKED:
+            if done > CHECK_BATCH:
                 done = 0
                 yield
     return record
 
 
-def _each(
-    decoder: msgspec.msgpack.Decoder[Decoded], raws: Sequence[msgspec.Raw]
-) -> Generator[None, None, list[Decoded]]:
-    found: list[Decoded] = []
+def _decode_each(
+    decoder: msgspec.msgpack.Decoder[DecodedType], raws: Sequence[msgspec.Raw]
+) -> Generator[None, None, list[DecodedType]]:
+    found: list[DecodedType] = []
     size = 0
     for raw in raws:
-        found.append(_decoded(decoder, raw))
+        found.append(_decode(decoder, raw))
         size += len(memoryview(raw))
-        if size > PART:
+        if size > PART_BYTES:
             size = 0
             yield
     return found
 
 
-def _decoded(decoder: msgspec.msgpack.Decoder[Decoded], raw: bytes | msgspec.Raw) -> Decoded:
+def _decode(decoder: msgspec.msgpack.Decoder[DecodedType], raw: bytes | msgspec.Raw) -> DecodedType:
     try:
         return decoder.decode(raw)
     except DECODE_ERRORS as error:
@@ -172,25 +172,25 @@ def _check_columns(record: Record) -> None:
 
 def totals_of(engine: Engine) -> Totals:
     """All that ``engine`` has counted, and its gauges."""
-    settle(engine)
+    update_availability(engine)
     return Totals(
         list(engine.values),
-        [None if h is None else h.kept() for h in engine.histograms],
+        [None if h is None else h.to_wire() for h in engine.histograms],
         [[Child(list(key), value) for key, value in c.items()] for c in engine.keyed],
-        [_open(family) for family in engine.open.values()],
+        [_open_totals(family) for family in engine.open_families.values()],
         engine.gauge_stamp,
         engine.held_tokens,
-        [_hits(getattr(engine, window)) for window in WINDOWS],
-        list(engine.seen),
+        [_hits(getattr(engine, window)) for window in HIT_WINDOWS],
+        list(engine.exposed_paths),
         engine.restarts,
         engine.last_seen,
-        looked=[] if engine.looked is None else [engine.looked],
+        looked=[] if engine.statistics is None else [engine.statistics],
         created=engine.created,
     )
 
 
 def _head(engine: Engine) -> bytes:
-    if not engine.head:
+    if not engine.encoded_head:
         labels = {name: value for name, value in engine.labels.items() if name != ORIGIN}
         info = EngineInfo(
             engine.id,
@@ -210,13 +210,13 @@ def _head(engine: Engine) -> bytes:
             [list(engine.bounds_of(slot)) for slot in range(len(layout.histograms))],
             [row.name for row in layout.keyed],
         )
-        engine.head = _encoder.encode(head)
-    return engine.head
+        engine.encoded_head = _encoder.encode(head)
+    return engine.encoded_head
 
 
-def _open(family: OpenFamily) -> OpenTotals:
+def _open_totals(family: OpenFamily) -> OpenTotals:
     children = [
-        Child(list(key), 0, value.kept())
+        Child(list(key), 0, value.to_wire())
         if isinstance(value, Histogram)
         else Child(list(key), value)
         for key, value in family.children.items()
@@ -277,25 +277,25 @@ def _hits(window: HitWindow) -> Hits:
     return Hits(*(min(number, TOTAL_LIMIT) for number in found))
 
 
-def _word(totals: Totals) -> None:
+def _encode_large_ints(totals: Totals) -> None:
     """Write integers that do not fit as text; a few make a record larger, so only where they are."""
-    totals.scalars = [v if v is None else _worded(v) for v in totals.scalars]
+    totals.scalars = [v if v is None else _as_text(v) for v in totals.scalars]
     children = [child for found in totals.keyed for child in found]
     children += [child for family in totals.open for child in family.children]
     for child in children:
-        child.value = _worded(child.value)
+        child.value = _as_text(child.value)
     for buckets in (*totals.histograms, *(child.buckets for child in children)):
         if buckets is not None:
-            buckets.counts = _all_worded(buckets.counts)
+            buckets.counts = _all_as_text(buckets.counts)
             native = buckets.native
             if native is not None:
-                native.counts = _all_worded(native.counts)
-                (native.zeros,) = _all_worded([native.zeros])
+                native.counts = _all_as_text(native.counts)
+                (native.zeros,) = _all_as_text([native.zeros])
 
 
-def _all_worded(counts: list[int | str]) -> list[int | str]:
-    return [str(n) if int(n) >= WORD else n for n in counts]
+def _all_as_text(counts: list[int | str]) -> list[int | str]:
+    return [str(n) if int(n) >= INT_LIMIT else n for n in counts]
 
 
-def _worded(value: Amount) -> Amount:
-    return str(value) if isinstance(value, int) and value >= WORD else value
+def _as_text(value: Amount) -> Amount:
+    return str(value) if isinstance(value, int) and value >= INT_LIMIT else value

@@ -1,4 +1,4 @@
-"""All state: engines and their series. What a scrape reads, and apply alone writes."""
+"""The registry of engines and their series; scrapes read it, and applied items change it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from sidestep.catalog.slo import Objectives
 from sidestep.errors import WireError
 from sidestep.exposition.passthrough.registry import Passed
 from sidestep.metrics.engine import ORIGIN, Engine, Key
-from sidestep.metrics.native_histogram import Native
-from sidestep.metrics.quotas import Room
+from sidestep.metrics.native_histogram import NativeSettings
+from sidestep.metrics.quotas import SeriesQuota
 from sidestep.protocol.limits import MAX_LABEL_CHARS, MAX_OPEN_VALUES, OTHER, is_printable
 from sidestep.protocol.messages import EngineInfo
 from sidestep.tracking.kv_blocks.tracker import Residency
@@ -23,18 +23,18 @@ from sidestep.tracking.requests.machine import Lifecycle
 from sidestep.tracking.requests.parallel_samples import Questions
 from sidestep.tracking.requests.rules import Rules
 
-Look = tuple[bool, frozenset[tuple[str, str]]]
+LabelKey = tuple[bool, frozenset[tuple[str, str]]]
 
 MAX_ENGINES = 1024
-"""Shown, and as many that are kept."""
-SILENT = 30.0
-"""Seconds after which nobody knows any more whether a gauge is true."""
-GONE = 300.0
-"""After which an engine is not shown any more."""
-KEPT = 86_400.0
-"""After which its totals are forgotten: should it come back, they begin at 0."""
+"""Most engines that are exposed; at most as many more are retired."""
+GAUGES_EXPIRE_SECONDS = 30.0
+"""Seconds without a stream after which an engine's gauges are stale and no longer exposed."""
+ENGINE_EXPIRES_SECONDS = 300.0
+"""Seconds without a stream after which an engine is retired: it is no longer exposed."""
+TOTALS_EXPIRE_SECONDS = 86_400.0
+"""Seconds without a stream after which a retired engine is deleted; if it returns, it starts at 0."""
 FULL_SHARES = 10
-"""Engines that may follow as many KV blocks as one may; more of them share."""
+"""Engines that may each track the full number of KV blocks; with more engines, they share it."""
 LIMITS = (
     "label_values",
     "engine_series",
@@ -49,12 +49,12 @@ LIMITS = (
 
 @dataclasses.dataclass(slots=True)
 class Sampling:
-    """How KV blocks are followed.
+    """Settings of KV block tracking.
 
     Attributes:
-        rate: Which share of them.
-        scale: Whether each counts for all that it stands for.
-        capacity: How many at once, per engine.
+        rate: The share of blocks that are tracked.
+        scale: Whether each sampled block counts for all blocks that it represents.
+        capacity: Most blocks tracked at once, per engine.
     """
 
     rate: float = 0.01
@@ -63,23 +63,24 @@ class Sampling:
 
 
 class Registry:
-    """Engines by identity.
+    """All engines, by identity.
 
     Attributes:
-        rules: How request events are read.
-        sampling: How KV blocks are followed; see ``sample_blocks``.
-        native: How native histograms are kept; None: they are not.
-        objectives: What requests are held against that are counted here.
-        questions: Parallel samples, which may be spread over engines.
-        kept: Engines of which nothing was heard for long: not shown, but when one
-            comes back its counters go on.
-        version: Changes with every applied item, so that a page can be reused.
-        limited: What went to ``__other__`` or was refused since there were too many, by limit.
-        parts: How many engines are but parts of others.
-        room: What families take that describe themselves.
-        reserved: Those that the exporter's own collectors take.
-        passed: Other exporters' families.
-        shows: Whether a family is to be on pages.
+        engines: Engines that are exposed.
+        retired: Engines that were silent for long: they are not exposed, but the counters of one
+            that returns continue.
+        rules: Rules for reading request events.
+        sampling: Settings of KV block tracking; see ``sample_blocks``.
+        native: Settings of native histograms; None: classic histograms only.
+        objectives: Objectives that the requests counted here are compared with.
+        questions: Groups of parallel samples, which may be spread over engines.
+        version: Increases with every change, so that an unchanged page can be reused.
+        limited: Updates that went to ``__other__`` or were refused, by limit.
+        parts: Number of engines that are part of another engine.
+        quota: Limits on self-described families, and their current use.
+        reserved: Names that the exporter's own collectors use.
+        passthrough: Other exporters' families.
+        is_exposed: Returns whether pages contain a family.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class Registry:
         overrides: Mapping[str, Bounds],
         rules: Rules | None = None,
         sampling: Sampling | None = None,
-        native: Native | None = None,
+        native: NativeSettings | None = None,
         *,
         objectives: Objectives | None = None,
     ) -> None:
@@ -100,23 +101,23 @@ class Registry:
         self.objectives = objectives or Objectives()
         self.questions = Questions()
         self.engines: dict[str, Engine] = {}
-        self.kept: dict[str, Engine] = {}
+        self.retired: dict[str, Engine] = {}
         self.version = 0
         self.limited: Counter[str] = Counter(dict.fromkeys(LIMITS, 0))
         self.parts = 0
-        self.room = Room()
+        self.quota = SeriesQuota()
         self.reserved: frozenset[str] = frozenset()
-        self.passed = Passed(self._names)
-        self.shows: Callable[[str], bool] = lambda _: True
-        self._looks: set[Look] = set()
-        """Labels of the engines that are shown."""
+        self.passthrough = Passed(self._names)
+        self.is_exposed: Callable[[str], bool] = lambda _: True
+        self._label_keys: set[LabelKey] = set()
+        """Labels of the engines that are exposed."""
 
     def check(self, info: EngineInfo) -> None:
-        """Whether ``info``'s engine can be shown.
+        """Check that the engine that ``info`` describes can be exposed.
 
         Raises:
-            WireError: An unknown dialect, or not the one that others feed it in, or labels that
-                cannot be.
+            WireError: The dialect is unknown or differs from that of the engine's other streams,
+                or the labels are invalid for the dialect.
         """
         layout = self.layouts.get(info.dialect)
         if layout is None:
@@ -124,23 +125,23 @@ class Registry:
         names = set(info.labels)
         if not layout.required_labels <= names or (layout.own_labels | {ORIGIN}) & names:
             raise WireError("bad_label", f"an engine cannot have the labels {sorted(names)}")
-        known = self.engines.get(info.id) or self.kept.get(info.id)
-        if known is None or known.forwarded:
+        known = self.engines.get(info.id) or self.retired.get(info.id)
+        if known is None or known.federated:
             return
         if known.streams and known.layout is not layout:
-            # Whoever feeds it would go on with what nobody shows.
+            # Its streams would keep updating an engine that is no longer exposed.
             raise WireError("changed_dialect", f"{info.id} is one of {known.layout.dialect}")
 
     def register(self, info: EngineInfo) -> Engine:
-        """The engine that ``info`` names, known or new.
+        """Return the engine that ``info`` names; create it if it is new.
 
         Raises:
             WireError: See ``check``.
         """
         self.check(info)
-        self._make_way(info.id)
+        self._rename_federated(info.id)
         layout = self.layouts[info.dialect]
-        engine = self.engines.get(info.id) or self.kept.pop(info.id, None)
+        engine = self.engines.get(info.id) or self.retired.pop(info.id, None)
         if engine is not None and (engine.layout is not layout or self._is_renamed(engine, info)):
             self._hide(engine)
             self._forget(engine)
@@ -150,99 +151,99 @@ class Registry:
         else:
             engine.update(info)
         if info.id not in self.engines:
-            self.enter(engine)
+            self.expose(engine)
         self.touch(engine)
         return engine
 
-    def _make_way(self, name: str) -> None:
-        """Call an engine that another exporter counts something else: its name is ours to give."""
-        engine = self.engines.get(name) or self.kept.get(name)
-        if engine is None or not engine.forwarded:
+    def _rename_federated(self, name: str) -> None:
+        """Free the identity ``name`` if a federated engine has it: that engine gets another one."""
+        engine = self.engines.get(name) or self.retired.get(name)
+        if engine is None or not engine.federated:
             return
         free = (f"{name[: MAX_LABEL_CHARS - 8]}/{number}" for number in itertools.count(2))
-        engine.id = next(n for n in free if n not in self.engines and n not in self.kept)
-        for engines in (self.engines, self.kept):
+        engine.id = next(n for n in free if n not in self.engines and n not in self.retired)
+        for engines in (self.engines, self.retired):
             if engines.pop(name, None) is not None:
                 engines[engine.id] = engine
 
-    def enter(self, engine: Engine) -> None:
-        """Show ``engine``; never two samples of one name and labels."""
-        if _look(engine) in self._looks:
-            # The later engine says where it is from.
+    def expose(self, engine: Engine) -> None:
+        """Expose ``engine``; add the label ``origin`` if another engine has the same labels."""
+        if _label_key(engine) in self._label_keys:
+            # Two samples of one name must not have the same labels.
             engine.labels[ORIGIN] = engine.id
-            engine.look_anew()
-        self._looks.add(_look(engine))
+            engine.renew_label_version()
+        self._label_keys.add(_label_key(engine))
         self.engines[engine.id] = engine
         self.parts += _is_part(engine)
 
     def _hide(self, engine: Engine) -> None:
         if self.engines.pop(engine.id, None) is not None:
-            self._looks.discard(_look(engine))
+            self._label_keys.discard(_label_key(engine))
             self.parts -= _is_part(engine)
 
     def _forget(self, engine: Engine) -> None:
-        """Nobody will hear of ``engine`` again: what it took is there for others."""
-        engine.forget_core()
-        self.room.release(engine)
+        """Release what ``engine`` used of shared limits, since it will not return."""
+        engine.detach_core()
+        self.quota.release(engine)
 
-    def empty(self, engine: Engine) -> None:
-        """Let ``engine`` have no series at all, not even those that begin at 0."""
-        self.room.release(engine)
-        engine.empty()
+    def clear_series(self, engine: Engine) -> None:
+        """Remove all series of ``engine``, including those that start at 0."""
+        self.quota.release(engine)
+        engine.clear_series()
 
     def retire(self, engine: Engine) -> None:
-        """Show ``engine`` no more, and remember what it has counted."""
+        """Stop exposing ``engine``, and keep its totals."""
         self._hide(engine)
-        self.kept[engine.id] = engine
+        self.retired[engine.id] = engine
         self.touch(engine)
 
-    def recall(self, engine: Engine) -> None:
-        """Show ``engine`` again, if it is only remembered."""
-        if self.kept.pop(engine.id, None) is not None:
-            self.enter(engine)
+    def restore(self, engine: Engine) -> None:
+        """Expose ``engine`` again, if it is retired."""
+        if self.retired.pop(engine.id, None) is not None:
+            self.expose(engine)
             self.touch(engine)
 
     def discard(self, engine: Engine) -> None:
-        """Forget ``engine``, shown or remembered."""
+        """Delete ``engine``, whether exposed or retired."""
         if self.engines.get(engine.id) is engine:
             self._hide(engine)
-        if self.kept.get(engine.id) is engine:
-            del self.kept[engine.id]
+        if self.retired.get(engine.id) is engine:
+            del self.retired[engine.id]
         self._forget(engine)
         self.version += 1
 
     def _names(self) -> list[AbstractSet[str]]:
-        """What no other exporter's family may be called: also what is not on the page just now."""
+        """Return the names that other exporters' families must not have, exposed now or not."""
         features: dict[Layout, set[str]] = {}
         for engine in self.engines.values():
             features.setdefault(engine.layout, set()).update(engine.features)
         names = [layout.names_for(found) for layout, found in features.items()]
-        return [self.reserved, self.room.names, *names]
+        return [self.reserved, self.quota.names, *names]
 
     def _is_renamed(self, engine: Engine, info: EngineInfo) -> bool:
-        """Whether it comes back under other labels; while one stream says others, the first stand."""
+        """Return whether ``engine`` returns with other labels; while a stream feeds it, they are fixed."""
         before = {name: value for name, value in engine.labels.items() if name != ORIGIN}
         return not engine.streams and before != info.labels
 
     def clear(self) -> None:
-        """Forget all there is."""
+        """Delete all engines."""
         self.engines.clear()
-        self.kept.clear()
-        self._looks.clear()
+        self.retired.clear()
+        self._label_keys.clear()
         self.parts = 0
-        self.room = Room()
+        self.quota = SeriesQuota()
         self.limited = Counter(dict.fromkeys(LIMITS, 0))
         self.questions = Questions()
         self.version += 1
 
     def touch(self, engine: Engine) -> None:
-        """Note that ``engine`` changed."""
+        """Record that ``engine`` changed."""
         self.version += 1
         engine.version = self.version
 
-    def renew(self, engine: Engine) -> None:
-        """Another process has the engine: what the last one said of its state is over."""
-        # Its host may have been started anew, and the monotonic clock with it.
+    def reset_gauges(self, engine: Engine) -> None:
+        """Remove the gauges of ``engine``, since another process runs it now."""
+        # The host may have rebooted, which resets its monotonic clock.
         engine.gauge_stamp = 0.0
         if engine.streams:
             return
@@ -251,30 +252,30 @@ class Registry:
         for children, row in zip(engine.keyed, engine.layout.keyed, strict=True):
             if row.kind == "gauge":
                 children.clear()
-        self.room.without_gauges(engine)
+        self.quota.without_gauges(engine)
 
-    def pass_time(self, now: float) -> None:
-        """Hide what nobody tells of any more: first gauges, then all of an engine."""
+    def expire(self, now: float) -> None:
+        """Expire silent engines: first their gauges, then all their series, then their totals."""
         for engine in list(self.engines.values()):
-            silence = 0.0 if engine.streams else now - engine.heard
-            # It is shown again by a word of its own only.
-            if engine.live and silence >= SILENT:
+            silence = 0.0 if engine.streams else now - engine.seen_at
+            # Gauges are exposed again only when the engine sends an item.
+            if engine.live and silence >= GAUGES_EXPIRE_SECONDS:
                 engine.live = False
                 self.touch(engine)
-            if silence >= GONE or (engine.absent and not engine.streams):
-                if not engine.forwarded:
-                    engine.forget_core()
+            if silence >= ENGINE_EXPIRES_SECONDS or (engine.absent and not engine.streams):
+                if not engine.federated:
+                    engine.detach_core()
                 self.retire(engine)
-        # What a polled server once had goes first: it can have another name every second. Then what
-        # other exporters count, who remember it themselves.
-        for engine in sorted(self.kept.values(), key=lambda e: (not e.absent, not e.forwarded)):
-            if now - engine.heard >= KEPT or len(self.kept) > MAX_ENGINES:
-                del self.kept[engine.id]
+        # Engines that a polled server no longer has are deleted first, since their names may change
+        # every second; then federated engines, whose own exporters keep their totals.
+        for engine in sorted(self.retired.values(), key=lambda e: (not e.absent, not e.federated)):
+            if now - engine.seen_at >= TOTALS_EXPIRE_SECONDS or len(self.retired) > MAX_ENGINES:
+                del self.retired[engine.id]
                 self._forget(engine)
                 self.version += 1
 
     def sample_blocks(self, rate: float) -> None:
-        """Follow this share of KV blocks from now on."""
+        """Track this share of KV blocks from now on."""
         self.version += 1
         self.sampling.rate = rate
         for engine in self.engines.values():
@@ -282,13 +283,13 @@ class Registry:
                 engine.blocks.rate = rate
 
     def requests_of(self, engine: Engine) -> Lifecycle:
-        """The requests of ``engine``, followed from now on."""
+        """Return the request tracker of ``engine``; create it if there is none."""
         if engine.requests is None:
             engine.requests = Lifecycle(self.rules, self.questions)
         return engine.requests
 
     def blocks_of(self, engine: Engine) -> Residency:
-        """The KV blocks of ``engine``, followed from now on."""
+        """Return the KV block tracker of ``engine``; create it if there is none."""
         if engine.blocks is None:
             chosen = self.sampling
             engine.blocks = Residency(
@@ -298,15 +299,15 @@ class Registry:
         return engine.blocks
 
     def _share_blocks(self) -> None:
-        """All engines together may follow so many blocks, and each as many as any other."""
-        following = [e.blocks for e in self.engines.values() if e.blocks is not None]
+        """Divide the capacity for KV blocks equally among the engines."""
+        trackers = [e.blocks for e in self.engines.values() if e.blocks is not None]
         capacity = self.sampling.capacity
-        share = max(FULL_SHARES * capacity // max(len(following), 1), 1)
-        for blocks in following:
-            blocks.capacity = min(capacity, share)
+        share = max(FULL_SHARES * capacity // max(len(trackers), 1), 1)
+        for tracker in trackers:
+            tracker.capacity = min(capacity, share)
 
     def add(self, engine: Engine, assignment: SlotAssignment, value: str, count: int) -> None:
-        """Add to the child of a counter whose own label is ``value``."""
+        """Add ``count`` to the child of a counter whose own label is ``value``."""
         if assignment.storage == "keyed":
             children = engine.keyed[assignment.slots[0]]
             key = self.capped(children, (value,))
@@ -318,15 +319,15 @@ class Registry:
             engine.values[slot] = (engine.values[slot] or 0) + count
 
     def capped(self, children: Mapping[Key, object], key: Key) -> Key:
-        """``key``, or the one for all others where ``children`` is full."""
+        """Return ``key``, or the key of ``__other__`` where ``children`` is full."""
         if key in children or (len(children) < MAX_OPEN_VALUES and all(map(is_printable, key))):
             return key
         self.limited["label_values"] += 1
         return (OTHER,) * len(key)
 
 
-def _look(engine: Engine) -> Look:
-    """What tells an engine's series from others': to Prometheus an empty label is none."""
+def _label_key(engine: Engine) -> LabelKey:
+    """Return the labels that distinguish an engine; to Prometheus, an empty label is a missing one."""
     return engine.layout.has_own_namespace, frozenset((n, v) for n, v in engine.labels.items() if v)
 
 

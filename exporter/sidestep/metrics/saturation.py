@@ -24,13 +24,13 @@ MARK = 30.0
 TREND, HISTORY = 900.0, 1800.0
 """Seconds over which there is a trend, from the first to the second: on a ramp a mean is late by
 half of its window, and over less time a trend is chance."""
-LEAST, MOST = 60.0, 600.0
+MIN_WINDOW, MAX_WINDOW = 60.0, 600.0
 """Seconds over which requests are counted: as few as have ENOUGH of them."""
 ENOUGH = 1500
 """Requests; their number varies by 2.6 % then, where they come independently."""
 ANSWERS = 5000
 """Requests over which the tokens of one are averaged; at least ``FEW`` of them."""
-FEW = 20
+MIN_REQUESTS = 20
 SETTLING = 3.0
 """Stays of a request until a full batch is as it will be: large requests are let in late, and
 what was short has left."""
@@ -92,14 +92,14 @@ class Offered:
                 marks.popleft()
             self._trend = self._slope()
         known = now - marks[0][0]
-        if known < START or (known < MOST and arrived - marks[0][1] < SURE):
+        if known < START or (known < MAX_WINDOW and arrived - marks[0][1] < SURE):
             return None
         since, before = next(
             (
                 mark
                 for mark in reversed(marks)
-                if now - mark[0] >= LEAST
-                and (arrived - mark[1] >= ENOUGH or now - mark[0] > MOST - MARK)
+                if now - mark[0] >= MIN_WINDOW
+                and (arrived - mark[1] >= ENOUGH or now - mark[0] > MAX_WINDOW - MARK)
             ),
             marks[0],
         )
@@ -223,7 +223,7 @@ class Saturation:
             self._since = self._when, before.generated
         since, generated = self._since
         made = load.generated - generated
-        if self._requests >= FEW and made > 0.0 and load.running > 0.0:
+        if self._requests >= MIN_REQUESTS and made > 0.0 and load.running > 0.0:
             blocked = now - since
             # Those in the batch have to be made at this pace.
             stay = load.running * (self._tokens / self._requests) * blocked / made
@@ -232,7 +232,7 @@ class Saturation:
     def _ratio(self, now: float, load: Load) -> float | None:
         rate = self._offered.look(now, load.arrived)
         most = self._full.rate
-        if rate is None or most is None or self._requests < FEW:
+        if rate is None or most is None or self._requests < MIN_REQUESTS:
             return None
         found = rate * self._tokens / self._requests / most
         is_blocked = self._since is not None and now - self._since[0] >= BLOCKED

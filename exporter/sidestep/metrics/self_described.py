@@ -29,33 +29,33 @@ def add_samples(registry: Registry, engine: Engine, item: Samples, *, kept: bool
     """
     if sum(len(family.samples) for family in item.families) > MAX_OBSERVATIONS:
         raise WireError("too_big", "more samples than an item may have")
-    made = _Made(registry)
+    made = _NewFamilies(registry)
     for family in item.families:
-        target = made.families.get(family.name) or engine.open.get(family.name)
+        target = made.families.get(family.name) or engine.open_families.get(family.name)
         if target is None or _is_another_form(engine, target, family):
-            target = _family(engine, family, made)
+            target = _new_family(engine, family, made)
         _check_samples(target, family)
         _check_natives(family)
-    _check_room(registry, engine, made, item.families)
-    for name in made.families.keys() & engine.open.keys():
+    _check_quota(registry, engine, made, item.families)
+    for name in made.families.keys() & engine.open_families.keys():
         # An earlier process's, with labels that are not told any more.
-        before = engine.open[name]
+        before = engine.open_families[name]
         size = sum(before.size(key, engine) for key in before.children)
-        registry.room.resize(engine, -len(before.children), -size)
-        engine.look_anew()
-    engine.open.update(made.families)
+        registry.quota.resize(engine, -len(before.children), -size)
+        engine.renew_label_version()
+    engine.open_families.update(made.families)
     for name, target in made.families.items():
         if name not in engine.layout.sampled_rows:
-            registry.room.describe(target)
+            registry.quota.describe(target)
     is_judged = not kept and engine.objectives is not None and bool(engine.objectives.names)
     for family in item.families:
         fed = () if kept else engine.layout.feeds.get(family.name, ())
-        _add(registry, engine, engine.open[family.name], family, fed)
+        _add(registry, engine, engine.open_families[family.name], family, fed)
         if is_judged:
-            _judge(engine, family, fed)
+            _count_slo(engine, family, fed)
 
 
-def adopt(
+def adopt_families(
     registry: Registry, engine: Engine, families: Iterable[tuple[OpenFamily, int]]
 ) -> WireError | None:
     """Let ``engine``, which has none, have families that were made apart, all that can be.
@@ -73,19 +73,19 @@ def adopt(
         is_ours = family.name in engine.layout.sampled_rows
         try:
             if not is_ours:
-                _check_new(_Made(registry), family.name, family.kind, family.labels)
+                _check_new_name(_NewFamilies(registry), family.name, family.kind, family.labels)
             _check_limit(registry, engine, len(family.children), size)
         except WireError as error:
             refused = error
             continue
-        engine.open[family.name] = family
-        registry.room.resize(engine, len(family.children), size)
+        engine.open_families[family.name] = family
+        registry.quota.resize(engine, len(family.children), size)
         if not is_ours:
-            registry.room.describe(family)
+            registry.quota.describe(family)
     return refused
 
 
-class _Made:
+class _NewFamilies:
     """Families that an item brings along.
 
     Attributes:
@@ -101,8 +101,8 @@ class _Made:
         self.names: set[str] = set()
 
 
-def _check_room(
-    registry: Registry, engine: Engine, made: _Made, families: Sequence[Family]
+def _check_quota(
+    registry: Registry, engine: Engine, made: _NewFamilies, families: Sequence[Family]
 ) -> None:
     """Whether there is room for the children that are new.
 
@@ -111,7 +111,7 @@ def _check_room(
     """
     series = size = 0
     for family in families:
-        target = made.families.get(family.name) or engine.open[family.name]
+        target = made.families.get(family.name) or engine.open_families[family.name]
         known = target.children
         keys = dict.fromkeys(tuple(sample.labels) for sample in family.samples)
         # As many as find a place, and the one for all others.
@@ -130,7 +130,7 @@ def _check_limit(registry: Registry, engine: Engine, series: int, size: int) -> 
     """
     if not series:
         return
-    limit = registry.room.limit(engine, series, size)
+    limit = registry.quota.limit(engine, series, size)
     if limit:
         registry.limited[limit] += 1
         raise WireError("over_limit", "too many self-described series")
@@ -147,7 +147,7 @@ def _add(
     for sample in family.samples:
         key = registry.capped(target.children, tuple(sample.labels))
         if key not in target.children:
-            registry.room.resize(engine, 1, target.size(key, engine))
+            registry.quota.resize(engine, 1, target.size(key, engine))
         refused = _add_sample(engine, target, key, sample, bounds)
         if refused:
             slot = engine.layout.handled["refused_observations"].slots[0]
@@ -161,23 +161,23 @@ def _add(
                 engine.values[fed.slot] = (engine.values[fed.slot] or 0) + sample.value
 
 
-def _judge(engine: Engine, family: Family, also: Sequence[FeedTarget]) -> None:
+def _count_slo(engine: Engine, family: Family, also: Sequence[FeedTarget]) -> None:
     """Hold against objectives what came as counts of buckets; observations have been already."""
-    bounds = tuple(family.bounds) or engine.open[family.name].bounds
+    bounds = tuple(family.bounds) or engine.open_families[family.name].bounds
     for name in (family.name, *(fed.row.name for fed in also if not fed.values)):
-        judge = engine.judge(name)
-        if judge is not None:
+        slo_counter = engine.slo_counter(name)
+        if slo_counter is not None:
             for sample in family.samples:
                 if sample.counts:
-                    judge.buckets(bounds, sample.counts)
+                    slo_counter.count_buckets(bounds, sample.counts)
 
 
-def _family(engine: Engine, family: Family, made: _Made) -> OpenFamily:
+def _new_family(engine: Engine, family: Family, made: _NewFamilies) -> OpenFamily:
     """The catalogue's family of that name, or one that is new on the page."""
     row = engine.layout.sampled_rows.get(family.name)
     labels = tuple(family.labels)
     if row is not None:
-        target = made.families[family.name] = engine.sampled(row)
+        target = made.families[family.name] = engine.new_family(row)
         more = row.extra_labels and set(target.labels) < set(labels)
         # Other releases of an engine have fewer labels, where no family has them from elsewhere.
         fewer = not engine.layout.required_labels and set(labels) < set(target.labels)
@@ -187,7 +187,7 @@ def _family(engine: Engine, family: Family, made: _Made) -> OpenFamily:
             # What starts at 0 has other labels now.
             target.children.clear()
         return target
-    fresh = _check_new(made, family.name, family.kind, labels)
+    fresh = _check_new_name(made, family.name, family.kind, labels)
     _check_labels(engine, family.name, labels)
     bounds = tuple(family.bounds)
     if any(a >= b for a, b in pairwise(bounds)) or (bounds and bounds[0] < 0):
@@ -202,7 +202,7 @@ def _family(engine: Engine, family: Family, made: _Made) -> OpenFamily:
     return target
 
 
-def _check_new(made: _Made, name: str, kind: Kind, labels: Key) -> bool:
+def _check_new_name(made: _NewFamilies, name: str, kind: Kind, labels: Key) -> bool:
     """Whether no engine has had a family of that name, which no catalogue has.
 
     Raises:
@@ -210,13 +210,13 @@ def _check_new(made: _Made, name: str, kind: Kind, labels: Key) -> bool:
     """
     registry = made.registry
     form = (kind, labels)
-    if registry.room.families.get(name, form) != form:
+    if registry.quota.families.get(name, form) != form:
         raise WireError("changed_family", name)
-    if name in registry.room.families:
+    if name in registry.quota.families:
         return False
     if _is_owned(made, name, exposed_names(name, kind)):
         raise WireError("owned_family", name)
-    if len(registry.room.families) + made.fresh >= MAX_OPEN_FAMILIES:
+    if len(registry.quota.families) + made.fresh >= MAX_OPEN_FAMILIES:
         registry.limited["families"] += 1
         raise WireError("over_limit", "too many self-described families")
     return True
@@ -234,14 +234,14 @@ def _check_labels(engine: Engine, name: str, labels: Key, shared: Key = ()) -> N
         raise WireError("bad_label", f"{name}: a label name twice, or one of the page's own")
 
 
-def _is_owned(made: _Made, name: str, names: frozenset[str]) -> bool:
+def _is_owned(made: _NewFamilies, name: str, names: frozenset[str]) -> bool:
     """Whether one of ``names`` is the catalogue's, the exporter's or another family's."""
     registry = made.registry
     if name.startswith(EXPORTERS) or any(
         names & layout.names for layout in registry.layouts.values()
     ):
         return True
-    return not names.isdisjoint(made.names) or not names.isdisjoint(registry.room.names)
+    return not names.isdisjoint(made.names) or not names.isdisjoint(registry.quota.names)
 
 
 def _check_samples(target: OpenFamily, family: Family) -> None:
@@ -283,7 +283,7 @@ def _add_sample(
     if target.kind in OBSERVED:
         child = target.children.get(key)
         if not isinstance(child, Histogram):
-            child = target.children[key] = engine.child(target)
+            child = target.children[key] = engine.new_histogram(target)
         return _observe(child, bounds, sample)
     if target.kind == "gauge":
         target.children[key] = sample.value

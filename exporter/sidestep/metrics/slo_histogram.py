@@ -1,6 +1,6 @@
-"""Histograms that also count, in exact numbers, which observations meet an operator's objectives.
+"""Histograms that also count, exactly, which observations meet an operator's objectives.
 
-Their buckets are the engine's: a threshold need not be a bound, and no page shows it as one.
+The buckets are the engine's: a threshold need not be a bound, and no page exposes it as one.
 """
 
 from __future__ import annotations
@@ -17,53 +17,55 @@ from sidestep.protocol.limits import VALUE_LIMIT
 Children = dict[tuple[str, ...], int | float]
 
 
-class Judge:
-    """Counts the observations of one family in the series of one engine.
+class SloCounter:
+    """Counts good and bad observations of one family of one engine.
 
     Args:
         requests: Children of ``sidestep_slo_requests_total``, by result and objective.
-        unjudged: Those of ``sidestep_slo_unjudged_requests_total``, by objective.
-        limits: What objectives allow.
+        undecided: Children of ``sidestep_slo_unjudged_requests_total``, by objective.
+        limits: The objectives' thresholds for the family.
     """
 
-    __slots__ = ("_limits", "_requests", "_unjudged")
+    __slots__ = ("_limits", "_requests", "_undecided")
 
-    def __init__(self, requests: Children, unjudged: Children, limits: Sequence[Limit]) -> None:
+    def __init__(self, requests: Children, undecided: Children, limits: Sequence[Limit]) -> None:
         self._requests = requests
-        self._unjudged = unjudged
+        self._undecided = undecided
         self._limits = [(t, (GOOD, name), (BAD, name)) for name, t in limits]
-        self.begin()
+        self.start()
 
-    def begin(self) -> None:
-        """Show every result, at 0 where there is none yet."""
+    def start(self) -> None:
+        """Expose every result, at 0 where nothing was counted yet."""
         for _, good, bad in self._limits:
             self._requests.setdefault(good, 0)
             self._requests.setdefault(bad, 0)
 
-    def one(self, value: float, count: int = 1) -> None:
-        """Count a value so many times."""
+    def count(self, value: float, count: int = 1) -> None:
+        """Count ``count`` observations of ``value``."""
         for threshold, good, bad in self._limits:
             self._requests[good if value <= threshold else bad] += count
 
-    def many(self, values: list[float]) -> None:
+    def count_sorted(self, values: list[float]) -> None:
         """Count ``values``, which are sorted."""
         for threshold, good, bad in self._limits:
             within = bisect_right(values, threshold)
             self._requests[good] += within
             self._requests[bad] += len(values) - within
 
-    def buckets(self, bounds: Bounds, counts: Sequence[int], told: Collection[str] = ()) -> None:
-        """Count what is known of observations by their buckets alone.
+    def count_buckets(
+        self, bounds: Bounds, counts: Sequence[int], counted: Collection[str] = ()
+    ) -> None:
+        """Count observations of which only the buckets are known.
 
-        What is in the bucket that a threshold divides is neither good nor bad.
+        The bucket that a threshold divides counts as undecided, neither good nor bad.
 
         Args:
             bounds: Upper bounds.
-            counts: One a bucket, not cumulative, the last for +Inf.
-            told: Objectives that have counted these observations already.
+            counts: One count per bucket, not cumulative, the last for +Inf.
+            counted: Objectives that have counted these observations already.
         """
         for threshold, good, bad in self._limits:
-            if good[1] in told:
+            if good[1] in counted:
                 continue
             at = bisect_left(bounds, threshold)
             is_bound = at < len(bounds) and bounds[at] == threshold
@@ -71,71 +73,76 @@ class Judge:
             self._requests[bad] += sum(counts[at + 1 :])
             if not is_bound and counts[at]:
                 key = (good[1],)
-                self._unjudged[key] = self._unjudged.get(key, 0) + counts[at]
+                self._undecided[key] = self._undecided.get(key, 0) + counts[at]
 
 
-class _Judging(Histogram):
-    """What both kinds of histograms do besides; merged counts were judged where they were observed."""
+class _SloCounting(Histogram):
+    """The counting that both kinds of histograms share.
+
+    Merged counts are not counted again: that was done where they were observed.
+    """
 
     __slots__ = ()
-    judge: Judge
+    slo_counter: SloCounter
 
     def observe(self, value: float) -> int:
-        """Count one value; 1 where it was refused, else 0."""
+        """Count one value; return 1 if it was refused, else 0."""
         refused = super().observe(value)
         if not refused:
-            self.judge.one(value)
+            self.slo_counter.count(value)
         return refused
 
     def observe_run(self, value: float, count: int) -> int:
-        """Count the same value several times; how many were refused."""
+        """Count the same value ``count`` times; return how many observations were refused."""
         refused = super().observe_run(value, count)
         if not refused:
-            self.judge.one(value, count)
+            self.slo_counter.count(value, count)
         return refused
 
-    def _weigh(self, observations: list[tuple[float, int]]) -> int:
-        refused = super()._weigh(observations)
+    def _observe_weights(self, observations: list[tuple[float, int]]) -> int:
+        refused = super()._observe_weights(observations)
         for value, count in observations:
             if 0.0 <= value <= VALUE_LIMIT:
-                self.judge.one(value, count)
+                self.slo_counter.count(value, count)
         return refused
 
-    def _count(self, values: list[float]) -> None:
-        super()._count(values)
-        self.judge.many(values)
+    def _count_sorted(self, values: list[float]) -> None:
+        super()._count_sorted(values)
+        self.slo_counter.count_sorted(values)
 
 
-class JudgedHistogram(_Judging):
-    """A classic one."""
+class SloHistogram(_SloCounting):
+    """A classic histogram with an SLO counter."""
 
-    __slots__ = ("judge",)
+    __slots__ = ("slo_counter",)
 
-    def fresh(self, bounds: Bounds) -> JudgedHistogram:
-        """Another of its kind, without observations."""
-        found = JudgedHistogram(bounds)
-        found.judge = self.judge
-        return found
-
-
-class JudgedNativeHistogram(_Judging, NativeHistogram):
-    """One that has native buckets, too."""
-
-    __slots__ = ("judge",)
-
-    def fresh(self, bounds: Bounds) -> JudgedNativeHistogram:
-        """Another of its kind, without observations."""
-        found = JudgedNativeHistogram(bounds, self.schema, self.created)
-        found.judge = self.judge
-        return found
+    def empty_with(self, bounds: Bounds) -> SloHistogram:
+        """Return a histogram of this kind with other bounds and no observations."""
+        made = SloHistogram(bounds)
+        made.slo_counter = self.slo_counter
+        return made
 
 
-def judged(made: Histogram, judge: Judge) -> JudgedHistogram | JudgedNativeHistogram:
-    """One like ``made``, which is empty, whose observations ``judge`` counts."""
-    found: JudgedHistogram | JudgedNativeHistogram
-    if isinstance(made, NativeHistogram):
-        found = JudgedNativeHistogram(made.bounds, made.schema, made.created)
+class SloNativeHistogram(_SloCounting, NativeHistogram):
+    """A native histogram with an SLO counter."""
+
+    __slots__ = ("slo_counter",)
+
+    def empty_with(self, bounds: Bounds) -> SloNativeHistogram:
+        """Return a histogram of this kind with other bounds and no observations."""
+        made = SloNativeHistogram(bounds, self.schema, self.created)
+        made.slo_counter = self.slo_counter
+        return made
+
+
+def with_slo_counter(
+    empty: Histogram, slo_counter: SloCounter
+) -> SloHistogram | SloNativeHistogram:
+    """Return a histogram like ``empty`` whose observations ``slo_counter`` counts, too."""
+    made: SloHistogram | SloNativeHistogram
+    if isinstance(empty, NativeHistogram):
+        made = SloNativeHistogram(empty.bounds, empty.schema, empty.created)
     else:
-        found = JudgedHistogram(made.bounds)
-    found.judge = judge
-    return found
+        made = SloHistogram(empty.bounds)
+    made.slo_counter = slo_counter
+    return made

@@ -8,7 +8,7 @@ from typing import TypeVar
 from sidestep.catalog.slo import SLO_HANDLERS, SLO_REQUESTS
 from sidestep.errors import WireError
 from sidestep.metrics.engine import Engine
-from sidestep.metrics.merge import check_places
+from sidestep.metrics.merge import check_slots
 from sidestep.metrics.record_codec import extremes, number_of
 from sidestep.protocol.limits import MAX_OBSERVATIONS, MAX_OPEN_VALUES
 from sidestep.protocol.records import Amount, Buckets, Child, Record
@@ -19,7 +19,7 @@ seqs last, are still numbers that a float holds and a snapshot takes back."""
 MAX_CHILDREN = 4 * MAX_OPEN_VALUES
 """Of one family: one with two labels has twice the values."""
 
-MANY = 128
+BATCH = 128
 """Histograms or children that are looked at in one go."""
 TOO_LARGE = "a number that nothing adds up to"
 
@@ -44,29 +44,29 @@ def check_in_parts(engine: Engine, record: Record) -> Iterator[None]:
         WireError: See ``check``.
     """
     head, totals = record.head, record.totals
-    _once(head.scalars)
-    _once(head.histograms)
-    _once(head.keyed)
-    _once([family.name for family in totals.open])
+    _check_unique(head.scalars)
+    _check_unique(head.histograms)
+    _check_unique(head.keyed)
+    _check_unique([family.name for family in totals.open])
     told = [*totals.keyed, *(family.children for family in totals.open)]
     if sum(map(len, told)) > MAX_OBSERVATIONS or max(map(len, told), default=0) > MAX_CHILDREN:
         raise WireError("over_limit", "more children than an engine has")
     _check_numbers(value for value in totals.scalars if value is not None)
-    for at in range(0, len(totals.histograms), MANY):
-        _check_histograms(totals.histograms[at : at + MANY])
+    for at in range(0, len(totals.histograms), BATCH):
+        _check_histograms(totals.histograms[at : at + BATCH])
         if at:
             yield
     checked = 0
     for children in told:
         _check_children(children)
         checked += len(children)
-        if checked > MANY:
+        if checked > BATCH:
             checked = 0
             yield
-    check_places(engine, record)
+    check_slots(engine, record)
 
 
-def judge(engine: Engine, record: Record) -> None:
+def count_slo(engine: Engine, record: Record) -> None:
     """Hold what ``record`` observed against objectives that its sender did not know of."""
     if engine.objectives is None or not engine.objectives.names:
         return
@@ -82,22 +82,22 @@ def judge(engine: Engine, record: Record) -> None:
     }
     for name, bounds, buckets in zip(head.histograms, head.bounds, totals.histograms, strict=True):
         if buckets is not None:
-            _judge(engine, name.partition("|")[0], bounds, buckets, told)
+            _count_family_slo(engine, name.partition("|")[0], bounds, buckets, told)
     for family in totals.open:
         for child in family.children:
             if child.buckets is not None:
-                _judge(engine, family.name, family.bounds, child.buckets, told)
+                _count_family_slo(engine, family.name, family.bounds, child.buckets, told)
 
 
-def _judge(
+def _count_family_slo(
     engine: Engine, family: str, bounds: Sequence[float], buckets: Buckets, told: set[str]
 ) -> None:
-    found = engine.judge(family)
+    found = engine.slo_counter(family)
     if found is not None:
-        found.buckets(tuple(bounds), [int(count) for count in buckets.counts], told)
+        found.count_buckets(tuple(bounds), [int(count) for count in buckets.counts], told)
 
 
-def _once(names: Sequence[Name]) -> None:
+def _check_unique(names: Sequence[Name]) -> None:
     if len(set(names)) != len(names):
         raise WireError("bad_item", "a record names a place twice")
 
@@ -116,9 +116,9 @@ def _check_histograms(histograms: Iterable[Buckets | None]) -> None:
 
 
 def _check_numbers(values: Iterable[Amount]) -> None:
-    if any(not -LARGEST <= _plain(value) <= LARGEST for value in values):
+    if any(not -LARGEST <= _to_number(value) <= LARGEST for value in values):
         raise WireError("bad_item", TOO_LARGE)
 
 
-def _plain(value: Amount) -> float:
+def _to_number(value: Amount) -> float:
     return number_of(value) if isinstance(value, str) else value

@@ -18,7 +18,7 @@ from sidestep.federation.lives import LIFE_BITS, Word
 from sidestep.federation.messages import Standing
 from sidestep.ingest.intake import Intake
 from sidestep.metrics.engine import ORIGIN, Engine
-from sidestep.metrics.merge import restored
+from sidestep.metrics.merge import restore_engine
 from sidestep.metrics.record_codec import decode_record, encode_record, totals_of
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.messages import DECODE_ERRORS, EngineInfo, Heartbeat
@@ -247,15 +247,15 @@ def _restore(intake: Intake, pieces: Sequence[Piece], now: float) -> None:
 
 
 def _restore_engine(registry: Registry, piece: KeptEngine, now: float) -> None:
-    engine = restored(registry, decode_record(piece.record))
-    engine.heard = now
+    engine = restore_engine(registry, decode_record(piece.record))
+    engine.seen_at = now
     if piece.origin:
         # Whom it looked like may have gone: its series stay the same all the same.
         engine.labels[ORIGIN] = engine.id
     if piece.shown:
-        registry.enter(engine)
+        registry.expose(engine)
     else:
-        registry.kept[engine.id] = engine
+        registry.retired[engine.id] = engine
 
 
 def _restore_word(intake: Intake, piece: KeptWord, now: float) -> None:

@@ -14,7 +14,7 @@ from sidestep.engines.sglang.rows import QUEUES, ROUTING_KEY_BOUNDS, ROUTING_KEY
 from sidestep.engines.sglang.wire import QueueCount
 from sidestep.errors import WireError
 from sidestep.metrics.engine import Engine
-from sidestep.metrics.field_readers import compile_reads
+from sidestep.metrics.field_readers import compile_reader
 from sidestep.metrics.registry import Registry
 
 TOTAL = ("",)
@@ -36,7 +36,7 @@ class SglangHandlers(Handlers):
 
     def __init__(self, layout: Layout, registry: Registry) -> None:
         super().__init__(layout, registry)
-        self._read = compile_reads(layout, registry, SglangStats)
+        self._read = compile_reader(layout, registry, SglangStats)
         self._queues = [(name, layout.handled[f"queue:{name}"].slots[0]) for name in QUEUES]
         self._keys = [
             (name, layout.handled[f"routing_keys:{name}"].slots[0]) for name in ROUTING_KEYS

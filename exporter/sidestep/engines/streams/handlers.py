@@ -11,7 +11,7 @@ from sidestep.engines.items import Item
 from sidestep.engines.streams.wire import ForwardPass, LoadStat
 from sidestep.errors import WireError
 from sidestep.metrics.engine import Engine, Key, Number
-from sidestep.metrics.field_readers import compile_reads
+from sidestep.metrics.field_readers import compile_reader
 from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.block_events import FIRST_MEDIUM, CacheChange, CacheEvents
@@ -31,8 +31,8 @@ class StreamHandlers(Handlers):
 
     def __init__(self, layout: Layout, registry: Registry) -> None:
         super().__init__(layout, registry)
-        self._read_pass = compile_reads(layout, registry, ForwardPass)
-        self._read_load = compile_reads(layout, registry, LoadStat)
+        self._read_pass = compile_reader(layout, registry, ForwardPass)
+        self._read_load = compile_reader(layout, registry, LoadStat)
         hook = layout.handled
         self._stored, self._removed, self._resident = (
             hook[f"{name}_blocks"].slots[0] for name in ("stored", "removed", "resident")
@@ -136,9 +136,9 @@ class StreamHandlers(Handlers):
         }
         for name, observations in found.items():
             row = engine.layout.sampled_rows[CACHED.format(name)]
-            family = engine.open.setdefault(row.name, engine.sampled(row))
+            family = engine.open_families.setdefault(row.name, engine.new_family(row))
             key = self.registry.capped(family.children, (medium,))
-            child = family.children.setdefault(key, engine.child(family))
+            child = family.children.setdefault(key, engine.new_histogram(family))
             if isinstance(child, Histogram):
                 _increase(engine, self._refused, child.observe_weighted(observations))
 

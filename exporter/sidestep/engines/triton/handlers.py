@@ -13,7 +13,7 @@ from sidestep.engines.triton.statistics import NOTHING, BegunAnewError, differen
 from sidestep.engines.triton.wire import Batch, ModelStats, Responses, Timed, TritonStats
 from sidestep.errors import WireError
 from sidestep.metrics.engine import Engine
-from sidestep.metrics.field_readers import compile_reads
+from sidestep.metrics.field_readers import compile_reader
 from sidestep.metrics.registry import Registry
 
 _NEVER, _NO_RESPONSES = Timed(), Responses()
@@ -31,7 +31,7 @@ class TritonHandlers(Handlers):
 
     def __init__(self, layout: Layout, registry: Registry) -> None:
         super().__init__(layout, registry)
-        self._read = compile_reads(layout, registry, ModelStats)
+        self._read = compile_reader(layout, registry, ModelStats)
         hook = layout.handled
         self._executions, self._duration, self._memory = (
             hook[name].slots[0] for name in ("batch_executions", "batch_duration", "memory")
@@ -53,13 +53,13 @@ class TritonHandlers(Handlers):
         """
         if not isinstance(item, TritonStats):
             raise WireError("bad_item", "an item of another dialect")
-        before = engine.looked
+        before = engine.statistics
         if before is None and not engine.labels.keys() >= set(MODEL):
             raise WireError("bad_label", f"{engine.id} is no version of a model")
         if before is not None and item.stamp < before.stamp and item.wall < before.wall:
             # Somebody else has looked since.
             return
-        engine.looked, engine.absent = item, item.stats is None
+        engine.statistics, engine.absent = item, item.stats is None
         if item.stats is not None:
             engine.gauge_stamp = item.stamp
             if before is not None and item.stats == before.stats:
@@ -88,7 +88,7 @@ class TritonHandlers(Handlers):
         """Show at 0 what any version of a model has, and what this one does."""
         for assignment in self._begun:
             if not assignment.row.feature or assignment.row.feature in engine.features:
-                engine.show(assignment)
+                engine.start_family(assignment)
 
     def _count(self, engine: Engine, batches: tuple[Batch, ...]) -> None:
         """Add executions by the size of their batch."""

@@ -14,8 +14,8 @@ from sidestep.engines.vllm.stats_handlers import VllmHooks
 from sidestep.engines.vllm.wire import SchedulerStats
 from sidestep.errors import WireError
 from sidestep.metrics.engine import Engine
-from sidestep.metrics.field_readers import compile_gather, compile_reads
-from sidestep.metrics.gathered_observations import Gathered
+from sidestep.metrics.field_readers import compile_buffered_reader, compile_reader
+from sidestep.metrics.gathered_observations import ObservationBuffer
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.block_events import BlockEvents
 from sidestep.protocol.request_events import RequestEvents
@@ -32,10 +32,10 @@ class VllmHandlers(Handlers):
 
     def __init__(self, layout: Layout, registry: Registry) -> None:
         super().__init__(layout, registry)
-        self._read_step = compile_reads(layout, registry, VllmStep)
-        self._gather_step = compile_gather(layout, registry, VllmStep)
-        self._gathered: dict[Engine, Gathered] = {}
-        self._read_outcomes = compile_reads(layout, registry, Outcomes)
+        self._read_step = compile_reader(layout, registry, VllmStep)
+        self._gather_step = compile_buffered_reader(layout, registry, VllmStep)
+        self._gathered: dict[Engine, ObservationBuffer] = {}
+        self._read_outcomes = compile_reader(layout, registry, Outcomes)
         self._vllm = VllmHooks(layout, registry)
         self._core = CoreHooks(layout, registry)
 
@@ -68,7 +68,7 @@ class VllmHandlers(Handlers):
             return False
         gathered = self._gathered.get(engine)
         if gathered is None:
-            gathered = self._gathered[engine] = Gathered(engine)
+            gathered = self._gathered[engine] = ObservationBuffer(engine)
         self._step(engine, item, gathered)
         return True
 
@@ -100,7 +100,9 @@ class VllmHandlers(Handlers):
             self.lives(engine, blocks.evictions(stats.kv_cache_eviction_events, rate))
             stats.kv_cache_eviction_events = []
 
-    def _step(self, engine: Engine, item: VllmStep, gathered: Gathered | None = None) -> None:
+    def _step(
+        self, engine: Engine, item: VllmStep, gathered: ObservationBuffer | None = None
+    ) -> None:
         stats = item.scheduler
         if stats is not None and self.registry.sampling.scale:
             self._scale(engine, stats)

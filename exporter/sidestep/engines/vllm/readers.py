@@ -9,7 +9,7 @@ from operator import itemgetter
 from sidestep.catalog.dialect import AvailabilityCounts
 from sidestep.catalog.layout import Layout
 from sidestep.metrics.engine import Engine, Number
-from sidestep.metrics.load_inputs import Reader, observations
+from sidestep.metrics.load_inputs import LoadReader, observation_count
 from sidestep.metrics.saturation import Load
 
 Counters = Callable[[Sequence[Number | None]], Sequence[Number | None]]
@@ -36,7 +36,7 @@ def _counters(layout: Layout) -> tuple[Counters, Counters]:
     return itemgetter(*served), itemgetter(*failed, *rejections.slots)
 
 
-def load_reader(layout: Layout) -> Reader:
+def load_reader(layout: Layout) -> LoadReader:
     """Return what reads the load of engines with ``layout``."""
     running = layout.find("vllm:num_requests_running").slots[0]
     waiting = layout.find("vllm:num_requests_waiting").slots[0]
@@ -49,7 +49,7 @@ def load_reader(layout: Layout) -> Reader:
     def read(engine: Engine) -> Load | None:
         values = engine.values
         in_batch, queued, blocked = values[running], values[waiting], values[capacity]
-        begun = observations(engine.histograms[first_tokens])
+        begun = observation_count(engine.histograms[first_tokens])
         if in_batch is None or queued is None or blocked is None or begun is None:
             return None
         return Load(

@@ -8,7 +8,7 @@ from sidestep.catalog.layout import Layout
 from sidestep.engines.items import VllmRejection, VllmSleep, VllmStep
 from sidestep.engines.vllm.wire import CacheStats, SchedulerStats
 from sidestep.metrics.engine import Engine
-from sidestep.metrics.gathered_observations import Gathered
+from sidestep.metrics.gathered_observations import ObservationBuffer
 from sidestep.metrics.hit_window import HitWindow
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.iteration_stats import IterationStats
@@ -39,7 +39,7 @@ class VllmHooks:
         self.lora = hook["lora"].slots[0]
 
     def step(
-        self, engine: Engine, item: VllmStep, gathered: Gathered | None, *, fresh: bool
+        self, engine: Engine, item: VllmStep, gathered: ObservationBuffer | None, *, fresh: bool
     ) -> None:
         """After the plain fields of a step; ``gathered`` takes the observations of one of many."""
         if item.iteration is not None:
@@ -68,7 +68,7 @@ class VllmHooks:
         if not last:
             engine.held_tokens = min(engine.held_tokens + tokens, TOTAL_LIMIT)
             histogram.sum += tokens
-            histogram.mark = None
+            histogram.state_token = None
             return
         before = histogram.sum
         if histogram.observe(tokens + engine.held_tokens):
