@@ -86,7 +86,7 @@ class World:
         """Nothing comes for so long; the intake looks around, and tells what is left to tell."""
         self.now += seconds
         self._timed(lambda: self.intake.pass_time(self.now))
-        self._timed(self.intake.applier.drain)
+        self._timed(self.intake.applier.flush_block_lifetimes)
 
     def be_honest(self) -> None:
         """The honest engine makes a step; it greets where it has to, as a sender does."""

@@ -215,7 +215,7 @@ def test_what_was_folded_has_them_too(common: bool) -> None:
     registry = Registry({"sglang": compile_layout(DIALECTS["sglang"], common=common)}, {})
     applier = Applier(registry)
     for info, record in zip(ENGINES, records, strict=True):
-        applier.add(registry.register(info), decode_record(record))
+        applier.add_record(registry.register(info), decode_record(record))
 
     assert parse(render(registry).decode()) == parse(render(applied(common=common)).decode())
 

@@ -225,7 +225,7 @@ def test_a_cache_that_is_emptied_is_told_of_whatever_comes_next(bench: Bench) ->
     bench.apply(BlockEvents(0, 2.0, 1, 1.0, bytes([RESET]), [0], [2.0]))
     first, _ = sample(bench, "sidestep_kv_block_reset_age_seconds")
     for _ in range(4):
-        bench.applier.drain()
+        bench.applier.flush_block_lifetimes()
 
     assert first < count
     assert sample(bench, "sidestep_kv_block_reset_age_seconds") == (count, float(count))

@@ -81,7 +81,7 @@ def test_however_it_is_cut_a_batch_sums_up_as_one_by_one(observed: list[float], 
     """To the last digit."""
     batch, each = Histogram(BOUNDS), Histogram(BOUNDS)
 
-    refused = batch.observe_each(observed[:at]) + batch.observe_each(observed[at:])
+    refused = batch.observe_in_order(observed[:at]) + batch.observe_in_order(observed[at:])
 
     assert refused == sum(map(each.observe, observed))
     assert (batch.counts, batch.sum) == (each.counts, each.sum)

@@ -109,7 +109,7 @@ def test_every_way_to_observe_is_judged_once(
     found = with_slo_counter(plain.empty_copy(), SloCounter(requests, {}, limits))
     for histogram in (plain, found):
         for number, batch in enumerate(batches):
-            (histogram.observe_each if number % 2 else histogram.observe_many)([*batch])
+            (histogram.observe_in_order if number % 2 else histogram.observe_many)([*batch])
         histogram.observe_weighted([*weighted])
         histogram.observe_run(*run)
         histogram.observe(0.3)

@@ -107,7 +107,7 @@ def test_a_batch_counts_as_one_by_one(values: list[float], schema: int) -> None:
     assert refused == classic.observe_many(list(values))
     assert (batch.counts, batch.sum) == (classic.counts, classic.sum)
     in_order = NativeHistogram(BOUNDS, schema)
-    assert in_order.observe_each(list(values)) == refused
+    assert in_order.observe_in_order(list(values)) == refused
     assert (state(in_order), in_order.sum) == (state(each), each.sum)
 
 
@@ -285,7 +285,7 @@ def test_what_changes_is_encoded_anew(change: Callable[[NativeHistogram], object
 OPERATIONS: list[Callable[[NativeHistogram, list[float]], object]] = [
     lambda one, values: [one.observe(value) for value in values],
     lambda one, values: one.observe_many([*values]),
-    lambda one, values: one.observe_each([*values]),
+    lambda one, values: one.observe_in_order([*values]),
     lambda one, values: one.observe_run(values[0], len(values)),
     lambda one, values: one.observe_weighted([(value, 2) for value in values]),
     lambda one, values: one.merge(observed(values)),

@@ -391,7 +391,7 @@ def test_histograms_of_known_values_have_a_slot_each() -> None:
     engine = bench.registry.engines["t"]
     record = decode_record(encode_record(engine, totals_of(engine)))
     other = Bench(TOKENIZER, common=True)
-    assert other.applier.add(other.registry.engines["t"], record) == 0
+    assert other.applier.add_record(other.registry.engines["t"], record) == 0
     assert parse(other.text) == parse(bench.text)
 
 

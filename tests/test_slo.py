@@ -109,11 +109,11 @@ def test_the_file_has_objectives_by_name(tmp_path: Path, text: str) -> None:
         ("mine=1,family=vllm:iteration_tokens_total", "is no histogram of seconds"),
         (
             "mine=1,family=gen_ai_server_request_duration_seconds",
-            "is there with --metrics.common only; give that, too",
+            "needs --metrics.common",
         ),
         (
             "mine=1,family=sglang:time_per_output_token_seconds",
-            "is an old name of sglang:inter_token_latency_seconds; give that instead",
+            "is an old name of sglang:inter_token_latency_seconds; use that instead",
         ),
     ],
 )

@@ -18,7 +18,7 @@ from sidestep.engines.folding import ItemFolder
 from sidestep.engines.items import VllmSleep, decode_item, encode_item
 from sidestep.engines.triton.fields import LEFT_OUT, READS
 from sidestep.engines.triton.rows import CACHE, EXECUTES, FAILURES
-from sidestep.engines.triton.statistics import NOTHING, BegunAnewError, difference
+from sidestep.engines.triton.statistics import EMPTY, CountersResetError, difference
 from sidestep.engines.triton.wire import (
     Batch,
     InferenceStats,
@@ -58,7 +58,7 @@ def has_begun_anew(new: ModelStats, old: ModelStats) -> bool:
     """Whether ``new`` is no continuation of ``old``."""
     try:
         difference(new, old)
-    except BegunAnewError:
+    except CountersResetError:
         return True
     return False
 
@@ -450,12 +450,12 @@ def grown(draw: Any, before: ModelStats) -> ModelStats:
 @given(st.data())
 def test_differences_add_up(data: st.DataObject) -> None:
     """Of any look to one that goes on from it."""
-    old = data.draw(grown(NOTHING))
+    old = data.draw(grown(EMPTY))
     new = data.draw(grown(old))
     found = difference(new, old)
 
     assert not has_begun_anew(new, old)
-    assert difference(new, NOTHING) == new
+    assert difference(new, EMPTY) == new
     assert found.inference_count + old.inference_count == new.inference_count
     sizes = Counter({b.batch_size: b.count for b in old.batch_stats})
     sizes.update({b.batch_size: b.count for b in found.batch_stats})

@@ -640,7 +640,7 @@ def test_a_share_that_became_smaller_is_reached_a_part_at_a_time() -> None:
     fed.items("s", [encode_item(BlockEvents(0, 2.0, 1, 1.0, b"\0", [9999], [2.0]))])
     assert blocks.tracked > 1000
     for _ in range(100):
-        fed.intake.applier.drain()
+        fed.intake.applier.flush_block_lifetimes()
 
     assert blocks.tracked <= 100
     assert not blocks.waiting

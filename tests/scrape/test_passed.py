@@ -16,7 +16,7 @@ from conftest import page_of_engine
 from metric_families import families, labels_of, parsed
 from pages import Family, parse
 from scraped import Passing, samples
-from sidestep.engines.triton.rows import FED
+from sidestep.engines.triton.rows import FROM_STATISTICS
 from sidestep.exposition.passthrough.parser import Labels
 from sidestep.exposition.passthrough_text import typed
 from sidestep.exposition.protobuf_samples import passed_pieces
@@ -231,14 +231,16 @@ def test_what_a_server_of_any_kind_has_is_passed_on() -> None:
     reference = json.loads(REFERENCE.read_text())
     families = reference["native_metrics"] + reference["backend_metrics"]
     page = "".join(family_text(row["name"], row["type"], row["labels"]) for row in families)
-    passing = Passing(excluded=FED)
+    passing = Passing(excluded=FROM_STATISTICS)
     passing.take(page)
     shown, there = samples(passing.show()), samples(page)
 
-    assert {row["name"] for row in families} >= FED
+    assert {row["name"] for row in families} >= FROM_STATISTICS
     assert "nv_gpu_utilization" in passing.show()
     assert "nv_trt_llm_kv_cache_block_metrics" in passing.show()
-    assert shown == {sample: value for sample, value in there.items() if sample[0] not in FED}
+    assert shown == {
+        sample: value for sample, value in there.items() if sample[0] not in FROM_STATISTICS
+    }
 
 
 def family_text(name: str, kind: str, labels: list[str]) -> str:

@@ -8,7 +8,7 @@ import pytest
 from conftest import Start, page_of_engine, until
 from pages import Family, parse
 from sidestep.app import Exporter
-from sidestep.engines.triton.rows import FED
+from sidestep.engines.triton.rows import FROM_STATISTICS
 from tritons import PAGE, STATS, Triton, answer, recording, tritons
 
 FAILURE = "nv_inference_request_failure"
@@ -49,9 +49,9 @@ async def test_what_statistics_feed_equals_the_page(start: Start) -> None:
             await until(lambda: len(exporter.registry.engines) == 8)
             ours = await families(exporter)
 
-    assert ours.keys() & theirs.keys() == FED | {FAILURE}
+    assert ours.keys() & theirs.keys() == FROM_STATISTICS | {FAILURE}
     requests = ours["nv_inference_request_success"].samples
-    for name in FED:
+    for name in FROM_STATISTICS:
         for (sample, labels), value in ours[name].samples.items():
             named = {pair for pair in labels if pair[0] in ("model", "version")}
             (native,) = (
@@ -78,11 +78,11 @@ async def test_what_statistics_do_not_know_is_passed_on(start: Start) -> None:
             await until(lambda: len(exporter.registry.engines) == 8)
             ours = await families(exporter)
 
-    rest = theirs.keys() - FED
+    rest = theirs.keys() - FROM_STATISTICS
     assert FAILURE in rest
     assert "nv_inference_pending_request_count" in rest
     assert rest <= ours.keys()
-    assert ours.keys() >= FED
+    assert ours.keys() >= FROM_STATISTICS
     for name in rest:
         assert {
             (sample, tuple(pair for pair in labels if pair != ("pod", "x"))): value

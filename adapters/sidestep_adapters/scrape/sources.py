@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from sidestep.config.scrape_targets import Target
 from sidestep.config.settings import Config
-from sidestep.engines.triton.rows import FED
+from sidestep.engines.triton.rows import FROM_STATISTICS
 from sidestep.errors import ConfigError
 from sidestep.exposition.passthrough.page import Page
 from sidestep.ingest.intake import Intake
@@ -64,7 +64,7 @@ def _targets(config: Config) -> Iterator[tuple[str, Target, Collection[str]]]:
     for server in config.triton:
         if server.metrics:
             target = dataclasses.replace(server.target, url=server.metrics)
-            yield "--triton", target, FED
+            yield "--triton", target, FROM_STATISTICS
 
 
 def page_poller(target: Target, page: Page, metrics: SelfMetrics) -> Poller[Answer]:

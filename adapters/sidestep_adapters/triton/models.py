@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from sidestep.engines.triton.rows import CACHE, EXECUTES, FAILURES
-from sidestep.engines.triton.statistics import BegunAnewError, difference
+from sidestep.engines.triton.statistics import CountersResetError, difference
 from sidestep.engines.triton.wire import ModelStats, TritonStats
 from sidestep.protocol.limits import MAX_LABEL_CHARS
 from sidestep.protocol.messages import EngineInfo
@@ -133,7 +133,7 @@ class Models:
         if known is not None:
             try:
                 difference(self._read(piece, False), known.stats)
-            except BegunAnewError:
+            except CountersResetError:
                 yield from self._drop(head, moment)
 
     def _drop(self, head: Head, moment: Moment) -> Iterator[Look]:

@@ -1,1 +1,1 @@
-"""One folder for each engine: its wire structs, catalogue rows and handlers; beside them what is common to all."""
+"""One package per engine with its wire structs, catalogue rows and handlers, and the code that all share."""

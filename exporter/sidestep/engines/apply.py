@@ -1,4 +1,4 @@
-"""An item into updates, by its engine's dialect. No I/O, no clock: time comes in with the item."""
+"""Application of items to engines, by dialect. No I/O and no clock: time is part of the item."""
 
 from __future__ import annotations
 
@@ -6,34 +6,35 @@ from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.handlers import Handlers
 from sidestep.engines.items import Item
 from sidestep.errors import CatalogueError, WireError
+from sidestep.metrics import validate_record
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.merge import add_record
 from sidestep.metrics.registry import Registry
 from sidestep.metrics.self_described import add_samples
-from sidestep.metrics.validate_record import check as check_folded
-from sidestep.metrics.validate_record import count_slo as judge_folded
 from sidestep.protocol.records import Record
 from sidestep.protocol.self_described import Samples
 
-ANYBODYS = {"refused_observations"}
-"""Hooks of every dialect: Samples feed them."""
+COMMON_HANDLERS = {"refused_observations"}
+"""Handlers of every dialect, which Samples items feed."""
 
 
 class Applier:
     """Applies items to a registry's engines.
 
     Raises:
-        CatalogueError: A row's hook has no function, or a function no row.
+        CatalogueError: A row names a handler that its dialect does not have, or the reverse.
     """
 
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
-        self._of: dict[str, Handlers] = {}
+        self._handlers: dict[str, Handlers] = {}
         for name, layout in registry.layouts.items():
-            unmatched = set(layout.handled) ^ (ANYBODYS | set(DIALECTS[name].handlers.FED))
+            unmatched = set(layout.handled) ^ (
+                COMMON_HANDLERS | set(DIALECTS[name].handlers.HANDLED)
+            )
             if unmatched:
-                raise CatalogueError(f"hooks without a function or a row: {unmatched}")
-            self._of[name] = DIALECTS[name].handlers(layout, registry)
+                raise CatalogueError(f"handlers without a function or a row: {unmatched}")
+            self._handlers[name] = DIALECTS[name].handlers(layout, registry)
 
     def apply(self, engine: Engine, item: Item) -> None:
         """Add ``item`` to ``engine``'s series.
@@ -45,52 +46,53 @@ class Applier:
         if isinstance(item, Samples):
             add_samples(self.registry, engine, item)
         else:
-            self._of[engine.layout.dialect].apply(engine, item)
+            self._handlers[engine.layout.dialect].apply(engine, item)
 
-    def gather(self, engine: Engine, item: Item) -> bool:
-        """Add one of many items, whose observations may wait for ``settle``.
+    def apply_buffered(self, engine: Engine, item: Item) -> bool:
+        """Add ``item``, whose observations may wait until ``flush``.
 
-        Whether it is of the kind that gains from that; where not, nothing was done.
+        Return whether the item is of a kind that gains from that; if not, nothing was done.
         """
-        return self._of[engine.layout.dialect].gather(engine, item)
+        return self._handlers[engine.layout.dialect].apply_buffered(engine, item)
 
-    def settle(self) -> None:
-        """Make the observations that wait."""
-        for handlers in self._of.values():
-            for engine in handlers.settle():
+    def flush(self) -> None:
+        """Make the buffered observations."""
+        for handlers in self._handlers.values():
+            for engine in handlers.flush():
                 self.registry.touch(engine)
 
-    def drain(self) -> None:
-        """Tell of a slice of the lives that wait for it: a cache that was emptied has many."""
+    def flush_block_lifetimes(self) -> None:
+        """Observe a part of the pending block lifetimes: a cache that was reset has many."""
         for engine in self.registry.engines.values():
             if engine.blocks is not None and engine.blocks.waiting:
-                self._of[engine.layout.dialect].lives(engine, engine.blocks.tell())
+                handlers = self._handlers[engine.layout.dialect]
+                handlers.observe_lifetimes(engine, engine.blocks.tell())
                 self.registry.touch(engine)
                 break
 
-    def add(self, engine: Engine, record: Record) -> int:
-        """Add what a sender folded; how many observations had foreign bounds.
+    def add_record(self, engine: Engine, record: Record) -> int:
+        """Add a record that a sender folded; return how many observations had other bounds.
 
         Raises:
-            WireError: See ``merge.add_record`` and ``folded.check``; or it has statistics that a
-                server keeps, which only the exporter can take the difference of.
+            WireError: See ``merge.add_record`` and ``validate_record.check``; or the record has
+                statistics that a server keeps, of which only the exporter can compute differences.
         """
         if record.totals.looked:
             raise WireError("bad_item", "statistics that a server keeps cannot be folded")
-        check_folded(engine, record)
+        validate_record.check(engine, record)
         totals = record.totals
         if totals.cut_off is not None:
             untracked = self.registry.requests_of(engine).skip(totals.cut_off)
-            self._of[engine.layout.dialect].untracked(engine, untracked)
+            self._handlers[engine.layout.dialect].count_untracked(engine, untracked)
         if totals.blocks:
-            self.abandon(engine)
+            self.abandon_blocks(engine)
         try:
             moved = add_record(self.registry, engine, record)
         finally:
-            # What was refused is not in it any more, and all else counts.
-            judge_folded(engine, record)
+            # Families that were refused are no longer in the record; everything else counts.
+            validate_record.count_slo(engine, record)
         return moved
 
-    def abandon(self, engine: Engine) -> None:
-        """Let go of all lives of the engine's blocks: what comes does not continue them."""
-        self._of[engine.layout.dialect].abandon(engine)
+    def abandon_blocks(self, engine: Engine) -> None:
+        """Stop tracking the engine's blocks, since later events do not continue earlier ones."""
+        self._handlers[engine.layout.dialect].abandon_blocks(engine)

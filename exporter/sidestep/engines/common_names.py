@@ -1,9 +1,9 @@
-"""Names that are the same for every engine, derived from what the engines tell anyway.
+"""Families whose names are the same for every engine, derived from the engines' own data.
 
-Where OpenTelemetry's conventions for generative AI have a name, it is that one as
-Prometheus writes it, with the bounds that they recommend; the rest are ours. Bounds are
-the same for all engines, so that one quantile goes over a mixed fleet. Shown with
-``--metrics.common``: each of them doubles a family of the engine's own.
+Where OpenTelemetry's conventions for generative AI have a name, the family has that name as
+Prometheus writes it and the recommended bounds; the other names are this project's. Bounds are
+the same for all engines, so that one quantile covers a mixed fleet. The families are exposed with
+``--metrics.common``, since each duplicates a family of the engine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _FINISHED = "iteration.finished_requests[]."
 
 
 class Common(NamedTuple):
-    """One family, and where each engine's items have it."""
+    """One family and its source for each engine."""
 
     name: str
     kind: Kind
@@ -29,7 +29,7 @@ class Common(NamedTuple):
     buckets: str = ""
     combine: Combine = "sum"
     tokenizer: bool = False
-    """SGLang's front end tells it, which has no ranks."""
+    """Whether SGLang's tokenizer, which has no ranks, reports the family."""
     closed: tuple[str, ...] = ()
 
 
@@ -37,7 +37,7 @@ FAMILIES: tuple[Common, ...] = (
     Common(
         "gen_ai_server_time_to_first_token_seconds",
         "histogram",
-        "From a request's arrival to its first token.",
+        "Time from a request's arrival to its first token.",
         "iteration.time_to_first_tokens_iter[]",
         FeedsFrom("sglang:time_to_first_token_seconds"),
         buckets="gen_ai_time_to_first_token",
@@ -46,7 +46,7 @@ FAMILIES: tuple[Common, ...] = (
     Common(
         "gen_ai_server_time_per_output_token_seconds",
         "histogram",
-        "Mean time per token after the first, one value a finished request.",
+        "Mean time per output token after the first, one observation per finished request.",
         _FINISHED + "mean_time_per_output_token",
         FeedsFrom("sglang:request_time_per_output_token_seconds"),
         buckets="gen_ai_time_per_output_token",
@@ -55,7 +55,7 @@ FAMILIES: tuple[Common, ...] = (
     Common(
         "gen_ai_server_request_duration_seconds",
         "histogram",
-        "From a request's arrival to its end; SGLang counts aborted ones, vLLM does not.",
+        "Time from a request's arrival to its end; SGLang counts aborted requests, vLLM does not.",
         _FINISHED + "e2e_latency",
         FeedsFrom("sglang:e2e_request_latency_seconds"),
         buckets="gen_ai_request_duration",
@@ -64,7 +64,7 @@ FAMILIES: tuple[Common, ...] = (
     Common(
         "gen_ai_client_token_usage",
         "histogram",
-        "Tokens of a finished request: its prompt's, and those generated.",
+        "Tokens of a finished request: prompt tokens (input) and generated tokens (output).",
         {
             "input": _FINISHED + "num_prompt_tokens",
             "output": _FINISHED + "num_generation_tokens",
@@ -80,7 +80,7 @@ FAMILIES: tuple[Common, ...] = (
     Common(
         "sidestep_inter_token_latency_seconds",
         "histogram",
-        "Between two outputs of a request.",
+        "Time between two consecutive outputs of a request.",
         "iteration.inter_token_latencies_iter[]",
         FeedsFrom("sglang:inter_token_latency_seconds"),
         buckets="gen_ai_time_per_output_token",
@@ -89,7 +89,7 @@ FAMILIES: tuple[Common, ...] = (
     Common(
         "sidestep_request_queue_seconds",
         "histogram",
-        "From a request's entry into the queue until it was scheduled first.",
+        "Time from a request's entry into the queue until it was first scheduled.",
         _FINISHED + "queued_time",
         FeedsFrom("sglang:queue_time_seconds"),
         buckets="gen_ai_request_duration",
@@ -119,7 +119,7 @@ FAMILIES: tuple[Common, ...] = (
     Common(
         "sidestep_preemptions_total",
         "counter",
-        "Times a running request had to give its place up for want of memory.",
+        "Times a running request lost its place in the batch because memory was short.",
         "iteration.num_preempted_reqs",
         FeedsFrom("sglang:num_retracted_requests_total"),
     ),
@@ -133,7 +133,7 @@ FAMILIES: tuple[Common, ...] = (
     Common(
         "sidestep_prefix_cache_found_tokens_total",
         "counter",
-        "Of them, those that were found; divide for the hit rate of any window.",
+        "Prompt tokens found in the prefix cache; divided by those looked up, the hit rate.",
         "scheduler.prefix_cache_stats.hits",
         FeedsFrom("sglang:prefill_effective_tokens_total", _HITS),
     ),

@@ -1,4 +1,4 @@
-"""All that generic code needs of one engine's dialect, in one value."""
+"""The dialect of one engine: everything that generic code needs to know of the engine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Dialect(DialectTables):
     """One engine's dialect.
 
     Attributes:
-        handlers: Applies its items.
+        handlers: The class that applies the dialect's items.
     """
 
     handlers: type[Handlers]

@@ -1,4 +1,4 @@
-"""All dialects: an engine is added by its folder and one line here."""
+"""The list of all dialects. A new engine is a new package and one line here."""
 
 from __future__ import annotations
 
@@ -13,4 +13,4 @@ from sidestep.engines.vllm.dialect import DIALECT as VLLM
 DIALECTS: Mapping[str, Dialect] = {
     dialect.name: dialect for dialect in (VLLM, SGLANG, STREAMS, TRITON)
 }
-"""By the name that an engine's Hello gives."""
+"""Dialects by the name in an engine's Hello."""

@@ -1,8 +1,8 @@
-"""Where items go that find the ring full: into the series they would have become.
+"""Folding: the items that do not fit into a full ring become totals of their series.
 
-The exporter's own applier adds them up, over a registry of this process's own, so that
-counters and buckets are the same as if each item had arrived. What is lost are the
-intervals of requests and the lives of blocks that were under way when it began or ended.
+The exporter's own applier adds them to a registry in the sending process, so that counters and
+buckets are the same as if each item had arrived. Intervals of requests and lifetimes of blocks
+that are in progress when folding begins or ends are lost.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from sidestep.protocol.records import Child, Totals
 from sidestep.tracking.requests.rules import Rules
 
 ENVELOPE = 1024
-"""Bytes of a frame that are not records, and more."""
+"""An upper limit on the bytes of a frame besides its records."""
 
 
 class ItemFolder:
-    """Adds up the items of one stream, from one ``seal`` to the next.
+    """Folds the items of one stream between two calls of ``seal``.
 
     Attributes:
         count: Items folded since the last seal.
-        settings: What the exporter said last: fold as it would have counted.
-        kv_sample_rate: Share of KV blocks to follow, as it said last.
+        settings: The exporter's latest settings, so that items are counted as it would count them.
+        kv_sample_rate: The share of KV blocks to track, as the exporter last requested.
     """
 
     def __init__(self) -> None:
@@ -46,10 +46,9 @@ class ItemFolder:
         self._engines: dict[int, Engine] = {}
 
     def prepare(self, engines: Iterable[EngineInfo]) -> Applier:
-        """Compile the catalogue: 90 ms that are better spent before the exporter has gone.
+        """Compile the catalogue, which takes 90 ms, before folding is needed.
 
-        With common names, whether the exporter shows them or not: it leaves out what it has
-        no place for.
+        The layout includes common names; the exporter ignores families that it does not expose.
         """
         dialects = {engine.dialect for engine in engines} & DIALECTS.keys()
         layouts = {name: compile_layout(DIALECTS[name], common=True) for name in sorted(dialects)}
@@ -59,7 +58,7 @@ class ItemFolder:
         return self._applier
 
     def fold(self, data: bytes, engines: Sequence[EngineInfo]) -> bool:
-        """Add an encoded item; whether it could be counted. Its place is used up either way."""
+        """Add an encoded item; return whether it could be counted. ``count`` increases either way."""
         if not self.count:
             self._begin()
         self.count += 1
@@ -69,7 +68,7 @@ class ItemFolder:
                 return False
             applier = self._applier
             if applier is None or engines[item.engine].dialect not in self._registry.layouts:
-                # A stream may come to feed others than those that it greeted with.
+                # A later Hello of the stream may name engines of other dialects.
                 applier = self.prepare(engines)
             applier.apply(self._engine(item.engine, engines), item)
         except Exception:  # noqa: BLE001 - this runs in an engine: a bug of ours costs the item
@@ -77,31 +76,33 @@ class ItemFolder:
         return True
 
     def _begin(self) -> None:
-        registry, said = self._registry, self.settings
-        registry.overrides = {name: tuple(bounds) for name, bounds in said.buckets.items()}
-        # When they were begun here is nobody's concern: the exporter's count since before.
+        registry, settings = self._registry, self.settings
+        registry.overrides = {name: tuple(bounds) for name, bounds in settings.buckets.items()}
+        # Created 0.0: the histograms of the exporter are older than these.
         registry.native = (
-            None if said.schemas is None else NativeSettings(said.schemas, lambda: 0.0)
+            None if settings.schemas is None else NativeSettings(settings.schemas, lambda: 0.0)
         )
         registry.objectives = Objectives(
-            Objective(one.name, tuple(one.families), one.threshold) for one in said.objectives
+            Objective(one.name, tuple(one.families), one.threshold) for one in settings.objectives
         )
-        registry.rules = Rules(said.scheduled, said.latency, said.max_tracked, said.max_age)
+        registry.rules = Rules(
+            settings.scheduled, settings.latency, settings.max_tracked, settings.max_age
+        )
         rate = registry.sampling.rate if self.kv_sample_rate is None else self.kv_sample_rate
-        registry.sampling = Sampling(rate, said.kv_scale, max(said.kv_max_tracked, 1))
+        registry.sampling = Sampling(rate, settings.kv_scale, max(settings.kv_max_tracked, 1))
 
     def seal(self) -> Folded:
-        """What was folded; the next item begins anew."""
+        """Return the folded items, and start again from nothing."""
         frames: list[list[bytes]] = [[]]
-        room = MAX_FRAME_BYTES - ENVELOPE
+        free_bytes = MAX_FRAME_BYTES - ENVELOPE
         for engine in self._engines.values():
             for record in self._records(engine):
-                if len(record) > room and frames[-1]:
+                if len(record) > free_bytes and frames[-1]:
                     frames.append([])
-                    room = MAX_FRAME_BYTES - ENVELOPE
+                    free_bytes = MAX_FRAME_BYTES - ENVELOPE
                 frames[-1].append(record)
-                room -= len(record)
-        # A frame takes a seq at least; records outnumber items only where the last ones do not fit.
+                free_bytes -= len(record)
+        # Each frame uses at least one sequence number, of which there is one per item.
         folded = Folded(self.count, frames[: self.count])
         self._registry.clear()
         self._engines.clear()
@@ -112,28 +113,28 @@ class ItemFolder:
         known = self._engines.get(index)
         if known is None:
             known = self._engines[index] = self._registry.register(engines[index])
-            # The exporter counts those that were under way when the first item was folded.
+            # The exporter counts the requests that were in flight when the first item was folded.
             if known.layout.has_requests:
                 self._registry.requests_of(known).requests.cut_off = COUNT_LIMIT
         return known
 
     def _records(self, engine: Engine) -> list[bytes]:
-        """The engine's record; in parts where its own families make it too large for a frame."""
+        """Return the engine's record, in parts if self-described families make it too large."""
         totals = self._totals(engine)
         whole = encode_record(engine, totals)
         if len(whole) <= MAX_FRAME_BYTES - ENVELOPE:
             return [whole]
         families, totals.open = totals.open, []
-        # What was held against objectives is in the first part: the others add nothing to it, but
-        # say that it was done, or the exporter would do it again.
-        judged = [
+        # The first part has the SLO counts. The others name the objectives with a count of 0, or
+        # the exporter would count the same observations again.
+        slo_counts = [
             [Child(child.labels, 0) for child in children] if row.name == SLO_REQUESTS else []
             for row, children in zip(engine.layout.keyed, totals.keyed, strict=True)
         ]
         parts = [Totals(
             [None] * len(totals.scalars),
             [None] * len(totals.histograms),
-            judged,
+            slo_counts,
             [family],
         ) for family in families]  # fmt: skip
         return [encode_record(engine, part) for part in (totals, *parts)]
@@ -141,9 +142,9 @@ class ItemFolder:
     def _totals(self, engine: Engine) -> Totals:
         applier = self._applier or Applier(self._registry)
         while engine.blocks is not None and engine.blocks.waiting:
-            applier.drain()
+            applier.flush_block_lifetimes()
         blocks = engine.blocks is not None
-        applier.abandon(engine)
+        applier.abandon_blocks(engine)
         totals = totals_of(engine)
         totals.blocks = blocks
         totals.limited = self._registry.limited["label_values"]

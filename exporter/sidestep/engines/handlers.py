@@ -1,4 +1,4 @@
-"""Handlers: what the items of one dialect do to an engine."""
+"""The base class of the handlers that apply a dialect's items to an engine."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from sidestep.tracking.kv_blocks.tracker import Lives
 
 
 class Handlers:
-    """Applies the items of one dialect, all but ``Samples``, which every dialect has.
+    """Applies the items of one dialect, except ``Samples``, which all dialects share.
 
-    A dialect overrides ``apply``, and of the rest what its items need.
+    A dialect overrides ``apply``, and those of the other methods that its items need.
     """
 
-    FED: ClassVar[Collection[str]] = ()
-    """The hooks of its catalogue that it feeds."""
+    HANDLED: ClassVar[Collection[str]] = ()
+    """Names of the catalogue's handlers (``catalog.model.Handler``) that the class feeds."""
 
     def __init__(self, layout: Layout, registry: Registry) -> None:
         self.layout = layout
@@ -29,24 +29,24 @@ class Handlers:
         """Add ``item`` to ``engine``'s series.
 
         Raises:
-            WireError: Another dialect's, or at odds with itself; nothing was changed.
+            WireError: The item belongs to another dialect or contradicts itself; nothing was changed.
         """
         raise NotImplementedError
 
-    def gather(self, engine: Engine, item: Item) -> bool:
-        """Add one of many items, whose observations may wait for ``settle``; ``False``: not added."""
+    def apply_buffered(self, engine: Engine, item: Item) -> bool:
+        """Add ``item``, whose observations may wait until ``flush``; return False if not supported."""
         del engine, item
         return False
 
-    def settle(self) -> Iterable[Engine]:
-        """Make the observations that wait; return the engines that they are of."""
+    def flush(self) -> Iterable[Engine]:
+        """Make the buffered observations; return their engines."""
         return ()
 
-    def lives(self, engine: Engine, lives: Lives) -> None:
+    def observe_lifetimes(self, engine: Engine, lives: Lives) -> None:
         """Observe lifetimes of blocks that ended."""
 
-    def untracked(self, engine: Engine, found: Mapping[str, int]) -> None:
+    def count_untracked(self, engine: Engine, found: Mapping[str, int]) -> None:
         """Count requests whose intervals cannot all be known, by reason."""
 
-    def abandon(self, engine: Engine) -> None:
+    def abandon_blocks(self, engine: Engine) -> None:
         """Stop tracking all blocks of the engine."""

@@ -1,7 +1,7 @@
-"""Items: what a stream carries about an engine. Every item names its engine.
+"""Items: the updates of an engine that a stream carries.
 
-``engine`` is an index into the ``engines`` of the stream's last Hello; ``stamp``
-is the sender's host-monotonic clock in seconds, by which gauges are ordered.
+In every item, ``engine`` is an index into the ``engines`` of the stream's last Hello, and ``stamp``
+is the sender's host-monotonic clock in seconds, which orders gauges.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from sidestep.protocol.self_described import SHAPED, EngineIndex, Samples, check
 
 
 class VllmStep(msgspec.Struct, array_like=True, gc=False, tag="vs"):
-    """One call of vLLM's stat logger: what one front end saw of one engine step.
+    """One call of vLLM's stat logger: one engine step as one front end sees it.
 
-    ``scheduler`` is present in one front end per step, ``iteration`` where the
-    step had output for this front end's requests. ``more`` marks what did not
-    fit into the step's item: observations only, none of its counts or gauges.
+    ``scheduler`` is present in one front end per step, ``iteration`` where the step had output for
+    requests of this front end. ``more`` marks the rest of a step that did not fit into one item: it
+    has observations only, no counts or gauges.
     """
 
     engine: EngineIndex
@@ -51,7 +51,7 @@ class VllmSleep(msgspec.Struct, array_like=True, gc=False, tag="vz"):
 
 
 class VllmRejection(msgspec.Struct, array_like=True, gc=False, tag="vr"):
-    """The front end turned a request away before the engine saw it."""
+    """The front end rejected a request before it reached the engine."""
 
     engine: EngineIndex
     stamp: Seconds
@@ -59,7 +59,7 @@ class VllmRejection(msgspec.Struct, array_like=True, gc=False, tag="vr"):
 
 
 class SglangStats(msgspec.Struct, array_like=True, gc=False, tag="gs"):
-    """One report of an SGLang scheduler's state: gauges only, its counters come as samples."""
+    """One report of an SGLang scheduler's state: gauges only; its counters arrive as Samples."""
 
     engine: EngineIndex
     stamp: Seconds
@@ -87,15 +87,15 @@ _decoder: msgspec.msgpack.Decoder[Item] = msgspec.msgpack.Decoder(Item)
 
 
 def encode_item(item: Item) -> bytes:
-    """The bytes of ``item``, to be placed in a Batch."""
+    """Encode ``item`` for a Batch."""
     return _encoder.encode(item)
 
 
 def decode_item(raw: bytes | memoryview | msgspec.Raw) -> Item:
-    """The item in ``raw``.
+    """Decode the item in ``raw``.
 
     Raises:
-        WireError: Malformed, or beyond a limit.
+        WireError: The item is malformed or exceeds a limit.
     """
     try:
         if len(raw) > SHAPED:

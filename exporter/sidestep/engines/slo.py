@@ -1,4 +1,4 @@
-"""Whether objectives can be counted: the families that they name must have latencies."""
+"""Validation of objectives: the families that they name must be latency histograms."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from sidestep.errors import ConfigError
 
 
 def check(objectives: Iterable[Objective], *, common: bool) -> None:
-    """Refuse objectives of families without latencies.
+    """Check that every family of ``objectives`` is a histogram of seconds.
 
     Args:
-        objectives: Of all ``--slo``.
-        common: Whether families are exposed that have the same name for all engines.
+        objectives: The objectives of all ``--slo`` flags.
+        common: Whether families with the same names for all engines are exposed.
 
     Raises:
-        ConfigError: A family is unknown, or not a histogram of seconds.
+        ConfigError: A family is unknown or no histogram of seconds.
     """
     for one in objectives:
         for family in one.families:
@@ -27,7 +27,7 @@ def check(objectives: Iterable[Objective], *, common: bool) -> None:
 
 
 def _problem(family: str, *, common: bool) -> str:
-    """Return why ``family`` has no latencies here, and what to do; empty where it has."""
+    """Return why ``family`` cannot be used, and what to do; empty if it can."""
     with_latencies = [dialect for dialect in DIALECTS.values() if dialect.common_rows]
     rows = {
         row.name: row for one in with_latencies for row in one.rows_for(legacy=True, common=True)
@@ -35,11 +35,11 @@ def _problem(family: str, *, common: bool) -> str:
     row = rows.get(family)
     if row is None or row.kind != "histogram" or not family.endswith("_seconds"):
         return (
-            f"{family!r} is no histogram of seconds of vLLM or SGLang; docs/metrics.md has those, and"
-            f" {', '.join(FAMILIES)} stand for the same one of both"
+            f"{family!r} is no histogram of seconds of vLLM or SGLang; see docs/metrics.md, or use"
+            f" one of {', '.join(FAMILIES)}, which work for both"
         )
     if isinstance(row.source, Alias):
-        return f"{family} is an old name of {row.source.name}; give that instead"
+        return f"{family} is an old name of {row.source.name}; use that instead"
     if not common and any(row in one.common_rows for one in with_latencies):
-        return f"{family} is there with --metrics.common only; give that, too"
+        return f"{family} needs --metrics.common"
     return ""

@@ -1,4 +1,4 @@
-"""What an operator's objectives count: the same names for vLLM and SGLang, and which families they read."""
+"""Rows of the SLO counters, which have the same names for vLLM and SGLang."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def _rows(
             name=SLO_REQUESTS,
             kind="counter",
             source=Handler(SLO_HANDLERS[0]),
-            help="Requests (gaps between tokens, where the objective is about them) by whether"
-            " they meet an objective of --slo: good is at most its threshold.",
+            help="Requests by whether they meet an objective of --slo: good is at most its threshold."
+            " An objective of inter-token latency counts gaps between tokens instead.",
             labels=tuple(sorted((*shared, "result", "slo"))),
             shared=shared,
             extra_labels=extra_labels,
@@ -26,8 +26,8 @@ def _rows(
             name=SLO_UNDECIDED,
             kind="counter",
             source=Handler(SLO_HANDLERS[1]),
-            help="Requests in neither result of sidestep_slo_requests_total: they came as counts of"
-            " buckets, of which the objective's threshold divides one.",
+            help="Requests in neither result of sidestep_slo_requests_total: they arrived as bucket"
+            " counts, and the objective's threshold lies inside their bucket.",
             labels=tuple(sorted((*shared, "slo"))),
             shared=shared,
             extra_labels=extra_labels,
@@ -37,5 +37,5 @@ def _rows(
 
 
 VLLM = _rows(ENGINE_LABELS)
-# Queue times are told by every rank.
+# Every rank reports queue times.
 SGLANG = _rows(TOKENIZER.shared, extra_labels=TOKENIZER.extra_labels, mirrored=True)

@@ -210,7 +210,7 @@ class Intake:
         settled = False
         while not settled:
             try:
-                self.applier.settle()
+                self.applier.flush()
                 settled = True
             except Exception as error:  # noqa: BLE001 - likewise; what others observed goes on
                 self._has_bug(error)
@@ -271,7 +271,7 @@ class Intake:
                 if item.engine >= len(engines):
                     raise WireError("unknown_engine")
                 engine = engines[item.engine]
-                if are_many and self.applier.gather(engine, item):
+                if are_many and self.applier.apply_buffered(engine, item):
                     size += len(raw)
                     self._waiting += len(raw)
                 else:
@@ -287,7 +287,7 @@ class Intake:
         engine = next((e for e in engines if e.id == record.head.engine.id), None)
         if engine is None:
             raise WireError("unknown_engine")
-        moved = self.applier.add(engine, record)
+        moved = self.applier.add_record(engine, record)
         self.metrics.add("sidestep_rebucketed_observations_total", moved)
         self._applied(engine)
 

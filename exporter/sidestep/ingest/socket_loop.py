@@ -168,7 +168,7 @@ class Ingest:
         self._ack_due = True
         now = self._clock()
         if not self._holds:
-            self.intake.applier.drain()
+            self.intake.applier.flush_block_lifetimes()
             self.intake.loads.look(now)
             if now >= self._look_at:
                 self._look_at = now + LOOK_AROUND

@@ -84,7 +84,7 @@ class Histogram:
         self._count_sorted(values)
         return refused
 
-    def observe_each(self, values: list[float]) -> int:
+    def observe_in_order(self, values: list[float]) -> int:
         """Count ``values`` in their order; return how many were refused.
 
         The sum is the same, to the last digit, as after observing each value by itself.

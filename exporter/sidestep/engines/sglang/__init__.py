@@ -1,1 +1,1 @@
-"""SGLang: its collectors as items, its families as rows, and the handlers between them."""
+"""SGLang: wire structs of its stats object, catalogue rows, and handlers."""

@@ -1,8 +1,7 @@
-"""The kinds of SGLang's metric collectors: each instance of one is an engine here.
+"""The kinds of SGLang's metric collectors; each instance of a collector is an engine here.
 
-``shared`` are the labels that every instance of a kind brings. Optional ones
-(``dp_rank`` of a scheduler, what an administrator adds) come with the engine, too,
-and stand in no row.
+``shared`` are the labels that every instance of a kind has. Optional labels (``dp_rank`` of a
+scheduler, and those that an administrator adds) are part of the engine's labels and in no row.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from sidestep.catalog.model import Combine, Kind, Row, Sampled
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Collector:
-    """One kind of collector; its methods make the rows of what it sends self-described.
+    """One kind of collector; its methods build rows of families that it sends self-described.
 
     Attributes:
         shared: See ``Row.shared``.
-        extra: See ``Row.extra``.
+        extra_labels: See ``Row.extra_labels``.
         mirrored: See ``Row.mirrored``.
     """
 
@@ -28,19 +27,19 @@ class Collector:
 
     @property
     def of_rank(self) -> Collector:
-        """The same, of what each rank has of its own."""
+        """The same kind, for values that differ between ranks."""
         return dataclasses.replace(self, mirrored=False)
 
     def counter(self, name: str, text: str, *own: str, closed: tuple[str, ...] = ()) -> Row:
-        """A counter; ``closed`` names what the engine itself starts at 0."""
+        """Return a counter; ``closed`` are the label values that the engine itself starts at 0."""
         return dataclasses.replace(self._row(name, "counter", text, own), closed=closed)
 
     def gauge(self, name: str, text: str, *own: str, combine: Combine = "sum") -> Row:
-        """A gauge."""
+        """Return a gauge."""
         return dataclasses.replace(self._row(name, "gauge", text, own), combine=combine)
 
     def histogram(self, name: str, text: str, bounds: tuple[float, ...] | str, *own: str) -> Row:
-        """A histogram of ``bounds``, or of the bucket family that they name."""
+        """Return a histogram; ``bounds`` are its bounds or the name of a bucket family."""
         return dataclasses.replace(
             self._row(name, "histogram", text, own),
             buckets=bounds if isinstance(bounds, str) else "",
@@ -48,7 +47,7 @@ class Collector:
         )
 
     def summary(self, name: str, text: str, *own: str) -> Row:
-        """A summary, of sum and count alone."""
+        """Return a summary, which has a sum and a count only."""
         return self._row(name, "summary", text, own)
 
     def _row(self, name: str, kind: Kind, text: str, own: tuple[str, ...]) -> Row:
@@ -83,4 +82,4 @@ STORAGE = Collector(
 )
 ENCODER = Collector(("dp_rank", "model_name"))
 PROCESS = Collector(())
-"""What a process counts for itself, without any label that would say whose it is."""
+"""Metrics of a single process, without a label that identifies it."""

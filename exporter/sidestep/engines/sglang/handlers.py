@@ -1,4 +1,4 @@
-"""What each of SGLang's items does to an engine: the plan's plain fields, then the hooks."""
+"""The handlers of SGLang's items: a generated reader for plain fields, then the handler rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sidestep.metrics.field_readers import compile_reader
 from sidestep.metrics.registry import Registry
 
 TOTAL = ("",)
-"""Key of a queue's requests of all priorities."""
+"""The key for a queue's requests of all priorities."""
 _BUCKETS = [
     (str(above), str(upto))
     for above, upto in zip((0, *ROUTING_KEY_BOUNDS), (*ROUTING_KEY_BOUNDS, "+Inf"), strict=True)
@@ -26,9 +26,9 @@ _BUCKETS = [
 
 
 class SglangHandlers(Handlers):
-    """Applies them to one registry's engines of the dialect."""
+    """Applies SGLang's items to the engines of one registry."""
 
-    FED: ClassVar[Collection[str]] = {
+    HANDLED: ClassVar[Collection[str]] = {
         *(f"queue:{name}" for name in QUEUES),
         *(f"routing_keys:{name}" for name in ROUTING_KEYS),
         *SLO_HANDLERS,
@@ -46,7 +46,7 @@ class SglangHandlers(Handlers):
         """Add ``item`` to ``engine``'s series.
 
         Raises:
-            WireError: Another dialect's item.
+            WireError: The item belongs to another dialect.
         """
         if not isinstance(item, SglangStats):
             raise WireError("bad_item", "an item of another dialect")
@@ -67,7 +67,7 @@ class SglangHandlers(Handlers):
         if queue is None:
             children.clear()
             return
-        # A priority that nobody has any more stays, at 0, as on SGLang's own page.
+        # A priority without requests stays at 0, as on SGLang's own page.
         for key in children:
             children[key] = 0
         children[TOTAL] = queue.total
@@ -78,7 +78,7 @@ class SglangHandlers(Handlers):
 
 
 def _spread(counts: list[int]) -> dict[tuple[str, ...], int]:
-    """Routing keys by how many requests have them, not cumulative."""
+    """Return the number of routing keys by how many requests have them, not cumulative."""
     found = dict.fromkeys(_BUCKETS, 0)
     for count in counts:
         found[_BUCKETS[bisect_left(ROUTING_KEY_BOUNDS, count)]] += 1

@@ -1,7 +1,7 @@
-"""Names SGLang once had, shown with ``--metrics.legacy`` for dashboards not yet moved.
+"""Rows of former names of SGLang's families, exposed with ``--metrics.legacy`` for old dashboards.
 
-Each is the same data as a family of today's engine. What cannot be had so is not
-here: see ``LOST``.
+Each has the same data as a family of current releases. Names without such a family have no row:
+see ``LOST``.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from sidestep.engines.sglang import request_rows as sglang_requests
 from sidestep.engines.sglang import rows as sglang
 
 LOST = (
-    ("sglang:num_running_reqs_offline_batch", "the engine counts such requests no longer"),
+    ("sglang:num_running_reqs_offline_batch", "the engine no longer counts such requests"),
     ("sglang:engine_startup_time", "one phase of sglang:startup_time_seconds"),
     ("sglang:engine_load_weights_time", "the phase load_weight of sglang:startup_time_seconds"),
 )
-"""Families of 0.5.4 that today's engine no longer has, and why they are in no row: a row shows
-all children of another again, not one of them."""
+"""Families of 0.5.4 that 0.5.23 does not have, and why they have no row: an alias has all children
+of another row, never one of them."""
 
 _ROWS = {row.name: row for row in (*sglang.ROWS, *sglang_requests.ROWS)}
 
@@ -37,6 +37,6 @@ def _old(name: str, successor: str, *, until: str = "") -> Row:
 ROWS: tuple[Row, ...] = (
     _old("num_prefill_prealloc_queue_reqs", "num_prefill_bootstrap_queue_reqs", until="0.5.4"),
     _old("time_per_output_token_seconds", "inter_token_latency_seconds", until="0.4"),
-    # Guides and dashboards have this name; neither 0.5.4 nor 0.5.23 does.
+    # Guides and dashboards use this name; neither 0.5.4 nor 0.5.23 has it.
     _old("ttft_seconds", "time_to_first_token_seconds"),
 )

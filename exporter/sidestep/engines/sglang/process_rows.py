@@ -1,7 +1,7 @@
-"""SGLang's families outside its ranks (0.5.23): processes, the HTTP server, encoders.
+"""Rows of SGLang's families outside its ranks (0.5.23): processes, the HTTP server, encoders.
 
-Most have no label that says whose they are: each process is an engine of its own
-here, told apart by what the page adds.
+Most have no label that identifies their process: each process is an engine here, and the exporter
+adds labels that distinguish them.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ _SEND_SECONDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 # fmt: off
 PROCESS = (
     _P.counter("failed_session_recoveries_total",
-               "Mooncake sessions that were given up and answered again."),
-    _P.counter("http_requests_total", "HTTP requests that came in.", "endpoint", "method"),
-    _P.counter("http_responses_total", "HTTP requests that were answered.",
+               "Mooncake sessions that failed and recovered."),
+    _P.counter("http_requests_total", "HTTP requests received.", "endpoint", "method"),
+    _P.counter("http_responses_total", "HTTP responses sent.",
                "endpoint", "method", "status_code"),
-    _P.gauge("http_requests_active", "HTTP requests that are being answered.",
+    _P.gauge("http_requests_active", "HTTP requests in progress.",
              "endpoint", "method"),
-    _P.gauge("routing_keys_active", "Different routing keys among the requests in flight."),
+    _P.gauge("routing_keys_active", "Distinct routing keys of the requests in flight."),
     _P.counter("process_cpu_seconds_total", "CPU time of a process of the engine.", "component"),
     _P.histogram("eplb_gpu_physical_count",
-                 "Ranks that hold the experts which a layer's tokens chose.",
+                 "Ranks that have the experts which a layer's tokens chose.",
                  "sglang_eplb_physical_count", "layer"),
-    _P.histogram("func_latency_seconds", "How long a call of a timed function took.",
+    _P.histogram("func_latency_seconds", "Duration of a call of a timed function.",
                  _FUNCTION_SECONDS, "name"),
     _P.gauge("startup_latency_breakdown_seconds_max",
-             "Longest time that a part of the start took.", "context", combine="max"),
+             "Longest duration of a part of the startup.", "context", combine="max"),
 )
-# The dispatcher tells of each rank; its series are those of the rank's own engine.
+# The dispatcher reports each rank; the series belong to the rank's engine.
 PENDING = _E.gauge("encoder_dp_pending_requests",
-                   "Requests sent to an encoder and not answered yet.")
+                   "Requests sent to an encoder that are not answered yet.")
 _ENCODER = (
     _E.counter("encoder_cache_evictions_total", "Entries evicted from an encoder's cache.",
                "modality"),
@@ -59,22 +59,22 @@ _ENCODER = (
                "modality"),
     _E.counter("encoder_requests_total", "Requests that an encoder finished.",
                "modality", "status"),
-    _E.counter("encoder_requests_received_total", "Requests that an encoder got.", "modality"),
+    _E.counter("encoder_requests_received_total", "Requests that an encoder received.", "modality"),
     _E.histogram("encoder_mm_items_per_batch", "Multimodal items of an encoder's batch.",
                  _BATCH_ITEMS, "modality"),
     _E.histogram("encoder_mm_items_per_request", "Multimodal items of a request to an encoder.",
                  _REQUEST_ITEMS, "modality"),
     _E.histogram("encoder_request_e2e_latency_seconds",
-                 "From a request's arrival at an encoder to its end.", _ENCODER_SECONDS,
+                 "Time from a request's arrival at an encoder to its end.", _ENCODER_SECONDS,
                  "modality"),
-    _E.histogram("encoder_queue_wait_seconds", "How long a request waited in an encoder's queue.",
+    _E.histogram("encoder_queue_wait_seconds", "Time that a request waited in an encoder's queue.",
                  _WAIT_SECONDS, "modality"),
     _E.histogram("encoder_preprocess_seconds",
-                 "How long it took to load and prepare a request's items.", _PREPARE_SECONDS,
+                 "Time to load and prepare a request's items.", _PREPARE_SECONDS,
                  "modality"),
-    _E.histogram("encoder_model_forward_seconds", "How long an encoder's forward pass took.",
+    _E.histogram("encoder_model_forward_seconds", "Duration of an encoder's forward pass.",
                  _FORWARD_SECONDS, "modality"),
-    _E.histogram("encoder_transfer_seconds", "How long it took to hand on what was encoded.",
+    _E.histogram("encoder_transfer_seconds", "Time to transfer an encoder's output.",
                  _SEND_SECONDS, "backend"),
 )
 # fmt: on

@@ -1,4 +1,4 @@
-"""What the exporter reads of SGLang's series: how requests ended, and the load."""
+"""Readers of SGLang's series: how requests ended, and the engine's load."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from sidestep.metrics.saturation import Load
 
 
 def availability_counts(engine: Engine) -> AvailabilityCounts | None:
-    """Of a tokenizer: aborted requests are among those that finished."""
+    """Return how many requests of a tokenizer were served, and how many were not.
+
+    SGLang counts aborted requests among those that finished.
+    """
     finished, aborted = (
         _total(engine, f"sglang:num_{name}_total") for name in ("requests", "aborted_requests")
     )
@@ -21,7 +24,7 @@ def availability_counts(engine: Engine) -> AvailabilityCounts | None:
 
 
 def load_reader(layout: Layout) -> LoadReader:
-    """Return what reads the load of engines with ``layout``."""
+    """Return the function that reads the load of engines with ``layout``."""
     running = layout.find("sglang:num_running_reqs").slots[0]
     waiting = layout.find("sglang:num_queue_reqs").slots[0]
 

@@ -1,9 +1,8 @@
-"""SGLang's gauges of a scheduler's state (0.5.23), in the order of the engine's page.
+"""Rows of SGLang's gauges of a scheduler's state (0.5.23), in the order of the engine's page.
 
-Their source is the field of their name in ``SchedulerStats``. All of them are last
-values: a busy scheduler reports with each prefill batch and every 40 decode
-iterations, an idle one every 30 seconds. What the engine exposes though nothing
-fills it has no row: see ``DEAD``.
+The source of each is the field of its name in ``SchedulerStats``. All are latest values: a busy
+scheduler reports with each prefill batch and every 40 decode iterations, an idle one every 30
+seconds. Families that the engine exposes but never fills have no row: see ``DEAD``.
 """
 
 from __future__ import annotations
@@ -15,16 +14,16 @@ from sidestep.engines.sglang.collectors import SCHEDULER
 from sidestep.engines.vllm import own_rows as vllm_own
 
 DEAD = (
-    ("sglang:is_cuda_graph", "nothing sets it; sglang:cuda_graph_passes_total tells"),
+    ("sglang:is_cuda_graph", "nothing sets it; use sglang:cuda_graph_passes_total"),
     ("sglang:pending_prealloc_token_usage", "nothing sets it"),
     ("sglang:utilization", "its limit is never set: -1 on a prefill node, 0 on all others"),
     ("sglang:max_running_requests_under_SLO", "nothing sets it, so it never has a sample"),
 )
-"""Families of the engine that say nothing in 0.5.23, and why."""
+"""Families of the engine that carry no information in 0.5.23, and why."""
 
 ROUTING_KEY_BOUNDS = (1, 2, 3, 5, 7, 10, 20, 50, 100, 200)
-"""Of the gauges that look like histograms: bucket ``le`` holds what is above ``gt``, the bound
-before or 0, and only that; the last is ``+Inf``."""
+"""Bounds of the gauges that resemble histograms: bucket ``le`` counts values above ``gt`` (the
+previous bound, or 0) and up to ``le``, not cumulative; the last is ``+Inf``."""
 
 
 QUEUES = (
@@ -36,9 +35,9 @@ QUEUES = (
     "num_decode_transfer_queue_reqs",
     "num_decode_host_receive_queue_reqs",
 )
-"""Fields of the stats that count requests in all and by priority."""
+"""Fields of the stats that count requests in total and by priority."""
 ROUTING_KEYS = ("routing_key_running_req_counts", "routing_key_all_req_counts")
-"""Fields that hold one number a routing key."""
+"""Fields that have one number per routing key."""
 
 
 def _gauge(name: str, text: str, *, combine: Combine = "sum", feature: str = "") -> Row:
@@ -56,7 +55,7 @@ def _gauge(name: str, text: str, *, combine: Combine = "sum", feature: str = "")
 
 
 def _queue(name: str, text: str) -> Row:
-    """Requests in all under an empty priority, that is without the label, and by priority."""
+    """Return a queue's row: the total has an empty priority, and so no such label."""
     return Row(
         name=f"sglang:{name}",
         kind="gauge",
@@ -86,17 +85,17 @@ def _routing_keys(name: str, text: str) -> Row:
 ROWS: tuple[Row, ...] = (
     # Requests and throughput.
     _queue("num_running_reqs",
-           "Requests in the running batch; of a prefill node, in the batch being computed."),
+           "Requests in the running batch; on a prefill node, in the batch being computed."),
     _queue("num_queue_reqs", "Requests that wait to be scheduled."),
     _gauge("num_grammar_queue_reqs", "Requests that wait for their grammar to be compiled."),
     _gauge("gen_throughput",
-           "Generated tokens per second since the report before; 0 without a decode for 30 s."),
+           "Generated tokens per second since the previous report; 0 after 30 s without a decode."),
     _gauge("cache_hit_rate",
            "Share of the last prefill batch's prompt tokens found in a cache, from 0 to 1.",
            combine="mean"),
     _gauge("decode_sum_seq_lens", "Tokens of all sequences in the decode batch."),
     # Memory pools: usage, from 0 to 1, then tokens.
-    _gauge("token_usage", "Share in use of the fullest of the memory pools, from 0 to 1.",
+    _gauge("token_usage", "Share of the fullest memory pool in use, from 0 to 1.",
            combine="max"),
     _gauge("full_token_usage", "Share of the full-attention KV pool in use, from 0 to 1.",
            combine="max"),
@@ -104,93 +103,94 @@ ROWS: tuple[Row, ...] = (
            combine="max"),
     _gauge("mamba_usage", "Share of the Mamba state pool in use, from 0 to 1.", combine="max"),
     _gauge("num_used_tokens",
-           "Tokens in use in the full-attention or the sliding-window KV pool, whichever has more."),
+           "Tokens in use in the full-attention or the sliding-window KV pool, whichever is higher."),
     _gauge("kv_available_tokens", "Free token slots of the full-attention KV pool."),
     _gauge("kv_evictable_tokens",
-           "Token slots of the full-attention KV pool that hold cached prefixes nobody uses."),
-    _gauge("kv_used_tokens", "Token slots of the full-attention KV pool that requests hold."),
+           "Token slots of the full-attention KV pool with cached prefixes that no request uses."),
+    _gauge("kv_used_tokens", "Token slots of the full-attention KV pool that requests use."),
     _gauge("swa_available_tokens", "Free token slots of the sliding-window KV pool."),
     _gauge("swa_evictable_tokens",
-           "Token slots of the sliding-window KV pool that hold cached prefixes nobody uses."),
-    _gauge("swa_used_tokens", "Token slots of the sliding-window KV pool that requests hold."),
+           "Token slots of the sliding-window KV pool with cached prefixes that no request uses."),
+    _gauge("swa_used_tokens", "Token slots of the sliding-window KV pool that requests use."),
     _gauge("mamba_available_tokens", "Free slots of the Mamba state pool."),
     _gauge("mamba_evictable_tokens",
-           "Slots of the Mamba state pool that hold cached states nobody uses."),
-    _gauge("mamba_used_tokens", "Slots of the Mamba state pool that requests hold."),
+           "Slots of the Mamba state pool with cached states that no request uses."),
+    _gauge("mamba_used_tokens", "Slots of the Mamba state pool that requests use."),
     # Speculative decoding.
     _gauge("spec_accept_length",
-           "Mean tokens a verification emitted, its own one included, since the report before.",
+           "Mean tokens per verification since the previous report, including the verifier's own.",
            combine="mean"),
     _gauge("spec_accept_rate",
-           "Share of drafted tokens that were accepted since the report before, from 0 to 1.",
+           "Share of draft tokens that were accepted since the previous report, from 0 to 1.",
            combine="mean"),
     _gauge("spec_cap_length",
-           "Mean tokens a verification was allowed to look at, its own one included; 0 without"
-           " such a limit.", combine="mean"),
+           "Mean limit of tokens per verification, including the verifier's own; 0 without a"
+           " limit.", combine="mean"),
     _gauge("spec_block_accept_length",
-           "Mean tokens a verification would have emitted without a limit; 0 where the engine"
-           " does not work that out.", combine="mean"),
-    _gauge("spec_num_steps", "Draft steps a round has at present.", combine="max"),
-    _gauge("spec_num_draft_tokens", "Tokens drafted a round at present.", combine="max"),
+           "Mean tokens per verification as they would be without a limit; 0 where the engine"
+           " does not compute this.", combine="mean"),
+    _gauge("spec_num_steps", "Current draft steps per round.", combine="max"),
+    _gauge("spec_num_draft_tokens", "Current draft tokens per round.", combine="max"),
     # Retraction.
     _gauge("num_retracted_reqs",
-           "Requests put back into the queue for want of memory since the report before."),
+           "Requests retracted to the queue because memory was short, since the previous report."),
     _gauge("num_paused_reqs",
-           "Requests paused for an update of the weights since the report before."),
-    # Prefill and decode on nodes of their own.
+           "Requests paused for an update of the weights since the previous report."),
+    # Prefill and decode on separate nodes.
     _queue("num_prefill_bootstrap_queue_reqs",
-           "Requests of a prefill node that wait for their decode node to shake hands."),
+           "Requests of a prefill node that wait for the handshake with their decode node."),
     _queue("num_prefill_inflight_queue_reqs",
            "Requests of a prefill node whose KV is being sent."),
     _queue("num_decode_prealloc_queue_reqs",
-           "Requests of a decode node that wait for room for their KV."),
+           "Requests of a decode node that wait for memory for their KV."),
     _queue("num_decode_transfer_queue_reqs",
            "Requests of a decode node whose KV is being received."),
     _queue("num_decode_host_receive_queue_reqs",
            "Requests of a decode node whose KV is being received into the host's memory."),
     _gauge("num_decode_deferred_kv_release_reqs",
-           "Failed requests of a decode node whose KV slots are kept until their transfer is over."),
+           "Failed requests of a decode node whose KV slots stay allocated until their transfer"
+           " ends."),
     _gauge("prealloc_full_token_usage",
-           "Share of the full-attention KV pool that KV still to be received holds, from 0 to 1.",
-           combine="max"),
+           "Share of the full-attention KV pool reserved for KV that is not yet received, from 0"
+           " to 1.", combine="max"),
     _gauge("prealloc_swa_token_usage",
-           "Share of the sliding-window KV pool that KV still to be received holds, from 0 to 1.",
-           combine="max"),
+           "Share of the sliding-window KV pool reserved for KV that is not yet received, from 0"
+           " to 1.", combine="max"),
     # Policy.
     _gauge("fwd_occupancy",
-           "Share of time in which the GPU computed forward passes, in percent; only with the"
+           "Share of time in which the GPU computed forward passes, in percent; requires the"
            " engine's device timer.", combine="mean"),
     _gauge("new_token_ratio",
-           "Share of a request's possible new tokens for which the scheduler keeps room, from 0"
-           " to 1.", combine="mean"),
+           "Share of a request's possible new tokens for which the scheduler reserves memory, from"
+           " 0 to 1.", combine="mean"),
     # Options.
     _gauge("lora_pool_slots_used", "LoRA adapters in the running batch.", feature="lora"),
-    _gauge("lora_pool_slots_total", "LoRA adapters for which a batch has slots.", feature="lora"),
+    _gauge("lora_pool_slots_total", "LoRA adapters that fit into a batch.", feature="lora"),
     _gauge("lora_pool_utilization", "Share of the LoRA slots in use, from 0 to 1.",
            combine="max", feature="lora"),
     _gauge("hicache_host_used_tokens", "Tokens in the host's KV cache.", feature="hicache"),
-    _gauge("hicache_host_total_tokens", "Tokens for which the host's KV cache has room.",
+    _gauge("hicache_host_total_tokens", "Capacity of the host's KV cache, in tokens.",
            feature="hicache"),
     _gauge("hicache_host_mamba_used_states", "Mamba states in the host's cache.",
            feature="hicache"),
     _gauge("hicache_host_mamba_total_states",
-           "Mamba states for which the host's cache has room.", feature="hicache"),
+           "Capacity of the host's cache, in Mamba states.", feature="hicache"),
     _gauge("num_streaming_sessions", "Streaming sessions that are open.",
            feature="streaming_session"),
-    _gauge("streaming_session_held_tokens", "KV token slots that streaming sessions hold.",
+    _gauge("streaming_session_held_tokens", "KV token slots that streaming sessions use.",
            feature="streaming_session"),
-    # Routing keys; worked out only while every running request has one.
-    _gauge("num_unique_running_routing_keys", "Different routing keys in the running batch."),
+    # Routing keys; the engine computes these only while every running request has one.
+    _gauge("num_unique_running_routing_keys", "Distinct routing keys in the running batch."),
     _routing_keys("routing_key_running_req_count",
-                  "Routing keys by how many running requests have them: more than gt and up to"
-                  " le; not cumulative."),
+                  "Routing keys by their number of running requests: more than gt and up to le;"
+                  " not cumulative."),
     _routing_keys("routing_key_all_req_count",
-                  "Routing keys by how many running and waiting requests have them: more than gt"
-                  " and up to le; not cumulative."),
+                  "Routing keys by their number of running and waiting requests: more than gt and"
+                  " up to le; not cumulative."),
 )
 # fmt: on
 
 SATURATION = dataclasses.replace(
     vllm_own.SATURATION, labels=SCHEDULER.shared, shared=SCHEDULER.shared, mirrored=True
 )
-"""Of a scheduler, which is who has a queue."""
+"""The row of a scheduler, since schedulers have the queues."""

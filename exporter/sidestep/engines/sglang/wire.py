@@ -1,8 +1,7 @@
-"""SGLang's stats object as it travels, fields named as SGLang names them.
+"""Wire structs of SGLang's stats object, with SGLang's field names.
 
-The engine keeps one object, changes it and hands it out again: every field is a
-last value, none a difference. A field that the engine does not know is absent,
-and its gauge has no sample.
+The engine updates one object and passes it on repeatedly, so every field is a latest value, not a
+difference. A field that the engine does not know is absent, and its gauge has no sample.
 """
 
 from __future__ import annotations
@@ -15,23 +14,23 @@ from msgspec import Meta
 from sidestep.protocol.limits import COUNT_LIMIT, VALUE_LIMIT, Count, Counts, Number, Ratio, Tally
 
 Used = Annotated[int, Meta(ge=-COUNT_LIMIT, le=COUNT_LIMIT)]
-"""Tokens of a pool less its free and evictable ones: below 0 where the engine miscounts these."""
+"""Tokens of a pool minus its free and evictable ones: negative where the engine miscounts these."""
 Rate = Annotated[float, Meta(ge=0.0, le=VALUE_LIMIT)]
 
 
 class QueueCount(msgspec.Struct, array_like=True, gc=False):
-    """Requests of a queue; by priority, too, where the engine schedules by it."""
+    """Requests of a queue; also by priority, where the engine schedules by priority."""
 
     total: Count = 0
     by_priority: Tally | None = None
 
 
 class SchedulerStats(msgspec.Struct, array_like=True, gc=False):
-    """The scheduler's state when it reported last.
+    """The scheduler's state in its latest report.
 
-    Two of the engine's fields are not here for they became histograms
-    (``kv_transfer_speed_gb_s``, ``kv_transfer_latency_ms``), three since nothing
-    fills them (``catalogue.sglang.DEAD``).
+    Some of the engine's fields are omitted: two that became histograms
+    (``kv_transfer_speed_gb_s``, ``kv_transfer_latency_ms``), and those that nothing in the engine
+    sets (``rows.DEAD``).
     """
 
     num_running_reqs: QueueCount | None = None
@@ -70,7 +69,7 @@ class SchedulerStats(msgspec.Struct, array_like=True, gc=False):
     num_decode_deferred_kv_release_reqs: Count | None = None
     prealloc_full_token_usage: Ratio | None = None
     prealloc_swa_token_usage: Ratio | None = None
-    # Not a number in the engine until it was measured: absent here.
+    # NaN in the engine until it is measured; absent here.
     fwd_occupancy: Ratio | None = None
     new_token_ratio: Ratio | None = None
     lora_pool_slots_used: Count | None = None
@@ -78,7 +77,7 @@ class SchedulerStats(msgspec.Struct, array_like=True, gc=False):
     lora_pool_utilization: Ratio | None = None
     hicache_host_used_tokens: Count | None = None
     hicache_host_total_tokens: Count | None = None
-    # Absent without such a pool: the engine shows these two where the total is above 0.
+    # Absent without such a pool: the engine exposes these two where the total is above 0.
     hicache_host_mamba_used_states: Count | None = None
     hicache_host_mamba_total_states: Count | None = None
     num_streaming_sessions: Count | None = None

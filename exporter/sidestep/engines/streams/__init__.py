@@ -1,1 +1,1 @@
-"""Streams that engines publish by themselves: forward passes, load and KV events."""
+"""Native streams of engines (forward passes, load, KV events): wire structs, rows, and handlers."""

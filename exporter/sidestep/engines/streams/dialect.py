@@ -1,4 +1,4 @@
-"""The dialect of streams that engines publish by themselves."""
+"""The dialect of engines' native streams."""
 
 from __future__ import annotations
 

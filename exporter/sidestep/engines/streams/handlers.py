@@ -1,4 +1,4 @@
-"""What each item of an engine's native streams does to it: plain fields, and what a cache holds."""
+"""The handlers of an engine's native streams: plain fields, and the content of its prefix cache."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ CACHED = "sidestep_kv_cached_block_{}_seconds"
 
 
 class StreamHandlers(Handlers):
-    """Applies them to one registry's engines of the dialect."""
+    """Applies items of native streams to the engines of one registry."""
 
-    FED: ClassVar[Collection[str]] = {
+    HANDLED: ClassVar[Collection[str]] = {
         "stored_blocks", "removed_blocks", "cache_clears", "resident_blocks",
         "kv_sample_halvings", "kv_abandoned_blocks", "kv_unknown_events",
     }  # fmt: skip
@@ -33,13 +33,13 @@ class StreamHandlers(Handlers):
         super().__init__(layout, registry)
         self._read_pass = compile_reader(layout, registry, ForwardPass)
         self._read_load = compile_reader(layout, registry, LoadStat)
-        hook = layout.handled
+        handled = layout.handled
         self._stored, self._removed, self._resident = (
-            hook[f"{name}_blocks"].slots[0] for name in ("stored", "removed", "resident")
+            handled[f"{name}_blocks"].slots[0] for name in ("stored", "removed", "resident")
         )
-        self._clears = hook["cache_clears"].slots[0]
+        self._clears = handled["cache_clears"].slots[0]
         self._halvings, self._abandoned, self._unknown, self._refused = (
-            hook[name].slots[0]
+            handled[name].slots[0]
             for name in (
                 "kv_sample_halvings",
                 "kv_abandoned_blocks",
@@ -64,8 +64,8 @@ class StreamHandlers(Handlers):
             case _:
                 raise WireError("bad_item", "an item of another dialect")
 
-    def lives(self, engine: Engine, lives: Lives) -> None:
-        """Lives of hashes that ended."""
+    def observe_lifetimes(self, engine: Engine, lives: Lives) -> None:
+        """Observe lifetimes of block hashes that ended."""
         for slot, count in (
             (self._halvings, lives.halvings),
             (self._abandoned, lives.abandoned),
@@ -75,8 +75,8 @@ class StreamHandlers(Handlers):
         for medium, cached in lives.cached.items():
             self._lives_of(engine, medium, cached)
 
-    def abandon(self, engine: Engine) -> None:
-        """Let go of all lives of hashes: events of them were folded."""
+    def abandon_blocks(self, engine: Engine) -> None:
+        """Stop tracking all block hashes, since their events were folded."""
         if engine.blocks is not None:
             _increase(engine, self._abandoned, engine.blocks.tracked)
             engine.blocks = None
@@ -84,18 +84,18 @@ class StreamHandlers(Handlers):
 
     def _cache(self, engine: Engine, item: CacheEvents) -> None:
         if engine.blocks is None:
-            # Before anything is followed: a refusal would leave that behind.
+            # Reject a malformed item before the registry creates a tracker for it.
             check_changes(item.changes)
         lives = self.registry.blocks_of(engine).cache(item)
         for change in item.changes:
             self._count(engine, change)
-        self.lives(engine, lives)
+        self.observe_lifetimes(engine, lives)
 
     def _count(self, engine: Engine, change: CacheChange) -> None:
-        """Blocks by medium; what is resident is known from a time on when nothing was.
+        """Count blocks by medium; resident blocks are known once the cache has been empty.
 
-        A block that two requests store at once is announced twice and removed twice, so
-        the difference is right where a set of hashes would not be.
+        A block that two requests store at the same time is announced twice and removed twice, so
+        the difference is exact where a set of hashes would not be.
         """
         resident = engine.keyed[self._resident]
         match change.kind:
@@ -109,7 +109,7 @@ class StreamHandlers(Handlers):
                 if resident:
                     left = resident.get(key, 0) - len(change.hashes)
                     if left < 0:
-                        # More than there was: what is said does not tell what there is.
+                        # More were removed than known: the count of resident blocks is unknown.
                         resident.clear()
                     else:
                         resident[key] = left
@@ -144,7 +144,7 @@ class StreamHandlers(Handlers):
 
 
 def _is_fresh(engine: Engine, stamp: float) -> bool:
-    """Whether gauges of ``stamp`` are the newest there are."""
+    """Return whether ``stamp`` is not older than the engine's gauges; if so, update their stamp."""
     if stamp < engine.gauge_stamp:
         return False
     engine.gauge_stamp = stamp
@@ -152,7 +152,7 @@ def _is_fresh(engine: Engine, stamp: float) -> bool:
 
 
 def _empty(resident: dict[Key, Number], medium: str) -> None:
-    """Nothing is in ``medium``, or where none is named in any."""
+    """Set ``medium`` to 0 blocks; all media where ``medium`` is empty."""
     if not medium:
         for key in resident:
             resident[key] = 0

@@ -1,12 +1,12 @@
-"""What the streams tell that engines publish by themselves, under our own prefix.
+"""Rows fed by engines' native streams, with the prefix ``sidestep_``.
 
-KV events, forward-pass metrics and load, each the feature of that name. No family here has the
-name of another dialect's: an engine that also pushes is counted twice nowhere.
+The streams are KV events, forward-pass metrics and load, each with the feature of that name. No
+family has the name of another dialect's, so that an engine that also pushes is never counted twice.
 
-SGLang proposes names for lives of its cache (sgl-project/sglang#38559, open): none of them is
-shown, since none means the same. Its ``kv_lifetime_seconds`` and ``kv_age_seconds`` observe
-nodes of the radix tree, each weighted by its tokens, and ``kv_reuses`` counts lookups that
-found a node; events tell of blocks, and of no lookup.
+SGLang proposes names for lifetimes in its cache (sgl-project/sglang#38559, open). None of them is
+used here, since their meaning differs: ``kv_lifetime_seconds`` and ``kv_age_seconds`` observe nodes
+of the radix tree, weighted by their tokens, and ``kv_reuses`` counts lookups that found a node;
+events describe blocks, and no lookups.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sidestep.catalog.model import (
 )
 
 KV_EVENTS, FORWARD_PASS, LOAD = "kv_events", "forward_pass", "load"
-"""Features: which streams an engine has."""
+"""Features: the streams that an engine has."""
 PHASES: Mapping[str, str] = {
     "prefill": "ran.scheduled.sum_prefill_tokens",
     "decode": "ran.scheduled.num_decode_requests",
@@ -96,64 +96,62 @@ ROWS: tuple[Row, ...] = (
         "cache_stored_blocks_total",
         "counter",
         Handler("stored_blocks"),
-        "Blocks that the engine's prefix cache stored, by its KV events.",
+        "Blocks stored in the engine's prefix cache, according to its KV events.",
     ),
     _by_medium(
         "cache_removed_blocks_total",
         "counter",
         Handler("removed_blocks"),
-        "Blocks that the engine's prefix cache removed, by its KV events; those that clearing it"
-        " took are not among them.",
+        "Blocks removed from the engine's prefix cache, according to its KV events, not including"
+        " those removed by clearing the cache.",
     ),
     _kv(
         "cache_clears_total",
         "counter",
         Handler("cache_clears"),
-        "Times the engine's prefix cache was cleared, by its KV events.",
+        "Times the engine's prefix cache was cleared, according to its KV events.",
     ),
     _by_medium(
         "cache_resident_blocks",
         "gauge",
         Handler("resident_blocks"),
-        "Blocks in the engine's prefix cache, by its KV events; no sample while events are"
-        " missing that would tell.",
+        "Blocks in the engine's prefix cache, according to its KV events; no sample while required"
+        " events are missing.",
     ),
-    _cached(
-        "lifetime", "From when a sampled block's hash was stored in a cache until it was removed."
-    ),
-    _cached("idle", "From when a sampled block's hash was last stored until it was removed."),
-    _cached("reuse_gap", "Between consecutive reuses of a sampled block's hash in a cache."),
+    _cached("lifetime", "Time from storing a sampled block's hash in a cache to its removal."),
+    _cached("idle", "Time from the last store of a sampled block's hash to its removal."),
+    _cached("reuse_gap", "Time between consecutive reuses of a sampled block's hash in a cache."),
     _kv(
         "cached_sample_ratio",
         "gauge",
         Computed("kv_cached_sample_ratio"),
-        "Share of the hashes in a prefix cache whose life is followed.",
+        "Share of the block hashes in a prefix cache whose lifetime is tracked.",
         combine="mean",
     ),
     _kv(
         "cached_tracked_blocks",
         "gauge",
         Computed("kv_tracked_blocks"),
-        "Hashes in a prefix cache whose life is being followed, or waits to be told of.",
+        "Block hashes in a prefix cache whose lifetime is tracked now, or is not yet observed.",
     ),
     _kv(
         "cached_sample_halvings_total",
         "counter",
         Handler("kv_sample_halvings"),
-        "Times the share of followed hashes halved because there were too many.",
+        "Times the share of tracked block hashes was halved because there were too many.",
     ),
     _kv(
         "cached_abandoned_blocks_total",
         "counter",
         Handler("kv_abandoned_blocks"),
-        "Followed hashes whose life's end was not heard: the engine restarted, or events were"
-        " lost; their lifetimes are in no histogram.",
+        "Tracked block hashes whose removal was never reported because the engine restarted or"
+        " events were lost; their lifetimes are in no histogram.",
     ),
     _kv(
         "cached_unknown_events_total",
         "counter",
         Handler("kv_unknown_events"),
-        "Events of followed hashes with a time before that of the last one.",
+        "Events of tracked block hashes with a time before that of the previous event.",
     ),
     # Forward passes.
     _scheduled(
@@ -166,7 +164,7 @@ ROWS: tuple[Row, ...] = (
         "prefill_requests",
         "scheduled.num_prefill_requests",
         "iteration_requests",
-        "Requests of a forward pass whose prompt is computed.",
+        "Requests of a forward pass in prefill.",
     ),
     _scheduled(
         "prefill_tokens",
@@ -178,44 +176,43 @@ ROWS: tuple[Row, ...] = (
         "prefill_kv_tokens",
         "scheduled.sum_prefill_kv_tokens",
         "held_tokens",
-        "Prompt tokens whose KV was there before a forward pass, of those requests whose prompt"
-        " it computes.",
+        "Prompt tokens whose KV existed before a forward pass, of its requests in prefill.",
     ),
     _scheduled(
         "decode_requests",
         "scheduled.num_decode_requests",
         "iteration_requests",
-        "Requests of a forward pass that generate.",
+        "Requests of a forward pass in decode.",
     ),
     _scheduled(
         "decode_kv_tokens",
         "scheduled.sum_decode_kv_tokens",
         "held_tokens",
-        "Tokens whose KV a forward pass reads for requests that generate.",
+        "Tokens whose KV a forward pass reads for its requests in decode.",
     ),
     _row(
         FORWARD_PASS,
         "forward_pass_tokens_total",
         "counter",
         PHASES,
-        "Tokens that forward passes compute: of prompts, and one for each request that generates.",
+        "Tokens that forward passes compute: prompt tokens, and one for each request in decode.",
         labels=("phase",),
         closed=tuple(PHASES),
     ),
     _state(
         "scheduled_prefill_requests",
         "scheduled.num_prefill_requests",
-        "Requests whose prompt the last forward pass computed; 0 while idle.",
+        "Requests in prefill in the last forward pass; 0 while idle.",
     ),
     _state(
         "scheduled_decode_requests",
         "scheduled.num_decode_requests",
-        "Requests that generated in the last forward pass; 0 while idle.",
+        "Requests in decode in the last forward pass; 0 while idle.",
     ),
     _state(
         "scheduled_decode_kv_tokens",
         "scheduled.sum_decode_kv_tokens",
-        "Tokens whose KV the last forward pass read for requests that generate; 0 while idle.",
+        "Tokens whose KV the last forward pass read for requests in decode; 0 while idle.",
     ),
     _state(
         "prefill_length_variance",
@@ -226,25 +223,26 @@ ROWS: tuple[Row, ...] = (
     _state(
         "decode_kv_tokens_variance",
         "scheduled.var_decode_kv_tokens",
-        "Variance of the KV tokens of requests that generate, in tokens squared, in the last"
-        " forward pass.",
+        "Variance of the KV tokens of requests in decode, in tokens squared, in the last forward"
+        " pass.",
         "mean",
     ),
     _state(
         "queued_prefill_requests",
         "queued.num_prefill_requests",
-        "Requests that had not begun and waited during the last forward pass.",
+        "Requests that had not started and waited during the last forward pass.",
     ),
     _state(
         "queued_prefill_tokens",
         "queued.sum_prefill_tokens",
-        "Prompt tokens of the requests that had not begun; what the prefix cache has is not"
-        " taken off.",
+        "Prompt tokens of waiting requests that had not started, including those in the prefix"
+        " cache.",
     ),
     _state(
         "queued_prefill_length_variance",
         "queued.var_prefill_length",
-        "Variance of the prompt lengths, in tokens squared, of the requests that had not begun.",
+        "Variance of the prompt lengths, in tokens squared, of waiting requests that had not"
+        " started.",
         "mean",
     ),
     _state(
@@ -255,48 +253,53 @@ ROWS: tuple[Row, ...] = (
     _state(
         "queued_decode_kv_tokens",
         "queued.sum_decode_kv_tokens",
-        "Tokens of the preempted requests that waited.",
+        "Tokens of preempted requests that waited during the last forward pass.",
     ),
     _state(
         "queued_decode_kv_tokens_variance",
         "queued.var_decode_kv_tokens",
-        "Variance of the tokens of preempted requests, in tokens squared.",
+        "Variance of the tokens of waiting preempted requests, in tokens squared.",
         "mean",
     ),
     # Load.
-    _load("running_requests", "gauge", "running", "Running requests, by the engine's load."),
-    _load("waiting_requests", "gauge", "waiting", "Waiting requests, by the engine's load."),
-    _load("kv_tokens", "gauge", "num_tokens", "Tokens in use, by the engine's load."),
-    _load("max_kv_tokens", "gauge", "max_tokens", "Tokens that fit, by the engine's load."),
+    _load("running_requests", "gauge", "running", "Running requests, by the engine's load report."),
+    _load("waiting_requests", "gauge", "waiting", "Waiting requests, by the engine's load report."),
+    _load("kv_tokens", "gauge", "num_tokens", "KV tokens in use, by the engine's load report."),
+    _load(
+        "max_kv_tokens",
+        "gauge",
+        "max_tokens",
+        "Capacity of the KV cache in tokens, by the engine's load report.",
+    ),
     _load(
         "total_tokens",
         "gauge",
         "total_tokens",
-        "Tokens of running and waiting requests, by the engine's load.",
+        "Tokens of running and waiting requests, by the engine's load report.",
     ),
     _load(
         "waiting_uncached_tokens",
         "gauge",
         "waiting_uncached_tokens",
-        "Tokens of waiting requests that the prefix cache has not, by the engine's load.",
+        "Tokens of waiting requests not in the prefix cache, by the engine's load report.",
     ),
     _load(
         "max_running_requests",
         "gauge",
         "max_running",
-        "Requests that may run at once, by the engine's load.",
+        "Most requests that run at once, by the engine's load report.",
     ),
     _load(
         "prefill_uncached_tokens_total",
         "counter",
         "prefill_uncached_tokens",
-        "Prompt tokens computed, by the engine's load.",
+        "Prompt tokens computed, by the engine's load report.",
     ),
     _load(
         "prefill_busy_seconds_total",
         "counter",
         "prefill_busy_seconds",
-        "Time in which prompts were computed, by the engine's load.",
+        "Time in which prompts were computed, by the engine's load report.",
     ),
     # All of them.
     _row(
@@ -304,6 +307,7 @@ ROWS: tuple[Row, ...] = (
         "stream_refused_observations_total",
         "counter",
         Handler("refused_observations"),
-        "Observations of an engine's native streams left out: not a number, or negative.",
+        "Observations of an engine's native streams that were refused because they were negative"
+        " or not a number.",
     ),
 )

@@ -1,6 +1,6 @@
-"""What engines publish by themselves, as items: a forward pass, and a rank's load.
+"""Wire structs of engines' native streams: forward passes, and a rank's load.
 
-KV events become ``blocks.CacheEvents``. Fields have the engines' names.
+KV events become ``block_events.CacheEvents``. Fields have the engines' names.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from msgspec import Meta
 from sidestep.protocol.limits import Count, Seconds
 
 Variance = Annotated[float, Meta(ge=0.0, le=1e15)]
-"""Of numbers of tokens: their square."""
+"""A variance of numbers of tokens, in tokens squared."""
 Duration = Annotated[list[Seconds], Meta(max_length=1)]
-"""One, or none where it is not known."""
+"""One duration, or none where it is unknown."""
 
 
 class ScheduledRequests(msgspec.Struct, array_like=True, gc=False):
-    """What one forward pass computes."""
+    """The requests that one forward pass computes."""
 
     num_prefill_requests: Count = 0
     sum_prefill_tokens: Count = 0
@@ -31,7 +31,7 @@ class ScheduledRequests(msgspec.Struct, array_like=True, gc=False):
 
 
 class QueuedRequests(msgspec.Struct, array_like=True, gc=False):
-    """What waits meanwhile."""
+    """The requests that wait during a forward pass."""
 
     num_prefill_requests: Count = 0
     sum_prefill_tokens: Count = 0
@@ -52,8 +52,7 @@ class ForwardPass(msgspec.Struct, array_like=True, gc=False, tag="fp"):
     """One record of an engine's forward-pass metrics.
 
     Attributes:
-        ran: The pass that ``scheduled`` is of; ``None``: a sign of life of an engine that
-            computes nothing.
+        ran: The pass that ``scheduled`` describes; ``None``: a keep-alive of an idle engine.
     """
 
     engine: Count
@@ -64,7 +63,7 @@ class ForwardPass(msgspec.Struct, array_like=True, gc=False, tag="fp"):
 
 
 class LoadStat(msgspec.Struct, array_like=True, gc=False, tag="ls"):
-    """One record of an engine's load; the last two are what was added since the one before."""
+    """One record of an engine's load; the last two fields count since the previous record."""
 
     engine: Count
     stamp: Seconds

@@ -1,1 +1,1 @@
-"""Triton: its statistics extension as items, its families as rows, and the handlers between them."""
+"""Triton: wire structs of its statistics extension, catalogue rows, and handlers."""

@@ -1,4 +1,4 @@
-"""What becomes of the fields of Triton's statistics that are no row's source by themselves."""
+"""The fields of Triton's statistics that are no row's source, and where they go instead."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ READS: Mapping[str, tuple[str, ...]] = {
     "memory": ("memory_usage[].type", "memory_usage[].id", "memory_usage[].byte_size"),
     "idle": ("last_inference",),
 }
-"""Fields that a hook reads; the others need several looks, or the model's configuration."""
+"""Fields by the handler row that reads them. The other handler rows need several polls, or the
+model's configuration."""
 DERIVED: Mapping[str, tuple[str, ...]] = {
     "busy_ns": (
         "batch_stats[].compute_input_ns",
@@ -24,11 +25,11 @@ DERIVED: Mapping[str, tuple[str, ...]] = {
         "batch_stats[].compute_output_ns",
     ),
 }
-"""Likewise, of what is no field but comes from some."""
+"""Fields by the property that is computed from them."""
 LEFT_OUT: Mapping[str, str] = {
     "inference_stats.queue.count": "always that of `success`",
     "inference_stats.compute_input.count": "always `success` without `cache_hit`",
     "inference_stats.compute_infer.count": "always `success` without `cache_hit`",
     "inference_stats.compute_output.count": "always `success` without `cache_hit`",
 }
-"""Fields that no family shows, and why."""
+"""Fields that no family exposes, and why."""

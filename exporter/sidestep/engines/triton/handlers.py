@@ -1,4 +1,4 @@
-"""What each look at Triton's statistics does to a version of a model: what is new is added."""
+"""The handlers of Triton's items: each adds what the statistics counted since the previous poll."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sidestep.catalog.layout import Layout
 from sidestep.engines.handlers import Handlers
 from sidestep.engines.items import Item
 from sidestep.engines.triton.rows import MODEL, SECONDS, STAGES
-from sidestep.engines.triton.statistics import NOTHING, BegunAnewError, difference
+from sidestep.engines.triton.statistics import EMPTY, CountersResetError, difference
 from sidestep.engines.triton.wire import Batch, ModelStats, Responses, Timed, TritonStats
 from sidestep.errors import WireError
 from sidestep.metrics.engine import Engine
@@ -18,13 +18,13 @@ from sidestep.metrics.registry import Registry
 
 _NEVER, _NO_RESPONSES = Timed(), Responses()
 MILLISECONDS = 1000.0
-"""Of a second."""
+"""Milliseconds of a second."""
 
 
 class TritonHandlers(Handlers):
-    """Applies them to one registry's engines of the dialect."""
+    """Applies Triton's items to the engines of one registry."""
 
-    FED: ClassVar[Collection[str]] = {
+    HANDLED: ClassVar[Collection[str]] = {
         "batch_size", "batch_executions", "batch_duration", "busy_ratio", "instances", "means",
         "memory", "idle", "resets",
     }  # fmt: skip
@@ -32,24 +32,24 @@ class TritonHandlers(Handlers):
     def __init__(self, layout: Layout, registry: Registry) -> None:
         super().__init__(layout, registry)
         self._read = compile_reader(layout, registry, ModelStats)
-        hook = layout.handled
+        handled = layout.handled
         self._executions, self._duration, self._memory = (
-            hook[name].slots[0] for name in ("batch_executions", "batch_duration", "memory")
+            handled[name].slots[0] for name in ("batch_executions", "batch_duration", "memory")
         )
-        self._sizes = hook["batch_size"].slots[0]
+        self._sizes = handled["batch_size"].slots[0]
         self._busy, self._instances, self._idle, self._resets = (
-            hook[name].slots[0] for name in ("busy_ratio", "instances", "idle", "resets")
+            handled[name].slots[0] for name in ("busy_ratio", "instances", "idle", "resets")
         )
-        self._means = hook["means"].slots[: len(STAGES)]
-        self._begun = [
+        self._means = handled["means"].slots[: len(STAGES)]
+        self._model_rows = [
             assignment for assignment in layout.assignments if assignment.row.shared == MODEL
         ]
 
     def apply(self, engine: Engine, item: Item) -> None:
-        """Add what ``item`` has over the look before it.
+        """Add what ``item`` counted since the engine's previous item.
 
         Raises:
-            WireError: Another dialect's item, or an engine that is no version of a model.
+            WireError: The item belongs to another dialect, or the engine is no version of a model.
         """
         if not isinstance(item, TritonStats):
             raise WireError("bad_item", "an item of another dialect")
@@ -57,40 +57,40 @@ class TritonHandlers(Handlers):
         if before is None and not engine.labels.keys() >= set(MODEL):
             raise WireError("bad_label", f"{engine.id} is no version of a model")
         if before is not None and item.stamp < before.stamp and item.wall < before.wall:
-            # Somebody else has looked since.
+            # Another poller has sent newer statistics.
             return
         engine.statistics, engine.absent = item, item.stats is None
         if item.stats is not None:
             engine.gauge_stamp = item.stamp
             if before is not None and item.stats == before.stats:
-                self._rest(engine, item)
+                self._update_idle(engine, item)
             else:
-                self._look(engine, item, item.stats, before)
+                self._add_difference(engine, item, item.stats, before)
 
-    def _look(
+    def _add_difference(
         self, engine: Engine, item: TritonStats, stats: ModelStats, before: TritonStats | None
     ) -> None:
         known = None if before is None else before.stats
         if known is None:
-            self._begin(engine)
+            self._start_families(engine)
         try:
-            new = difference(stats, known or NOTHING)
-        except BegunAnewError:
+            new = difference(stats, known or EMPTY)
+        except CountersResetError:
             new, known = stats, None
         if before is not None and known is None:
             engine.values[self._resets] = (engine.values[self._resets] or 0) + 1
         self._read(engine, new, True)
         if new.batch_stats:
-            self._count(engine, new.batch_stats)
-        self._measure(engine, item, 0.0 if before is None else before.stamp, new)
+            self._add_batches(engine, new.batch_stats)
+        self._update_interval_gauges(engine, item, 0.0 if before is None else before.stamp, new)
 
-    def _begin(self, engine: Engine) -> None:
-        """Show at 0 what any version of a model has, and what this one does."""
-        for assignment in self._begun:
+    def _start_families(self, engine: Engine) -> None:
+        """Start the families of every model version, and those of this version's features, at 0."""
+        for assignment in self._model_rows:
             if not assignment.row.feature or assignment.row.feature in engine.features:
                 engine.start_family(assignment)
 
-    def _count(self, engine: Engine, batches: tuple[Batch, ...]) -> None:
+    def _add_batches(self, engine: Engine, batches: tuple[Batch, ...]) -> None:
         """Add executions by the size of their batch."""
         histogram, refused = engine.histogram(self._sizes), 0
         executions, duration = engine.keyed[self._executions], engine.keyed[self._duration]
@@ -103,28 +103,30 @@ class TritonHandlers(Handlers):
             slot = engine.layout.handled["refused_observations"].slots[0]
             engine.values[slot] = (engine.values[slot] or 0) + refused
 
-    def _rest(self, engine: Engine, item: TritonStats) -> None:
-        """Nothing has ended since the look before."""
+    def _update_idle(self, engine: Engine, item: TritonStats) -> None:
+        """Update gauges where nothing ended since the previous poll."""
         values = engine.values
         for slot in self._means:
             values[slot] = None
         if item.stats is not None:
-            self._state(engine, item, item.stats, 0.0 if item.instances else None)
+            self._update_state_gauges(engine, item, item.stats, 0.0 if item.instances else None)
 
-    def _measure(self, engine: Engine, item: TritonStats, stamp: float, new: ModelStats) -> None:
-        """Gauges of what has ended since the look at ``stamp``, if there was any."""
+    def _update_interval_gauges(
+        self, engine: Engine, item: TritonStats, stamp: float, new: ModelStats
+    ) -> None:
+        """Update gauges from what ended since the poll at ``stamp``; 0.0: there was no such poll."""
         values = engine.values
         for slot, timed in zip(self._means, _stages(new), strict=True):
             values[slot] = timed.ns / SECONDS / timed.count if stamp and timed.count else None
         passed = item.stamp - stamp if stamp else 0.0
         is_known = passed > 0 and item.instances
         share = new.busy_ns / SECONDS / passed / item.instances if is_known else None
-        self._state(engine, item, new, share)
+        self._update_state_gauges(engine, item, new, share)
 
-    def _state(
+    def _update_state_gauges(
         self, engine: Engine, item: TritonStats, stats: ModelStats, share: float | None
     ) -> None:
-        """Gauges of what is."""
+        """Update gauges of the current state."""
         values = engine.values
         values[self._busy] = share
         values[self._instances] = item.instances or None
@@ -139,7 +141,7 @@ class TritonHandlers(Handlers):
 
 
 def _stages(new: ModelStats) -> tuple[Timed, ...]:
-    """By ``STAGES``."""
+    """Return counts and times in the order of ``STAGES``."""
     stats, responses = new.inference_stats, new.response_stats or _NO_RESPONSES
     executed = Timed(sum(batch.count for batch in new.batch_stats), new.busy_ns)
     return (

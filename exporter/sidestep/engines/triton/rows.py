@@ -1,8 +1,8 @@
-"""Triton's families that its statistics extension can feed, and what only that knows.
+"""Rows of Triton: its own families that the statistics extension can feed, and further ones.
 
-A source is a path below ``wire.triton.ModelStats``, whose fields are the extension's. Triton
-names its counters without ``_total`` and has microseconds; statistics have nanoseconds, which
-are kept. An engine of this dialect is one version of a model, or the server itself.
+A source is a path below ``wire.ModelStats``, whose fields are the extension's. Triton names its
+counters without ``_total`` and exposes microseconds; the statistics, and so the stored values, are
+nanoseconds. An engine of this dialect is one version of a model, or the server itself.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from sidestep.catalog.model import Combine, Handler, Kind, Row, Sampled, Source
 
 MODEL = ("model", "version")
-"""What tells the versions of models apart, as on Triton's own page."""
+"""The labels of a model's version, as on Triton's own page."""
 FAILURES = "failures"
-"""Nobody else shows failed requests, by reason: Triton's own page can."""
+"""Feature: Triton's own page, which has failed requests by reason, is not merged."""
 CACHE = "response_cache"
 RESPONSES = "response_stats"
 EXECUTES = "executes"
-"""Its executions are its own; those of an ensemble are its members'."""
+"""Feature: the model executes itself; an ensemble's executions are its members'."""
 REFUSED = "refused_observations"
 
 STATES = ("up", "stale", "down")
@@ -27,9 +27,9 @@ STAGES = (
     "cache_hit", "cache_miss", "execution", "first_response", "next_response",
 )  # fmt: skip
 MICROSECONDS, SECONDS = 1000, 1_000_000_000
-"""Nanoseconds of one."""
+"""Nanoseconds of a microsecond, and of a second."""
 MILLISECONDS = 1000
-"""Of a second."""
+"""Milliseconds of a second."""
 
 
 def _row(
@@ -119,50 +119,50 @@ ROWS: tuple[Row, ...] = (
     _counted(
         "nv_inference_request_success",
         "inference_stats.success.count",
-        "Requests that succeeded, answers of the response cache among them.",
+        "Requests that succeeded, including those answered by the response cache.",
     ),
     _counted(
         "nv_inference_request_failure",
         "inference_stats.fail.count",
-        "Requests that failed, for whatever reason. Neither requests that a full queue turns"
-        " away nor error responses of a Python model are among them, here or in Triton.",
+        "Requests that failed, for any reason. Like Triton, this counts neither requests that a"
+        " full queue rejects nor error responses of a Python model.",
         FAILURES,
     ),
     _counted(
         "nv_inference_count",
         "inference_count",
-        "Inferences that succeeded: a request of batch size n is n of them, an answer of the"
-        " response cache none.",
+        "Inferences that succeeded: a request of batch size n counts n, an answer of the"
+        " response cache 0.",
     ),
     _counted(
         "nv_inference_exec_count",
         "execution_count",
-        "Executions of the model, each of one batch; those that failed are counted, too.",
+        "Executions of the model, each of one batch, including those that failed.",
     ),
     _timed(
         "nv_inference_request_duration_us",
         "inference_stats.success.ns",
-        "Microseconds of successful requests.",
+        "Duration of successful requests, in microseconds.",
     ),
     _timed(
         "nv_inference_queue_duration_us",
         "inference_stats.queue.ns",
-        "Microseconds that successful requests waited in the scheduler.",
+        "Time that successful requests waited in the scheduler, in microseconds.",
     ),
     _timed(
         "nv_inference_compute_input_duration_us",
         "inference_stats.compute_input.ns",
-        "Microseconds of preparing inputs, the batch's in full for each of its requests.",
+        "Time to prepare inputs, in microseconds; a batch's time counts in full for each request.",
     ),
     _timed(
         "nv_inference_compute_infer_duration_us",
         "inference_stats.compute_infer.ns",
-        "Microseconds of running the model, the batch's in full for each of its requests.",
+        "Time to run the model, in microseconds; a batch's time counts in full for each request.",
     ),
     _timed(
         "nv_inference_compute_output_duration_us",
         "inference_stats.compute_output.ns",
-        "Microseconds of extracting outputs, the batch's in full for each of its requests.",
+        "Time to extract outputs, in microseconds; a batch's time counts in full for each request.",
     ),
     _counted(
         "nv_cache_num_hits_per_model",
@@ -173,7 +173,7 @@ ROWS: tuple[Row, ...] = (
     _timed(
         "nv_cache_hit_duration_per_model",
         "inference_stats.cache_hit.ns",
-        "Microseconds of finding and copying answers of the response cache.",
+        "Time to find and copy answers of the response cache, in microseconds.",
         CACHE,
     ),
     _counted(
@@ -185,14 +185,14 @@ ROWS: tuple[Row, ...] = (
     _timed(
         "nv_cache_miss_duration_per_model",
         "inference_stats.cache_miss.ns",
-        "Microseconds of looking up and storing what the response cache did not have.",
+        "Time to look up and store answers that the response cache did not have, in microseconds.",
         CACHE,
     ),
-    # What Triton exports nowhere.
+    # Statistics that Triton's own page does not have.
     _counted(
         "sidestep_triton_failed_requests_total",
         "inference_stats.fail.count",
-        "Requests that failed, for whatever reason.",
+        "Requests that failed, for any reason.",
     ),
     _row(
         "sidestep_triton_failed_request_seconds_total",
@@ -205,7 +205,7 @@ ROWS: tuple[Row, ...] = (
         "sidestep_triton_batch_size",
         "histogram",
         Handler("batch_size"),
-        "Executions by the size of their batch, exactly: Triton counts each size.",
+        "Executions by batch size; exact, since Triton counts each size.",
         buckets="triton_batch_size",
     ),
     _row(
@@ -227,30 +227,30 @@ ROWS: tuple[Row, ...] = (
         "sidestep_triton_busy_seconds_total",
         "counter",
         "busy_ns",
-        "Time that instances of the model were executing, each execution once; not of ensembles,"
-        " whose executions are their members'.",
+        "Time that instances of the model were executing; absent for ensembles, whose executions"
+        " count for their members.",
         unit_divisor=SECONDS,
         feature=EXECUTES,
     ),
     _gauge(
         "busy_ratio",
         Handler("busy_ratio"),
-        "Share of the time between two polls that the model's instances were executing. An"
-        " execution counts when it ends, so one that is longer can make it more than 1.",
+        "Share of the time between two polls that the model's instances were executing. It can"
+        " exceed 1, since an execution counts in full when it ends.",
         "mean",
     ),
     _gauge(
         "instances",
         Handler("instances"),
-        "Executions of the model that can run at once, by its configuration.",
+        "Executions of the model that can run at once, according to its configuration.",
         "sum",
     ),
     _row(
         "sidestep_triton_interval_mean_seconds",
         "gauge",
         Handler("means"),
-        "Mean of what ended between two polls, by stage; no sample where nothing did. A mean is"
-        " no distribution: it hides the slowest.",
+        "Mean duration of a stage over what ended between two polls; no sample if nothing ended."
+        " A mean hides the slowest requests.",
         own=("stage",),
         closed=STAGES,
         combine="mean",
@@ -258,56 +258,57 @@ ROWS: tuple[Row, ...] = (
     _responses(
         "responses_total",
         "count",
-        "Responses, by their place in the request and how they ended; first and next were good.",
+        "Responses by position in their request and outcome; first and next were successful.",
     ),
     _responses(
         "response_seconds_total",
         "ns",
-        "Time of responses, the first from the begin of its request's computation and each other"
-        " from the one before.",
+        "Time of responses: of the first from the start of its request's computation, of every"
+        " other one from the previous response.",
         unit_divisor=SECONDS,
     ),
     _row(
         "sidestep_triton_memory_bytes",
         "gauge",
         Handler("memory"),
-        "Memory that the backend said it took when it loaded the model.",
+        "Memory that the backend reported to use when it loaded the model.",
         own=("id", "type"),
     ),
     _row(
         "sidestep_triton_last_inference_timestamp_seconds",
         "gauge",
         "last_inference",
-        "Unix time of the last execution, by the server's clock; 0: none since it was loaded.",
+        "Unix time of the last execution, by the server's clock; 0 if there was none since the"
+        " model was loaded.",
         combine="max",
         unit_divisor=MILLISECONDS,
     ),
     _gauge(
         "idle_seconds",
         Handler("idle"),
-        "Since the last execution; no sample where there was none since it was loaded.",
+        "Time since the last execution; no sample if there was none since the model was loaded.",
         "min",
     ),
     _row(
         "sidestep_triton_resets_total",
         "counter",
         Handler("resets"),
-        "Times that the server began to count anew: a restart, a reload, or another version.",
+        "Resets of the server's statistics, by a restart, a reload or another version.",
     ),
     # The server itself.
     _of_server(
         "state",
         "gauge",
-        "1 for the state of the server as polls find it: stale is one that is slow to answer.",
+        "1 for the current state of the server according to polls; a stale server is slow to answer.",
         own=("state",),
         closed=STATES,
         combine="max",
     ),
-    _of_server("polls_total", "counter", "Polls, by what came of them.", own=("outcome",)),
+    _of_server("polls_total", "counter", "Polls by outcome.", own=("outcome",)),
     _of_server(
         "poll_duration_seconds",
         "histogram",
-        "From asking for statistics until they were there.",
+        "Duration of a poll for statistics.",
         buckets="triton_poll_duration",
     ),
     _of_server("model_versions", "gauge", "Versions of models that are ready."),
@@ -315,12 +316,14 @@ ROWS: tuple[Row, ...] = (
         name="sidestep_triton_refused_observations_total",
         kind="counter",
         source=Handler(REFUSED),
-        help="Observations left out: not a number, or negative.",
+        help="Observations that were refused because they were negative or not a number.",
         labels=(),
         shared=(),
         feature=REFUSED,
     ),
 )
 
-FED = frozenset(row.name for row in ROWS if row.name.startswith("nv_") and row.feature != FAILURES)
-"""Triton's own families that come from statistics even where its page is passed on."""
+FROM_STATISTICS = frozenset(
+    row.name for row in ROWS if row.name.startswith("nv_") and row.feature != FAILURES
+)
+"""Triton's own families that come from statistics even where Triton's page is merged, too."""

@@ -1,37 +1,37 @@
-"""What happened between two looks at statistics that a server may have begun anew.
+"""Differences between two polls of cumulative statistics, which the server may have reset.
 
-Triton says neither when it started nor when a model was loaded: whatever is lower than before
-tells that it counts from 0 again.
+Triton reports neither when it started nor when a model was loaded: any count lower than before
+shows that the counts restarted at 0.
 """
 
 from __future__ import annotations
 
 from sidestep.engines.triton.wire import Batch, InferenceStats, ModelStats, Responses, Timed
 
-NOTHING = ModelStats()
+EMPTY = ModelStats()
 _NO_RESPONSES = Responses()
 _ZERO = Timed()
 
 
-class BegunAnewError(Exception):
-    """Something that can only grow is less than before."""
+class CountersResetError(Exception):
+    """A counter is lower than before, so the statistics were reset."""
 
 
 def difference(new: ModelStats, old: ModelStats) -> ModelStats:
-    """What ``new`` has counted over ``old``, of which it is a continuation.
+    """Return what ``new`` has counted since ``old``.
 
-    The time of the last inference is a wall clock's. It may be set back while requests are
-    served, so it tells only where nothing was executed in between.
+    The time of the last inference is wall-clock time. The clock may be set back while requests are
+    served, so a lower time counts as a reset only if nothing was executed in between.
 
     Raises:
-        BegunAnewError: It is none.
+        CountersResetError: The statistics were reset in between.
     """
     executions = new.execution_count - old.execution_count
     inferences = new.inference_count - old.inference_count
     if executions < 0 or inferences < 0:
-        raise BegunAnewError
+        raise CountersResetError
     if not executions and new.last_inference < old.last_inference:
-        raise BegunAnewError
+        raise CountersResetError
     return ModelStats(
         new.last_inference,
         inferences,
@@ -46,7 +46,7 @@ def difference(new: ModelStats, old: ModelStats) -> ModelStats:
 def _less(new: Timed, old: Timed) -> Timed:
     count, ns = new.count - old.count, new.ns - old.ns
     if count < 0 or ns < 0:
-        raise BegunAnewError
+        raise CountersResetError
     return Timed(count, ns)
 
 
@@ -68,7 +68,7 @@ def _inferences(new: InferenceStats, old: InferenceStats) -> InferenceStats:
 
 
 def _batches(new: tuple[Batch, ...], old: tuple[Batch, ...]) -> tuple[Batch, ...]:
-    """Sizes that were executed in between."""
+    """Return the batch sizes that were executed in between."""
     if not old:
         return new
     before = {batch.batch_size: batch for batch in old}
@@ -80,7 +80,7 @@ def _batches(new: tuple[Batch, ...], old: tuple[Batch, ...]) -> tuple[Batch, ...
         elif batch != known:
             found.append(_less_batch(batch, known))
     if before:
-        raise BegunAnewError
+        raise CountersResetError
     return tuple(found)
 
 
@@ -90,7 +90,7 @@ def _less_batch(new: Batch, old: Batch) -> Batch:
     inferred = new.compute_infer_ns - old.compute_infer_ns
     extracted = new.compute_output_ns - old.compute_output_ns
     if count < 0 or prepared < 0 or inferred < 0 or extracted < 0:
-        raise BegunAnewError
+        raise CountersResetError
     return Batch(new.batch_size, count, prepared, inferred, extracted)
 
 

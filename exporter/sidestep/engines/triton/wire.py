@@ -1,7 +1,7 @@
-"""What Triton's statistics extension says of one version of a model, since it was loaded.
+"""Wire structs of Triton's statistics extension: one version of a model since it was loaded.
 
-Names are the extension's, times its nanoseconds. The numbers are not deltas: an exporter that
-was away goes on with the next one. See ``sidestep.engines.triton.statistics``.
+Names are the extension's, and times are in nanoseconds. The numbers are cumulative, so an exporter
+that missed some items continues with the next one; see ``sidestep.engines.triton.statistics``.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from msgspec import Meta
 from sidestep.protocol.limits import Count, Seconds, Text
 
 Whole = Annotated[int, Meta(ge=0)]
-"""Up to 64 bits, as Triton counts."""
+"""A count of up to 64 bits, as in Triton."""
 MAX_SIZES = 4096
-"""Batch sizes of one version."""
+"""Most batch sizes of one version."""
 MAX_MEMORIES = 256
 
 
 class Timed(msgspec.Struct, array_like=True, gc=False, frozen=True):
-    """How often, and the nanoseconds that it took in all."""
+    """A count of events and their total nanoseconds."""
 
     count: Whole = 0
     ns: Whole = 0
@@ -38,12 +38,12 @@ class Batch(msgspec.Struct, array_like=True, gc=False, frozen=True):
 
     @property
     def ns(self) -> int:
-        """Of a whole execution."""
+        """Nanoseconds of the executions: input, inference and output."""
         return self.compute_input_ns + self.compute_infer_ns + self.compute_output_ns
 
 
 class Memory(msgspec.Struct, array_like=True, gc=False, frozen=True):
-    """Bytes that the backend said it took, when the model was loaded."""
+    """Bytes that the backend reported to use when it loaded the model."""
 
     type: Text
     id: Annotated[int, Meta(ge=-(1 << 62), le=1 << 62)] = 0
@@ -51,14 +51,14 @@ class Memory(msgspec.Struct, array_like=True, gc=False, frozen=True):
 
 
 class Responses(msgspec.Struct, array_like=True, gc=False, frozen=True):
-    """``response_stats``, the first response of a request apart from all others.
+    """``response_stats``, with the first response of a request separate from the others.
 
     Attributes:
-        first: Good first responses, from the begin of their request's computation.
-        next: Good later responses, from the response before.
+        first: Good first responses, timed from the start of their request's computation.
+        next: Good later responses, timed from the previous response.
         fail: Error responses.
-        empty_response: Such that only end the request.
-        cancel: Such whose request was cancelled.
+        empty_response: Empty responses, which only end the request.
+        cancel: Responses whose request was cancelled.
     """
 
     first: Timed = Timed()
@@ -89,8 +89,8 @@ class ModelStats(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """The statistics of one version of a model.
 
     Attributes:
-        last_inference: Milliseconds since the epoch; 0: none since it was loaded.
-        responses: None where the backend does not tell of single responses.
+        last_inference: Milliseconds since the epoch; 0: no inference since the model was loaded.
+        response_stats: None where the backend does not report single responses.
     """
 
     last_inference: Whole = 0
@@ -108,12 +108,12 @@ class ModelStats(msgspec.Struct, array_like=True, gc=False, frozen=True):
 
 
 class TritonStats(msgspec.Struct, array_like=True, gc=False, tag="ts"):
-    """One look at a version of a model.
+    """The result of one poll for a version of a model.
 
     Attributes:
-        wall: Unix time of it.
-        stats: None: the server does not have it ready any more.
-        instances: How many executions can run at once; 0 where that is not known.
+        wall: Unix time of the poll.
+        stats: The statistics; None: the version is no longer ready.
+        instances: Number of executions that can run at once; 0 where it is unknown.
     """
 
     engine: Count

@@ -1,1 +1,1 @@
-"""vLLM: its stats objects and core events as items, its families as rows, and the handlers between them."""
+"""vLLM: wire structs of its stats objects, catalogue rows, and handlers."""

@@ -1,9 +1,8 @@
-"""vLLM's families that travel self-described (0.33): KV connectors and the front end's own.
+"""Rows of vLLM's families that are sent self-described (0.33): KV connectors and the front end.
 
-Each connector has a payload of its own; ``sidestep_adapters.vllm.connectors``
-translates it. ``feature`` names the connectors whose series the engine creates
-before their first data. All of them were read in 0.32 and 0.33; ``since`` marks
-what 0.32 lacks.
+Each connector has its own payload, which ``sidestep_adapters.vllm.connectors`` translates.
+``feature`` is set for connectors whose series the engine creates before their first data. The
+families are those of 0.32 and 0.33; ``since`` marks those that 0.32 lacks.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ def _gauge(name: str, text: str, *own: str, combine: Combine = "sum") -> Row:
 
 
 def _histogram(name: str, text: str, bounds: tuple[float, ...] | str, *own: str) -> Row:
-    """A histogram of ``bounds``, or of the bucket family that they name."""
+    """Return a histogram; ``bounds`` are its bounds or the name of a bucket family."""
     return Row(
         name=f"vllm:{name}",
         kind="histogram",
@@ -74,7 +73,7 @@ def _histogram(name: str, text: str, bounds: tuple[float, ...] | str, *own: str)
 
 
 def _created_early(feature: str, *rows: Row) -> tuple[Row, ...]:
-    """``rows``, whose series the engine creates at its start where ``feature`` is on."""
+    """Return ``rows`` with ``feature``, since the engine creates their series at its start."""
     return tuple(dataclasses.replace(row, feature=feature) for row in rows)
 
 
@@ -93,7 +92,7 @@ def _deprecated(row: Row, successor: str) -> Row:
 
 
 def _of_front_end(row: Row, *labels: str) -> Row:
-    """``row`` without the engine's labels: the front end does not know its engines by them."""
+    """Return ``row`` with ``labels`` only, since the front end does not have the engine's labels."""
     return dataclasses.replace(row, labels=labels)
 
 
@@ -102,28 +101,28 @@ def _of_front_end(row: Row, *labels: str) -> Row:
 _NIXL = _created_early(
     "nixl",
     _histogram("nixl_xfer_time_seconds",
-               "How long NIXL took to move the blocks of one transfer.", _TRANSFER_SECONDS),
+               "Duration of one NIXL transfer.", _TRANSFER_SECONDS),
     _histogram("nixl_post_time_seconds",
-               "How long it took to hand one transfer to NIXL.", _POST_SECONDS),
+               "Time to post one transfer to NIXL.", _POST_SECONDS),
     _histogram("nixl_bytes_transferred",
-               "Bytes that one NIXL transfer moved.", _TRANSFER_BYTES),
+               "Bytes of one NIXL transfer.", _TRANSFER_BYTES),
     _histogram("nixl_num_descriptors",
                "Memory descriptors in one NIXL transfer.", _DESCRIPTORS),
     _counter("nixl_num_failed_transfers_total",
-             "NIXL operations that failed, be it a transfer, a handshake or a notification."),
+             "NIXL operations that failed: transfers, handshakes and notifications."),
     _counter("nixl_num_failed_notifications_total",
-             "NIXL notifications that failed; they count among the failed transfers, too."),
+             "NIXL notifications that failed, which also count as failed transfers."),
     _counter("nixl_num_kv_expired_reqs_total",
-             "Requests whose blocks the prefill side gave up before they were fetched."),
+             "Requests whose blocks expired on the prefill side before they were fetched."),
     _counter("nixl_num_notifications_after_expiry_total",
-             "Completions, one a remote rank, that came after the blocks were given up."),
+             "Notifications of a remote rank that arrived after the blocks expired."),
 )
 _MOONCAKE = _since("0.33", *_created_early(
     "mooncake",
     _histogram("mooncake_xfer_time_seconds",
-               "How long Mooncake took for one transfer; the sender measures.", _TRANSFER_SECONDS),
+               "Duration of one Mooncake transfer, measured by the sender.", _TRANSFER_SECONDS),
     _histogram("mooncake_bytes_transferred",
-               "Bytes that one Mooncake transfer moved.", _TRANSFER_BYTES),
+               "Bytes of one Mooncake transfer.", _TRANSFER_BYTES),
     _histogram("mooncake_num_descriptors",
                "Memory descriptors in one Mooncake transfer.", _DESCRIPTORS),
     _counter("mooncake_num_failed_transfers_total",
@@ -131,7 +130,7 @@ _MOONCAKE = _since("0.33", *_created_early(
     _counter("mooncake_num_failed_recvs_total",
              "Mooncake transfers that failed at the receiver."),
     _counter("mooncake_num_kv_expired_reqs_total",
-             "Requests whose blocks the prefill side gave up before they were sent."),
+             "Requests whose blocks expired on the prefill side before they were sent."),
 ))
 _MOONCAKE_STORE = (
     _histogram("mooncake_store_operation_time_seconds",
@@ -140,9 +139,9 @@ _MOONCAKE_STORE = (
     _counter("mooncake_store_operation_total",
              "Calls to the Mooncake store.", "operation", "status"),
     _counter("mooncake_store_operation_keys_total",
-             "Keys that calls to the Mooncake store were about.", "operation", "status"),
+             "Keys in calls to the Mooncake store.", "operation", "status"),
     _counter("mooncake_store_operation_bytes_total",
-             "Bytes that calls to the Mooncake store moved.", "operation", "status"),
+             "Bytes transferred by calls to the Mooncake store.", "operation", "status"),
     _counter("mooncake_store_operation_failed_keys_total",
              "Keys for which a call to the Mooncake store failed.", "operation", "status"),
 )
@@ -150,129 +149,133 @@ _HISPARSE = (
     *_created_early(
         "hisparse",
         _counter("hisparse_cache_hits_total",
-                 "Lookups that HiSparse answered from its hot buffer on the device."),
+                 "Lookups found in the hot buffer of HiSparse on the device."),
         _counter("hisparse_cache_misses_total",
-                 "Lookups that found nothing in the hot buffer of HiSparse."),
+                 "Lookups not found in the hot buffer of HiSparse on the device."),
         _counter("hisparse_host_to_device_bytes_total",
                  "Bytes copied from host memory into hot buffers of HiSparse."),
     ),
     _gauge("hisparse_host_cache_usage_perc",
-           "Share of HiSparse's host cache in use, from 0 to 1; what may be evicted is free.",
+           "Share of HiSparse's host cache in use, from 0 to 1; evictable blocks count as free.",
            combine="max"),
     _gauge("hisparse_pending_page_transfers",
            "Pages that HiSparse is copying to or from the host."),
     _histogram("hisparse_host_block_lifetime_seconds",
-               "From allocation to eviction of a sampled host block of HiSparse.", "kv_cache_residency"),
+               "Time from allocation to eviction of a sampled host block of HiSparse.",
+               "kv_cache_residency"),
     _histogram("hisparse_host_block_idle_before_evict_seconds",
-               "From last use to eviction of a sampled host block of HiSparse.", "kv_cache_residency"),
+               "Time from last use to eviction of a sampled host block of HiSparse.",
+               "kv_cache_residency"),
     _histogram("hisparse_host_block_reuse_gap_seconds",
-               "Between two uses of a sampled host block of HiSparse.", "kv_cache_residency"),
+               "Time between two uses of a sampled host block of HiSparse.", "kv_cache_residency"),
 )
 _UMBP = _since(
     "0.33",
-    _counter("umbp_transfer_submitted_total", "Objects handed to UMBP.", "operation"),
-    _counter("umbp_transfer_completed_total", "Objects that UMBP moved.", "operation"),
-    _counter("umbp_transfer_failed_total", "Objects that UMBP could not move.", "operation"),
-    _counter("umbp_transfer_bytes_total", "Bytes that UMBP moved completely.", "operation"),
+    _counter("umbp_transfer_submitted_total", "Objects submitted to UMBP.", "operation"),
+    _counter("umbp_transfer_completed_total", "Objects that UMBP transferred.", "operation"),
+    _counter("umbp_transfer_failed_total", "Objects that UMBP failed to transfer.", "operation"),
+    _counter("umbp_transfer_bytes_total", "Bytes of completed UMBP transfers.", "operation"),
 )
 _SIMPLE_OFFLOAD = (
     _counter("simple_kv_offload_save_outcomes_total",
-             "What became of blocks that were candidates for the offload pool.", "outcome"),
+             "Blocks that were candidates for the offload pool, by outcome.", "outcome"),
     _counter("simple_kv_offload_load_blocks_total",
-             "Blocks brought back from the offload pool, each one prefill work saved."),
+             "Blocks loaded from the offload pool, each of which saves prefill work."),
     _gauge("simple_kv_offload_used_blocks",
-           "Blocks of the offload pool that a transfer or a cache hit holds."),
+           "Blocks of the offload pool in use by a transfer or a cache hit."),
     _gauge("simple_kv_offload_pending_store_blocks",
-           "Blocks on their way into the offload pool; if this only grows, a store hangs."),
+           "Blocks being stored in the offload pool; if this only grows, a store hangs."),
     _gauge("simple_kv_offload_info",
-           "How the offload pool is set up, in the labels; always 1.",
+           "Configuration of the offload pool as labels; always 1.",
            "backend", "page_cache", "lazy_offload", "capacity_blocks", combine="max"),
 )
 _HF3FS = _created_early(
     "hf3fs",
-    _histogram("hf3fs_save_duration_seconds", "How long one save to 3FS took.", _FILE_SECONDS),
-    _histogram("hf3fs_load_duration_seconds", "How long one load from 3FS took.", _FILE_SECONDS),
+    _histogram("hf3fs_save_duration_seconds", "Duration of one save to 3FS.", _FILE_SECONDS),
+    _histogram("hf3fs_load_duration_seconds", "Duration of one load from 3FS.", _FILE_SECONDS),
     _counter("hf3fs_num_failed_save_total", "Saves to 3FS that failed."),
     _counter("hf3fs_num_failed_load_total", "Loads from 3FS that failed."),
 )
 _OFFLOAD = (
     _deprecated(_counter("kv_offload_total_bytes_total",
-                         "Bytes offloaded or brought back.", "transfer_type"),
+                         "Bytes offloaded or loaded back.", "transfer_type"),
                 "vllm:kv_offload_load_bytes_total and vllm:kv_offload_store_bytes_total"),
     _deprecated(_counter("kv_offload_total_time_total",
-                         "Seconds spent offloading or bringing back.", "transfer_type"),
+                         "Time spent offloading or loading back, in seconds.", "transfer_type"),
                 "vllm:kv_offload_load_time_total and vllm:kv_offload_store_time_total"),
     _deprecated(_histogram("kv_offload_size",
                            "Bytes of one transfer to or from the host.", _OFFLOAD_BYTES,
                            "transfer_type"),
                 "vllm:kv_offload_load_size and vllm:kv_offload_store_size"),
     _gauge("kv_offload_cpu_cache_usage_perc",
-           "Share of the host cache that transfers hold, from 0 to 1.", combine="max"),
+           "Share of the host cache in use by transfers, from 0 to 1.", combine="max"),
     _gauge("kv_offload_cpu_cache_write_usage_perc",
-           "Share of the host cache that unfinished stores hold, from 0 to 1.", combine="max"),
+           "Share of the host cache in use by unfinished stores, from 0 to 1.", combine="max"),
     _gauge("kv_offload_cpu_cache_read_usage_perc",
-           "Share of the host cache that unfinished loads hold, from 0 to 1.", combine="max"),
+           "Share of the host cache in use by unfinished loads, from 0 to 1.", combine="max"),
     _histogram("kv_offload_cpu_allocation_size",
-               "Chunks that one store asked the host cache for.", _CHUNKS),
+               "Chunks of the host cache that one store requested.", _CHUNKS),
     _counter("kv_offload_stores_skipped_total",
-             "Stores left out because the blocks had not been reused often enough."),
-    _counter("kv_offload_load_bytes_total", "Bytes brought back to the device."),
-    _counter("kv_offload_load_time_total", "Seconds spent bringing blocks back to the device."),
+             "Stores skipped because the blocks had not been reused often enough."),
+    _counter("kv_offload_load_bytes_total", "Bytes loaded to the device."),
+    _counter("kv_offload_load_time_total", "Time spent loading to the device, in seconds."),
     _histogram("kv_offload_load_size", "Bytes of one load to the device.", _OFFLOAD_BYTES),
     _counter("kv_offload_store_bytes_total", "Bytes offloaded from the device."),
-    _counter("kv_offload_store_time_total", "Seconds spent offloading from the device."),
+    _counter("kv_offload_store_time_total", "Time spent offloading from the device, in seconds."),
     _histogram("kv_offload_store_size", "Bytes of one store from the device.", _OFFLOAD_BYTES),
     _histogram("kv_offload_lookup_sync_delay_seconds",
                "Duration of one lookup in the offload storage.", _SYNC_LOOKUP_SECONDS),
     _histogram("kv_offload_lookup_async_delay_seconds",
-               "From a request's first deferred lookup to an answer or the request's end.",
+               "Time from a request's first deferred lookup to an answer or the request's end.",
                _ASYNC_LOOKUP_SECONDS),
     _counter("kv_offload_allocation_failure_total",
-             "Stores for which the offload storage had no room."),
+             "Stores that failed because the offload storage was full."),
     *_since("0.33", _gauge(
         "kv_offload_config_info",
-        "How the offload storage of this engine is set up, in the labels; always 1.",
+        "Configuration of the engine's offload storage as labels; always 1.",
         "cpu_num_chunks", "cpu_blocks_per_chunk", "cpu_kv_cache_size_bytes",
         "cpu_kv_cache_size_tokens", "tier", combine="max")),
 )
 _TIERING = (
     _histogram("kv_offload_tiering_lookup_sync_delay_seconds",
-               "How long a tier's answer to one lookup blocked.", _SYNC_LOOKUP_SECONDS, "tier"),
+               "Time that one lookup in a tier blocked.", _SYNC_LOOKUP_SECONDS, "tier"),
     _histogram("kv_offload_tiering_lookup_async_delay_seconds",
-               "From a tier's first request to try again to its answer.", _ASYNC_LOOKUP_SECONDS,
+               "Time from a tier's first deferral of a lookup to its answer.", _ASYNC_LOOKUP_SECONDS,
                "tier"),
     _counter("kv_offload_tiering_read_bytes_total",
-             "Bytes that a tier gave to the primary tier.", "tier"),
+             "Bytes read from a tier into the primary tier.", "tier"),
     _counter("kv_offload_tiering_read_time_total",
-             "Seconds spent reading from a tier into the primary tier.", "tier"),
+             "Time spent reading from a tier into the primary tier, in seconds.", "tier"),
     _counter("kv_offload_tiering_write_bytes_total",
-             "Bytes that a tier got from the primary tier.", "tier"),
+             "Bytes written from the primary tier to a tier.", "tier"),
     _counter("kv_offload_tiering_write_time_total",
-             "Seconds spent writing from the primary tier to a tier.", "tier"),
+             "Time spent writing from the primary tier to a tier, in seconds.", "tier"),
     _counter("kv_offload_tiering_promotion_job_failures_total",
-             "Jobs that failed to bring chunks up from a tier.", "tier"),
+             "Jobs that failed to promote chunks from a tier.", "tier"),
     _counter("kv_offload_tiering_cascade_job_failures_total",
-             "Jobs that failed to push chunks down to a tier.", "tier"),
-    _counter("kv_offload_tiering_chunk_queries_total", "Chunks that a tier was asked for.", "tier"),
-    _counter("kv_offload_tiering_chunk_hits_total", "Chunks that a tier had when asked.", "tier"),
+             "Jobs that failed to cascade chunks to a tier.", "tier"),
+    _counter("kv_offload_tiering_chunk_queries_total", "Chunks looked up in a tier.", "tier"),
+    _counter("kv_offload_tiering_chunk_hits_total", "Chunks found in a tier.", "tier"),
     _counter("kv_offload_tiering_promotion_allocation_failures_total",
-             "Promotions for which the primary tier had no room."),
+             "Promotions that failed because the primary tier was full."),
     _gauge("kv_offload_tiering_primary_write_usage_perc",
-           "Share of the primary tier that reads from a tier hold, from 0 to 1.", "tier",
+           "Share of the primary tier in use by reads from a tier, from 0 to 1.", "tier",
            combine="max"),
     _gauge("kv_offload_tiering_primary_read_usage_perc",
-           "Share of the primary tier that writes to a tier hold, from 0 to 1.", "tier",
+           "Share of the primary tier in use by writes to a tier, from 0 to 1.", "tier",
            combine="max"),
     _gauge("kv_offload_tiering_active_promotion_jobs",
-           "Jobs that are bringing chunks up from a tier.", "tier"),
+           "Running jobs that promote chunks from a tier.", "tier"),
     _gauge("kv_offload_tiering_active_cascade_jobs",
-           "Jobs that are pushing chunks down to a tier.", "tier"),
+           "Running jobs that cascade chunks to a tier.", "tier"),
     *_since("0.33", _histogram(
         "kv_offload_tiering_promotion_latency_seconds",
-        "From the creation of a promotion job to its seen end, queueing and failures included.",
+        "Time from the creation of a promotion job to its observed end, including queueing and"
+        " failures.",
         _PROMOTION_SECONDS, "tier", "result")),
     _gauge("kv_offload_tiering_backpressure_store_latency_ema",
-           "Smoothed seconds that a tier takes to store one MiB.", "tier", combine="max"),
+           "Moving average of the seconds that a tier takes to store one MiB.", "tier",
+           combine="max"),
     _counter("kv_offload_tiering_backpressure_stores_dropped_total",
              "Stores dropped because a tier was too slow.", "tier"),
     _counter("kv_offload_tiering_backpressure_blocks_dropped_total",
@@ -280,21 +283,21 @@ _TIERING = (
 )
 FRONT_END: tuple[Row, ...] = (
     _of_front_end(_histogram("sleep_mode_operation_duration_seconds",
-                             "How long it took to put the engine to sleep or wake it.",
+                             "Duration of putting the engine to sleep or waking it.",
                              _OPERATION_SECONDS), "operation"),
     _of_front_end(_gauge("sleep_mode_operations_in_flight",
-                         "Calls that wait for the engine to fall asleep or wake."), "operation"),
+                         "Calls that wait for the engine to sleep or wake."), "operation"),
     _of_front_end(_histogram("rl_weight_update_operation_duration_seconds",
-                             "How long one step of a weight update took.",
+                             "Duration of one step of a weight update.",
                              _OPERATION_SECONDS), "operation"),
     _of_front_end(_gauge("rl_weight_update_operations_in_flight",
                          "Calls that wait for a step of a weight update."), "operation"),
     _of_front_end(_gauge("websocket_connections_active", "Realtime sessions that are open.")),
-    _of_front_end(_counter("websocket_connections_total", "Realtime sessions ever accepted.")),
+    _of_front_end(_counter("websocket_connections_total", "Realtime sessions that were accepted.")),
     _of_front_end(_histogram("websocket_connection_duration_seconds",
-                             "How long a realtime session lasted.", _SESSION_SECONDS)),
+                             "Duration of a realtime session.", _SESSION_SECONDS)),
     _of_front_end(_counter("tool_call_parser_invocations_total",
-                           "Calls of the tool parser: one a choice, or one a streamed delta."),
+                           "Calls of the tool parser: one per choice, or one per streamed delta."),
                   "mode", "model_name", "outcome", "request_type"),
 )
 # fmt: on

@@ -1,7 +1,7 @@
-"""What raw events of an engine's core tell and no engine exports, under our own prefix.
+"""Rows fed by raw events of vLLM's core, which the engine itself does not expose.
 
-Steps and requests come from request events, block lives from block events, each
-of which a tap in the engine sends: feature ``engine_core``.
+Steps and requests come from request events, block lifetimes from block events. A tap in the engine
+sends both: feature ``engine_core``.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ ROWS: tuple[Row, ...] = (
         "requests",
         "gauge",
         Handler("requests_by_state"),
-        "Requests in the scheduler by state; a preempted one is not counted as waiting."
-        " vLLM 1 never swaps.",
+        "Requests in the scheduler by state; preempted requests do not count as waiting."
+        " vLLM V1 never swaps.",
         label="state",
         closed=STATES,
     ),
@@ -80,9 +80,9 @@ ROWS: tuple[Row, ...] = (
         "refused_requests_total",
         "counter",
         Handler("refused_requests"),
-        "Requests turned away without being worked on: by the front end because its queue"
-        " was full, or by the engine's core as too long, which no release up to 0.33 does:"
-        " there the front end answers 400 before either counts.",
+        "Requests rejected before any work: by the front end because its queue was full, or by"
+        " the engine's core because the prompt was too long. Up to 0.33, the front end answers"
+        " prompts that are too long with 400, uncounted.",
         label="reason",
         closed=REFUSALS,
         feature="",
@@ -92,9 +92,9 @@ ROWS: tuple[Row, ...] = (
         "counter",
         Handler("untracked_requests"),
         "Requests some of whose intervals are in no histogram: over the limit of requests in"
-        " flight, unfinished for too long, cut off by the engine's restart or because events"
-        " were dropped, begun before this exporter, or under way while events were folded"
-        " for want of an exporter.",
+        " flight, unfinished for too long, interrupted by a restart of the engine or by dropped"
+        " events, started before this exporter, or in flight while events were folded because"
+        " no exporter was connected.",
         label="reason",
         closed=UNTRACKED,
     ),
@@ -102,14 +102,14 @@ ROWS: tuple[Row, ...] = (
         "request_preempted_seconds",
         "preempted_seconds[]",
         "request_latency",
-        "From a request's preemption until it was scheduled again, or aborted.",
+        "Time from a request's preemption until it was scheduled again or aborted.",
     ),
     _row(
         "longest_preemption_seconds",
         "gauge",
         Handler("longest_preemption"),
-        "How long the preempted request that has waited longest had waited at the engine's last"
-        " step; 0 without one.",
+        "Longest time that a preempted request had waited at the engine's last step; 0 if none"
+        " waits.",
         combine="max",
     ),
     # Aborted requests, which are in no request histogram of the engine's.
@@ -129,44 +129,44 @@ ROWS: tuple[Row, ...] = (
         "aborted_request_duration_seconds",
         "aborted[].seconds",
         "request_latency",
-        "From an aborted request's entry into the queue to its abort.",
+        "Time from an aborted request's entry into the queue to its abort.",
     ),
     # Engine steps.
     _histogram(
         "iteration_interval_seconds",
         "steps[].interval",
         "iteration_duration",
-        "From the output of one iteration to the output of the next, idle time included.",
+        "Time from the output of one iteration to the output of the next, including idle time.",
     ),
     _histogram(
         "iteration_prefill_requests",
         "steps[].prefill_requests",
         "iteration_requests",
-        "Requests of an iteration whose prompt, or after a preemption all so far, is computed.",
+        "Requests of an iteration in prefill; after a preemption, a request is in prefill again.",
     ),
     _histogram(
         "iteration_prefill_tokens",
         "steps[].prefill_tokens",
         "iteration_tokens",
-        "Tokens scheduled in an iteration for requests whose prompt is computed.",
+        "Tokens scheduled in an iteration for requests in prefill.",
     ),
     _histogram(
         "iteration_decode_requests",
         "steps[].decode_requests",
         "iteration_requests",
-        "Requests of an iteration that generate.",
+        "Requests of an iteration in decode.",
     ),
     _histogram(
         "iteration_decode_tokens",
         "steps[].decode_tokens",
         "iteration_tokens",
-        "Tokens scheduled in an iteration for requests that generate, drafted ones included.",
+        "Tokens scheduled in an iteration for requests in decode, including draft tokens.",
     ),
     _histogram(
         "iteration_kv_tokens",
         "steps[].kv_tokens",
         "held_tokens",
-        "Tokens whose KV an iteration's requests had computed before it: what attention reads.",
+        "Tokens whose KV was computed before an iteration for its requests, and which attention reads.",
     ),
     _histogram(
         "iteration_waiting_tokens",
@@ -174,42 +174,42 @@ ROWS: tuple[Row, ...] = (
         "held_tokens",
         "Tokens of the requests that waited during an iteration.",
     ),
-    # KV blocks: what the engine's own three families do not tell.
+    # KV blocks: values that the engine's own three families do not have.
     _histogram(
         "kv_block_reuse_gap_seconds",
         Handler("kv_block_gaps"),
         "kv_cache_residency",
-        "Between consecutive prefix hits on a sampled KV block, every one of them.",
+        "Time between consecutive prefix hits on a sampled KV block; all hits count.",
     ),
     _histogram(
         "kv_block_reuses",
         Handler("kv_block_reuses"),
         "reuses",
-        "Prefix hits on a sampled KV block from its allocation until it was handed out again.",
+        "Prefix hits on a sampled KV block from its allocation until its eviction.",
     ),
     _histogram(
         "kv_block_reset_age_seconds",
         Handler("kv_block_reset_ages"),
         "kv_cache_residency",
-        "Age of a sampled KV block when the cache was emptied.",
+        "Age of a sampled KV block when the prefix cache was reset.",
     ),
     _histogram(
         "kv_block_reset_idle_seconds",
         Handler("kv_block_reset_idles"),
         "kv_cache_residency",
-        "Time since a sampled KV block's last prefix hit when the cache was emptied.",
+        "Time since a sampled KV block's last prefix hit when the prefix cache was reset.",
     ),
     _row(
         "kv_cache_resets_total",
         "counter",
         Handler("kv_cache_resets"),
-        "Times the prefix cache was emptied.",
+        "Resets of the prefix cache.",
     ),
     _row(
         "kv_sample_ratio",
         "gauge",
         Computed("kv_sample_ratio"),
-        "Share of KV blocks whose life is followed, by the engine itself or by the tap.",
+        "Share of KV blocks whose lifetime is tracked, by the engine itself or by the tap.",
         combine="mean",
         feature="",
     ),
@@ -217,28 +217,28 @@ ROWS: tuple[Row, ...] = (
         "kv_tracked_blocks",
         "gauge",
         Computed("kv_tracked_blocks"),
-        "KV blocks whose life is being followed, or waits to be told of.",
+        "KV blocks whose lifetime is tracked now, or is not yet observed.",
         feature="",
     ),
     _row(
         "kv_sample_halvings_total",
         "counter",
         Handler("kv_sample_halvings"),
-        "Times the share of followed KV blocks halved because there were too many.",
+        "Times the share of tracked KV blocks was halved because there were too many.",
     ),
     _row(
         "kv_abandoned_blocks_total",
         "counter",
         Handler("kv_abandoned_blocks"),
-        "KV blocks whose life's end was not heard; their lifetimes are in no histogram.",
+        "Tracked KV blocks whose eviction was never reported; their lifetimes are in no histogram.",
     ),
     _row(
         "kv_unknown_events_total",
         "counter",
         Handler("kv_unknown_events"),
-        "Events of KV blocks that were not followed though they should be, or out of order.",
+        "Events of KV blocks that should have been tracked and were not, or that were out of order.",
     ),
-    # The engine's processes: prometheus_client shows none in multiprocess mode.
+    # The engine's processes: prometheus_client exposes none in multiprocess mode.
     _process("cpu_seconds_total", "counter", "CPU time of a process of the engine."),
     _process("resident_memory_bytes", "gauge", "Resident memory of a process of the engine."),
     _process("open_fds", "gauge", "Open file descriptors of a process of the engine."),

@@ -1,4 +1,4 @@
-"""What request events and block lives add to an engine's series beyond the plan's plain fields."""
+"""Handlers for those values of request and block events that are no plain fields."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from sidestep.tracking.kv_blocks.tracker import Lives
 from sidestep.tracking.requests.outcomes import Outcomes
 
 
-class CoreHooks:
-    """The functions behind the hooks of ``catalogue.engine_core``, for one layout."""
+class EventHandlers:
+    """The functions that feed the handler rows of ``core_rows``, for one layout."""
 
-    FED: ClassVar = {
+    HANDLED: ClassVar = {
         "kv_abandoned_blocks", "kv_block_gaps", "kv_block_reset_ages", "kv_block_reset_idles",
         "kv_block_reuses", "kv_cache_resets", "kv_sample_halvings", "kv_unknown_events",
         "longest_preemption", "requests_by_state",
@@ -24,28 +24,28 @@ class CoreHooks:
 
     def __init__(self, layout: Layout, registry: Registry) -> None:
         self.registry = registry
-        hook = layout.handled
-        self.states = hook["requests_by_state"].slots
-        self.longest = hook["longest_preemption"].slots[0]
-        self.refused = hook["refused_requests"]
-        self.untracked = hook["untracked_requests"]
-        self.omitted = hook["refused_observations"].slots[0]
-        self.iteration_tokens = hook["iteration_tokens"].slots[0]
-        self.resets = hook["kv_cache_resets"].slots[0]
-        self.halvings = hook["kv_sample_halvings"].slots[0]
-        self.abandoned = hook["kv_abandoned_blocks"].slots[0]
-        self.unknown = hook["kv_unknown_events"].slots[0]
+        handled = layout.handled
+        self.states = handled["requests_by_state"].slots
+        self.longest = handled["longest_preemption"].slots[0]
+        self.refused = handled["refused_requests"]
+        self.untracked = handled["untracked_requests"]
+        self.omitted = handled["refused_observations"].slots[0]
+        self.iteration_tokens = handled["iteration_tokens"].slots[0]
+        self.resets = handled["kv_cache_resets"].slots[0]
+        self.halvings = handled["kv_sample_halvings"].slots[0]
+        self.abandoned = handled["kv_abandoned_blocks"].slots[0]
+        self.unknown = handled["kv_unknown_events"].slots[0]
         self.lifetimes, self.idles, self.last_gaps = (
             layout.find(f"vllm:kv_block_{name}_seconds").slots[0]
             for name in ("lifetime", "idle_before_evict", "reuse_gap")
         )
         self.gaps, self.reuses, self.reset_ages, self.reset_idles = (
-            hook[f"kv_block_{name}"].slots[0]
+            handled[f"kv_block_{name}"].slots[0]
             for name in ("gaps", "reuses", "reset_ages", "reset_idles")
         )
 
     def requests(self, engine: Engine, outcomes: Outcomes) -> None:
-        """What an item's request events came to, after its plain fields."""
+        """Apply the outcomes of request events, after their plain fields."""
         histogram = engine.histogram(self.iteration_tokens)
         refused = sum(histogram.observe(tokens) for tokens in outcomes.iteration_tokens)
         if refused:
@@ -58,21 +58,21 @@ class CoreHooks:
             _increase(engine, self.omitted, outcomes.omitted)
 
     def untracked_requests(self, engine: Engine, found: Mapping[str, int]) -> None:
-        """Requests whose intervals cannot all be known, by reason."""
+        """Count requests whose intervals cannot all be known, by reason."""
         for reason, count in found.items():
             self.registry.add(engine, self.untracked, reason, count)
 
-    def abandon(self, engine: Engine) -> None:
-        """Let go of all lives of blocks: events of them were folded, or nobody tells any more."""
+    def abandon_blocks(self, engine: Engine) -> None:
+        """Stop tracking all blocks, since their events were folded or are no longer sent."""
         if engine.blocks is not None:
             _increase(engine, self.abandoned, engine.blocks.tracked)
             engine.blocks = None
 
-    def states_of(self, engine: Engine, running: int, waiting: int, deferred: int) -> None:
-        """The scheduler's requests by state; its own counts take preempted ones for waiting."""
+    def update_states(self, engine: Engine, running: int, waiting: int, deferred: int) -> None:
+        """Update requests by state; the scheduler's own counts include preempted ones in waiting."""
         if engine.requests is None:
             return
-        # It waits like any other, or is deferred, by the scheduler's own account.
+        # The scheduler counts a preempted request as waiting or as deferred.
         preempted = min(len(engine.requests.requests.preempted), waiting + deferred)
         among_deferred = max(preempted - waiting, 0)
         waits = waiting - (preempted - among_deferred)
@@ -82,7 +82,7 @@ class CoreHooks:
         engine.values[self.longest] = engine.requests.longest_preemption
 
     def blocks(self, engine: Engine, lives: Lives) -> None:
-        """Lives of blocks that an item of block events ended."""
+        """Observe lifetimes of blocks that ended."""
         for slot, observations in (
             (self.lifetimes, lives.lifetimes),
             (self.idles, lives.idles),

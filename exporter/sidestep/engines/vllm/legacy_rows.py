@@ -1,8 +1,7 @@
-"""Names vLLM once had, shown with ``--metrics.legacy`` for dashboards not yet moved.
+"""Rows of former names of vLLM's families, exposed with ``--metrics.legacy`` for old dashboards.
 
-Each is derived from what today's engine sends, or is a constant where the mode
-it described no longer exists. ``vllm:tokens_total`` is not here: no release of
-the engine ever filled it.
+Each is derived from the data of current releases, or is a constant where the engine no longer has
+the mode that it described. ``vllm:tokens_total`` has no row, since no release ever filled it.
 """
 
 from __future__ import annotations
@@ -84,7 +83,7 @@ ROWS: tuple[Row, ...] = (
         "histogram",
         Alias("vllm:inter_token_latency_seconds"),
         "vllm:inter_token_latency_seconds",
-        "Between two consecutive outputs of a request.",
+        "Time between two consecutive outputs of a request.",
         until="0.11",
         labels=ENGINE_LABELS,
         buckets="inter_token_latency",
@@ -145,7 +144,7 @@ ROWS: tuple[Row, ...] = (
         "histogram",
         Alias("vllm:request_queue_time_seconds"),
         "vllm:request_queue_time_seconds",
-        "From a request's entry into the queue until it was first scheduled, in seconds.",
+        "Time from a request's entry into the queue until it was first scheduled, in seconds.",
         until="0.8",
         buckets="request_latency",
     ),
@@ -172,7 +171,7 @@ ROWS: tuple[Row, ...] = (
         "gauge",
         Computed("draft_acceptance_rate"),
         "vllm:spec_decode_num_accepted_tokens_total over vllm:spec_decode_num_draft_tokens_total",
-        "Share of all drafted tokens that were accepted.",
+        "Share of draft tokens that were accepted.",
         until="0.8",
         combine="mean",
     ),
@@ -181,7 +180,7 @@ ROWS: tuple[Row, ...] = (
         "gauge",
         Computed("draft_efficiency"),
         "vllm:spec_decode_num_accepted_tokens_total over vllm:spec_decode_num_drafts_total",
-        "Emitted tokens over those emitted had every draft been accepted.",
+        "Emitted tokens divided by those if every draft token had been accepted.",
         until="0.8",
         combine="mean",
     ),
@@ -190,9 +189,9 @@ ROWS: tuple[Row, ...] = (
         "counter",
         "scheduler.spec_decoding_stats.num_emitted_tokens",
         "vllm:spec_decode_num_accepted_tokens_total plus vllm:spec_decode_num_drafts_total",
-        "Tokens emitted by speculative decoding: accepted ones and one more each round.",
+        "Tokens emitted by speculative decoding: the accepted ones and one more per round.",
         until="0.8",
-        # As its struct's other rows: one that was always there would hide them without the option.
+        # All rows of the struct must belong to the option; otherwise the others would be gated.
         feature="spec_decode",
     ),
 )

@@ -1,4 +1,4 @@
-"""What vLLM collects but exports nowhere, under our own prefix."""
+"""Rows for values that vLLM collects but does not expose, with the prefix ``sidestep_``."""
 
 from __future__ import annotations
 
@@ -34,43 +34,44 @@ REFUSED = _own(
     "refused_observations_total",
     "counter",
     Handler("refused_observations"),
-    "Observations left out: negative (the host's wall clock stepped back) or not a number.",
+    "Observations that were refused because they were negative (the host's wall clock stepped"
+    " back) or not a number.",
 )
 """The same row in every dialect: one family."""
 SATURATION = Row(
     name="sidestep_saturation_ratio",
     kind="gauge",
     source=Computed("saturation"),
-    help="Requests offered over those that the engine can serve: from 1 on its queue grows. Without"
-    " a sample until it was full for the first time.",
+    help="Request rate divided by the rate that the engine can serve; from 1 on, its queue grows. No"
+    " sample until the batch was full for the first time.",
     combine="max",
 )
-"""Of vLLM; SGLang has the same with a scheduler's labels."""
+"""vLLM's row; SGLang's has a scheduler's labels."""
 
 ROWS: tuple[Row, ...] = (
     _own(
         "prefix_cache_preempted_requests_total",
         "counter",
         _PREEMPTED + "requests",
-        "Preempted requests that looked up the prefix cache again; not in vllm:prefix_cache_*.",
+        "Prefix cache lookups of preempted requests, which vllm:prefix_cache_* omits.",
     ),
     _own(
         "prefix_cache_preempted_queries_total",
         "counter",
         _PREEMPTED + "queries",
-        "Tokens that preempted requests looked up again; not in vllm:prefix_cache_queries_total.",
+        "Tokens looked up by preempted requests, which vllm:prefix_cache_queries_total omits.",
     ),
     _own(
         "prefix_cache_preempted_hits_total",
         "counter",
         _PREEMPTED + "hits",
-        "Tokens that preempted requests found again; not in vllm:prefix_cache_hits_total.",
+        "Tokens found by preempted requests, which vllm:prefix_cache_hits_total omits.",
     ),
     _own(
         "spec_decode_draft_tokens_per_position_total",
         "counter",
         "scheduler.spec_decoding_stats.num_draft_tokens_per_pos",
-        "Drafted tokens by their position in the draft, from 0.",
+        "Draft tokens by position in the draft, from 0.",
         labels=("position",),
         feature="spec_decode",
     ),
@@ -78,8 +79,8 @@ ROWS: tuple[Row, ...] = (
         "iteration_duration_seconds",
         "histogram",
         (_DETAILS + "elapsed_seconds", "steps[].duration"),
-        "Time of an engine iteration: from the begin of its scheduling to its output where"
-        " the engine's core is tapped, else the model's execution alone, as vLLM logs it.",
+        "Duration of an engine iteration: from the start of its scheduling to its output with the"
+        " tap in the engine's core, otherwise the model's execution alone, as vLLM logs it.",
         buckets="iteration_duration",
         feature="iteration_details",
     ),
@@ -119,21 +120,21 @@ ROWS: tuple[Row, ...] = (
         "iteration_encoder_inputs_total",
         "counter",
         _DETAILS + "num_encoder_inputs",
-        "Inputs given to the multimodal encoder.",
+        "Inputs processed by the multimodal encoder.",
         feature="iteration_details",
     ),
     _own(
         "iteration_encoder_output_tokens_total",
         "counter",
         _DETAILS + "num_encoder_output_tokens",
-        "Embeddings the multimodal encoder made.",
+        "Embeddings produced by the multimodal encoder.",
         feature="iteration_details",
     ),
     _own(
         "dummy_iterations_total",
         "counter",
         _DETAILS + "is_dummy",
-        "Iterations run without requests, to keep data-parallel ranks in step.",
+        "Iterations without requests, which keep data-parallel ranks in step.",
         feature="iteration_details",
     ),
     _own(
@@ -156,8 +157,8 @@ ROWS: tuple[Row, ...] = (
         "lora_requests",
         "gauge",
         Handler("lora_requests"),
-        "Requests by LoRA adapter and state; what waits in the scheduler's queue is seen only"
-        " where the engine's core is tapped.",
+        "Requests by LoRA adapter and state; requests in the scheduler's queue count only with"
+        " the tap in the engine's core.",
         labels=("adapter", "state"),
         feature="lora",
     ),

@@ -1,4 +1,4 @@
-"""What the exporter reads of vLLM's series: how requests ended, and the load."""
+"""Readers of vLLM's series: how requests ended, and the engine's load."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from sidestep.metrics.saturation import Load
 
 Counters = Callable[[Sequence[Number | None]], Sequence[Number | None]]
 FAILED = ("abort", "error")
-"""Of vLLM's reasons for an end."""
+"""Finish reasons that count as failures."""
 
 
 def availability_counts(engine: Engine) -> AvailabilityCounts:
     """Return how many requests were served, and how many were not."""
-    # Of a thousand engines between two turns of the loop, so without a step of Python's for each.
+    # This runs for a thousand engines in one slice of the event loop, hence no Python loop.
     served, failed = _counters(engine.layout)
     values = engine.values
     return sum(filter(None, served(values))), sum(filter(None, failed(values)))
@@ -27,7 +27,7 @@ def availability_counts(engine: Engine) -> AvailabilityCounts:
 
 @functools.cache
 def _counters(layout: Layout) -> tuple[Counters, Counters]:
-    """Of what vLLM's engines have: counts of requests that were served, and of those that were not."""
+    """Return getters for the counts of requests that were served, and of those that were not."""
     ends, rejections = map(
         layout.find, ("vllm:request_success_total", "vllm:admission_rejections_total")
     )
@@ -37,10 +37,10 @@ def _counters(layout: Layout) -> tuple[Counters, Counters]:
 
 
 def load_reader(layout: Layout) -> LoadReader:
-    """Return what reads the load of engines with ``layout``."""
+    """Return the function that reads the load of engines with ``layout``."""
     running = layout.find("vllm:num_requests_running").slots[0]
     waiting = layout.find("vllm:num_requests_waiting").slots[0]
-    # What waits for an adapter or a transfer does not say that the batch is full.
+    # Requests that wait for an adapter or a transfer do not imply that the batch is full.
     capacity = layout.find("vllm:num_requests_waiting_by_reason").slots[0]
     generated = layout.find("vllm:generation_tokens_total").slots[0]
     preempted = layout.find("vllm:num_preemptions_total").slots[0]

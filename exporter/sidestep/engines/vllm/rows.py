@@ -1,7 +1,7 @@
-"""vLLM's own families (0.33), in the order of the engine's page.
+"""Rows of vLLM's own families (0.33), in the order of the engine's page.
 
-Paths start below ``VllmStep``: ``scheduler`` is SchedulerStats, ``iteration`` is
-IterationStats. HELP texts are ours; names, labels and bounds are the engine's.
+Paths start below ``VllmStep``: ``scheduler`` is SchedulerStats, ``iteration`` is IterationStats.
+Names, labels and bounds are the engine's; the HELP texts are this project's.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ ROWS: tuple[Row, ...] = (
     _gauge(
         "num_requests_waiting",
         "scheduler.num_all_waiting_reqs",
-        "Requests that wait to be scheduled, deferred ones included.",
+        "Requests that wait to be scheduled, including deferred ones.",
     ),
     _split(
         "num_requests_waiting_by_reason",
@@ -150,8 +150,8 @@ ROWS: tuple[Row, ...] = (
             "deferred": "scheduler.num_skipped_waiting_reqs",
         },
         WAITING_REASONS,
-        "Waiting requests by what holds them: capacity of the batch, or a passing"
-        " constraint such as a LoRA budget or a KV transfer.",
+        "Waiting requests by reason: capacity of the batch, or a temporary constraint such as a"
+        " LoRA limit or a KV transfer.",
     ),
     _split(
         "num_requests_kv_fetch_by_stage",
@@ -159,7 +159,7 @@ ROWS: tuple[Row, ...] = (
         "stage",
         "scheduler.num_kv_fetch_reqs_by_stage",
         KV_FETCH_STAGES,
-        "Waiting requests by how far the asynchronous load of their KV has come.",
+        "Waiting requests by the stage of the asynchronous load of their KV.",
         feature="kv_consumer",
     ),
     _split(
@@ -168,20 +168,20 @@ ROWS: tuple[Row, ...] = (
         "sleep_state",
         Handler("sleep_state"),
         SLEEP_STATES,
-        "1 for the state the engine is in: awake, asleep at level 1 (weights"
-        " offloaded) or at level 2 (all discarded).",
+        "1 for the current state of the engine: awake, asleep at level 1 (weights offloaded) or"
+        " asleep at level 2 (all discarded).",
         combine="max",
     ),
     _gauge(
         "kv_cache_usage_perc",
         "scheduler.kv_cache_usage",
-        "Share of the KV cache in use, from 0 to 1; cached blocks that nobody uses count as free.",
+        "Share of the KV cache in use, from 0 to 1; cached blocks without a request count as free.",
         combine="max",
     ),
     _counter(
         "corrupted_requests_total",
         "iteration.num_corrupted_reqs",
-        "Finished requests whose logits held a NaN.",
+        "Finished requests whose logits contained a NaN.",
         feature="nan_check",
     ),
     _split(
@@ -233,13 +233,13 @@ ROWS: tuple[Row, ...] = (
     _counter(
         "num_preemptions_total",
         "iteration.num_preempted_reqs",
-        "Preemptions; counted when the request's next output arrives, or when they happen"
-        " where the engine's core is tapped.",
+        "Preemptions, counted at the request's next output, or immediately with the tap in the"
+        " engine's core.",
     ),
     _counter(
         "prompt_tokens_total",
         "iteration.prompt_tokens",
-        "Prompt tokens of requests that got their first token, cached ones included.",
+        "Prompt tokens of requests at their first output token, including cached ones.",
     ),
     _split(
         "prompt_tokens_by_source_total",
@@ -251,12 +251,12 @@ ROWS: tuple[Row, ...] = (
             "external_kv_transfer": "iteration.prompt_token_stats.external_kv_transfer",
         },
         PROMPT_SOURCES,
-        "Prompt tokens by where their KV came from.",
+        "Prompt tokens by source of their KV.",
     ),
     _counter(
         "prompt_tokens_cached_total",
         "iteration.prompt_token_stats.cached_tokens",
-        "Prompt tokens that came from a cache, local or external.",
+        "Prompt tokens whose KV came from a cache, local or external.",
     ),
     _split(
         "prompt_tokens_cached_by_source_total",
@@ -264,7 +264,7 @@ ROWS: tuple[Row, ...] = (
         "source",
         Handler("cached_by_source"),
         CACHE_SOURCES,
-        "Prompt tokens found in a cache by the tier that held them, counted at admission.",
+        "Prompt tokens found in a cache, by cache tier; counted at admission.",
         since="0.32",
     ),
     _counter(
@@ -278,13 +278,13 @@ ROWS: tuple[Row, ...] = (
         "finished_reason",
         "iteration.finished_requests[].finish_reason",
         FINISH_REASONS,
-        "Finished requests by reason; the stat logger never hears of a client's abort.",
+        "Finished requests by reason; vLLM's stat logger does not receive clients' aborts.",
     ),
     Row(
         name="vllm:admission_rejections_total",
         kind="counter",
         source=Handler("rejection"),
-        help="Requests the front end turned away because its queue was full, by the limit hit.",
+        help="Requests that the front end rejected because its queue was full, by limit.",
         labels=("model_name", "reason"),
         closed=ADMISSION_REASONS,
         since="0.32",
@@ -306,81 +306,82 @@ ROWS: tuple[Row, ...] = (
         name="vllm:iteration_tokens_total",
         kind="histogram",
         source=Handler("iteration_tokens"),
-        help="Tokens of an engine step: generated ones and computed prompt tokens;"
-        " once a step, whatever the number of API servers.",
+        help="Generated tokens and computed prompt tokens of an engine step; one observation per"
+        " step, whatever the number of API servers.",
         buckets="iteration_tokens",
     ),
     _histogram(
         "request_max_num_generation_tokens",
         "iteration.max_num_generation_tokens_iter[]",
         "request_tokens",
-        "Longest answer among the parallel samples of a request.",
+        "Generated tokens of the longest of a request's parallel samples.",
     ),
     _histogram(
         "request_params_n",
         "iteration.n_params_iter[]",
         "request_params_n",
-        "Parallel samples a request asked for.",
+        "Parallel samples that a request asked for (its parameter n).",
     ),
     _histogram(
         "request_params_max_tokens",
         _REQUEST + "max_tokens_limit",
         "request_tokens",
-        "Limit of generated tokens a request asked for, where it set one.",
+        "Limit of generated tokens that a request set (its parameter max_tokens), if any.",
     ),
     _histogram(
         "time_to_first_token_seconds",
         "iteration.time_to_first_tokens_iter[]",
         "time_to_first_token",
-        "From a request's arrival at the front end to its first token.",
+        "Time from a request's arrival at the front end to its first token.",
     ),
     _histogram(
         "inter_token_latency_seconds",
         "iteration.inter_token_latencies_iter[]",
         "inter_token_latency",
-        "Between two consecutive outputs of a request.",
+        "Time between two consecutive outputs of a request.",
     ),
     _histogram(
         "request_time_per_output_token_seconds",
         _REQUEST + "mean_time_per_output_token",
         "inter_token_latency",
-        "Mean time per token after the first, one value a request; 0 for a single token.",
+        "Mean time per output token after the first, one observation per request; 0 for a single"
+        " token.",
     ),
     _histogram(
         "e2e_request_latency_seconds",
         _REQUEST + "e2e_latency",
         "request_latency",
-        "From a request's arrival at the front end to its end.",
+        "Time from a request's arrival at the front end to its end.",
     ),
     _histogram(
         "request_queue_time_seconds",
         _REQUEST + "queued_time",
         "request_latency",
-        "From a request's entry into the queue until it was first scheduled.",
+        "Time from a request's entry into the queue until it was first scheduled.",
     ),
     _histogram(
         "request_inference_time_seconds",
         _REQUEST + "inference_time",
         "request_latency",
-        "From when a request was first scheduled to its last token.",
+        "Time from a request's first scheduling to its last token.",
     ),
     _histogram(
         "request_prefill_time_seconds",
         _REQUEST + "prefill_time",
         "request_latency",
-        "From when a request was first scheduled to its first token.",
+        "Time from a request's first scheduling to its first token.",
     ),
     _histogram(
         "request_decode_time_seconds",
         _REQUEST + "decode_time",
         "request_latency",
-        "From a request's first token to its last.",
+        "Time from a request's first token to its last.",
     ),
     _histogram(
         "request_num_preemptions",
         _REQUEST + "num_preemptions",
         "request_num_preemptions",
-        "Times a finished request was preempted; the first bucket holds 0 and 1.",
+        "Preemptions of a finished request; the first bucket contains 0 and 1.",
     ),
     _histogram(
         "request_prefill_kv_computed_tokens",
@@ -393,21 +394,21 @@ ROWS: tuple[Row, ...] = (
         "kv_block_lifetime_seconds",
         _EVICTED + "lifetime_seconds",
         "kv_cache_residency",
-        "From a sampled KV block's allocation until it was handed out again.",
+        "Time from a sampled KV block's allocation to its eviction.",
         feature="kv_cache_metrics",
     ),
     _histogram(
         "kv_block_idle_before_evict_seconds",
         _EVICTED + "idle_seconds",
         "kv_cache_residency",
-        "From a sampled KV block's last prefix hit until it was handed out again.",
+        "Time from a sampled KV block's last prefix hit to its eviction.",
         feature="kv_cache_metrics",
     ),
     _histogram(
         "kv_block_reuse_gap_seconds",
         _EVICTED + "reuse_gaps_seconds[]",
         "kv_cache_residency",
-        "Between consecutive prefix hits on a sampled KV block; its last few only.",
+        "Time between consecutive prefix hits on a sampled KV block; only its last few.",
         feature="kv_cache_metrics",
     ),
     # Information.
@@ -415,9 +416,9 @@ ROWS: tuple[Row, ...] = (
         name="vllm:lora_requests_info",
         kind="gauge",
         source=Handler("lora"),
-        help="Unix time of the last step with this combination of LoRA adapters; only the"
-        " current one is shown. Both lists name every active adapter, as the engine's own do,"
-        " and are told apart where its core is tapped.",
+        help="Unix time of the last step with this combination of LoRA adapters; only the current"
+        " combination has a series. Both lists name all active adapters, as on the engine's own"
+        " page; with the tap in the engine's core, each lists only its own.",
         labels=("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
         combine="max",
     ),
@@ -425,7 +426,7 @@ ROWS: tuple[Row, ...] = (
         name="vllm:cache_config_info",
         kind="gauge",
         source=Info("cache_config"),
-        help="The engine's cache configuration in labels; its labels are those of its release.",
+        help="The engine's cache configuration as labels, which depend on the engine's release.",
         labels=("engine",),
         combine="max",
     ),

@@ -1,4 +1,4 @@
-"""What vLLM's items mean beyond their plain fields: more than one field decides."""
+"""Handlers for those values of vLLM's statistics that depend on more than one field."""
 
 from __future__ import annotations
 
@@ -8,46 +8,46 @@ from sidestep.catalog.layout import Layout
 from sidestep.engines.items import VllmRejection, VllmSleep, VllmStep
 from sidestep.engines.vllm.wire import CacheStats, SchedulerStats
 from sidestep.metrics.engine import Engine
-from sidestep.metrics.gathered_observations import ObservationBuffer
 from sidestep.metrics.hit_window import HitWindow
+from sidestep.metrics.observation_buffer import ObservationBuffer
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.limits import MAX_OPEN_VALUES, OTHER, is_printable
 from sidestep.protocol.records import TOTAL_LIMIT
 
 
-class VllmHooks:
-    """The functions behind the catalogue's hooks, for one layout."""
+class StatsHandlers:
+    """The functions that feed the handler rows of vLLM's statistics, for one layout."""
 
-    FED: ClassVar = {
+    HANDLED: ClassVar = {
         "cached_by_source", "cudagraph_padding", "cudagraph_tokens", "iteration_tokens", "lora",
         "lora_requests", "rejection", "sleep_state",
     }  # fmt: skip
 
     def __init__(self, layout: Layout, registry: Registry) -> None:
         self.registry = registry
-        hook = layout.handled
-        self.iteration_tokens = hook["iteration_tokens"].slots[0]
-        self.omitted = hook["refused_observations"].slots[0]
-        self.cached_by_source = hook["cached_by_source"]
-        self.sleep_state = hook["sleep_state"]
-        self.rejection = hook["rejection"]
-        self.refused = hook["refused_requests"]
-        self.cudagraph_tokens = hook["cudagraph_tokens"]
-        self.cudagraph_padding = hook["cudagraph_padding"]
-        self.lora_requests = hook["lora_requests"].slots[0]
-        self.lora = hook["lora"].slots[0]
+        handled = layout.handled
+        self.iteration_tokens = handled["iteration_tokens"].slots[0]
+        self.omitted = handled["refused_observations"].slots[0]
+        self.cached_by_source = handled["cached_by_source"]
+        self.sleep_state = handled["sleep_state"]
+        self.rejection = handled["rejection"]
+        self.refused = handled["refused_requests"]
+        self.cudagraph_tokens = handled["cudagraph_tokens"]
+        self.cudagraph_padding = handled["cudagraph_padding"]
+        self.lora_requests = handled["lora_requests"].slots[0]
+        self.lora = handled["lora"].slots[0]
 
     def step(
-        self, engine: Engine, item: VllmStep, gathered: ObservationBuffer | None, *, fresh: bool
+        self, engine: Engine, item: VllmStep, buffer: ObservationBuffer | None, *, fresh: bool
     ) -> None:
-        """After the plain fields of a step; ``gathered`` takes the observations of one of many."""
+        """Apply a step after its plain fields; ``buffer``, if given, takes the observations."""
         if item.iteration is not None:
             is_last = item.scheduler is not None
-            if gathered is not None and is_last and not engine.held_tokens:
-                gathered.columns[self.iteration_tokens].append(item.iteration.iteration_tokens)
+            if buffer is not None and is_last and not engine.held_tokens:
+                buffer.columns[self.iteration_tokens].append(item.iteration.iteration_tokens)
             else:
-                if gathered is not None and (refused := gathered.observe(self.iteration_tokens)):
+                if buffer is not None and (refused := buffer.observe(self.iteration_tokens)):
                     self.omit(engine, refused)
                 self.count_tokens(engine, item.iteration, last=is_last)
         if item.mm_cache is not None:
@@ -58,10 +58,9 @@ class VllmHooks:
     def count_tokens(self, engine: Engine, iteration: IterationStats, *, last: bool) -> None:
         """Observe ``iteration_tokens_total`` once per engine step that had output.
 
-        With several API servers each sees a slice of the step and one of them,
-        by the scheduler's stats, the step itself. Sum and count are exact at any
-        moment; a slice that arrives after its step's own falls into the bucket
-        of the next step.
+        With several API servers, each reports its slice of the step, and the one that reports the
+        scheduler's stats completes the step. Sum and count are exact at any time; a slice that
+        arrives after its step was completed counts in the bucket of the next step.
         """
         tokens = iteration.iteration_tokens
         histogram = engine.histogram(self.iteration_tokens)
@@ -74,16 +73,17 @@ class VllmHooks:
         if histogram.observe(tokens + engine.held_tokens):
             self.omit(engine, 1)
         else:
-            # What was held is in the sum already; set, since a difference of floats can shrink.
+            # The sum contains the held tokens already. It is assigned, since subtracting floats
+            # could decrease it.
             histogram.sum = before + tokens
         engine.held_tokens = 0
 
     def omit(self, engine: Engine, count: int) -> None:
-        """Count observations that were left out."""
+        """Count observations that were refused."""
         engine.values[self.omitted] = (engine.values[self.omitted] or 0) + count
 
     def scheduler(self, engine: Engine, stats: SchedulerStats, wall: float, *, fresh: bool) -> None:
-        """Hit rates, cache tiers, CUDA graphs and LoRA adapters."""
+        """Apply hit rates, cache tiers, CUDA graphs and LoRA adapters."""
         if stats.prefix_cache_stats is not None:
             _observe_hits(engine.prefix_hits, stats.prefix_cache_stats)
             if stats.prefix_cache_stats.hits:
@@ -107,14 +107,14 @@ class VllmHooks:
             self.adapters(engine, stats, wall)
 
     def adapters(self, engine: Engine, stats: SchedulerStats, wall: float) -> None:
-        """The current LoRA adapters, and none from before."""
+        """Replace the series of LoRA adapters by those of the current adapters."""
         requests = engine.keyed[self.lora_requests]
         combination = engine.keyed[self.lora]
         requests.clear()
         combination.clear()
         if engine.requests is not None:
-            # Counted by the scheduler's own events: queued requests are among them, and an
-            # adapter is in the list of a state only where a request of its own is in it.
+            # Counts from the scheduler's events include queued requests, and list an adapter
+            # under a state only if one of its requests is in that state.
             now = engine.requests.requests.adapters
         elif not stats.running_lora_adapters and not stats.waiting_lora_adapters:
             return
@@ -145,14 +145,14 @@ class VllmHooks:
         combination[(max_lora, running, waiting)] = wall
 
     def sleep(self, engine: Engine, item: VllmSleep) -> None:
-        """One of the three states is 1; none at a level the engine does not name."""
+        """Set one of the three states to 1; none for a level that has no name."""
         awake, *asleep = self.sleep_state.slots[:-1]
         engine.values[awake] = int(not item.sleep)
         for level, slot in enumerate(asleep, start=1):
             engine.values[slot] = int(bool(item.sleep) and item.level == level)
 
     def reject(self, engine: Engine, item: VllmRejection) -> None:
-        """A request that never reached the engine."""
+        """Count a request that the front end rejected."""
         self.registry.add(engine, self.rejection, item.reason, 1)
         self.registry.add(engine, self.refused, item.reason, 1)
 

@@ -1,8 +1,8 @@
-"""vLLM's stats objects as they travel, fields named as vLLM names them.
+"""Wire structs of vLLM's stats objects, with vLLM's field names.
 
-A field that only some releases have is optional here and absent means unknown:
-what cannot be known is left out of a histogram, never guessed (vLLM 0.10 to
-0.33; its stats classes are declared unstable).
+A field that only some releases have is optional, and absent means unknown: unknown values are
+omitted from histograms, never guessed. Supported are vLLM 0.10 to 0.33, which declares its stats
+classes unstable.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sidestep.protocol.limits import (
 
 
 class CacheStats(msgspec.Struct, array_like=True, gc=False):
-    """Cache lookups since the last step; ``reset`` means the cache was emptied before them."""
+    """Cache lookups since the last step; ``reset``: the cache was emptied before them."""
 
     reset: bool = False
     requests: Count = 0
@@ -39,7 +39,7 @@ class CacheStats(msgspec.Struct, array_like=True, gc=False):
 
 
 class SchedulerIterationDetails(msgspec.Struct, array_like=True, gc=False):
-    """Sent with ``--enable-logging-iteration-details``; a resumed prefill is *generation* here."""
+    """Details that ``--enable-logging-iteration-details`` adds; a resumed prefill is *generation*."""
 
     iteration_index: Count = 0
     num_ctx_requests: Count = 0
@@ -53,7 +53,7 @@ class SchedulerIterationDetails(msgspec.Struct, array_like=True, gc=False):
 
     @property
     def elapsed_seconds(self) -> float:
-        """Prometheus counts in base units."""
+        """The elapsed time in Prometheus' base unit."""
         return self.elapsed_ms / 1e3
 
 
@@ -69,12 +69,12 @@ class SpecDecodingStats(msgspec.Struct, array_like=True, gc=False):
 
     @property
     def num_emitted_tokens(self) -> int:
-        """Every draft round emits what was accepted and one token more."""
+        """The emitted tokens: each draft round emits the accepted tokens and one more."""
         return self.num_accepted_tokens + self.num_drafts
 
 
 class CUDAGraphStat(msgspec.Struct, array_like=True, gc=False):
-    """How far the step's batch was padded to fit a captured graph."""
+    """Padding of the step's batch to the size of a captured graph."""
 
     num_unpadded_tokens: Count = 0
     num_padded_tokens: Count = 0
@@ -83,7 +83,7 @@ class CUDAGraphStat(msgspec.Struct, array_like=True, gc=False):
 
 
 class PerfStats(msgspec.Struct, array_like=True, gc=False):
-    """Estimated work of the step, by one GPU."""
+    """Estimated work of one GPU in the step."""
 
     num_flops_per_gpu: Volume = 0
     num_read_bytes_per_gpu: Volume = 0
@@ -91,7 +91,7 @@ class PerfStats(msgspec.Struct, array_like=True, gc=False):
 
 
 class SchedulerStats(msgspec.Struct, array_like=True, gc=False):
-    """The scheduler's state after the step (gauges) and since the last one (the rest)."""
+    """The scheduler's state after the step (gauges), and its counts since the last step."""
 
     num_running_reqs: Count = 0
     num_waiting_reqs: Count = 0
@@ -109,13 +109,13 @@ class SchedulerStats(msgspec.Struct, array_like=True, gc=False):
     running_lora_adapters: Tally = {}
     cudagraph_stats: CUDAGraphStat | None = None
     perf_stats: PerfStats | None = None
-    # vLLM reuses its spec-decoding struct for diffusion models and changes only
-    # the metrics' names; on the wire the two are told apart.
+    # vLLM reuses its spec-decoding struct for diffusion models and changes only the metrics'
+    # names; the wire has a field for each.
     diffusion_stats: SpecDecodingStats | None = None
 
     @property
     def num_all_waiting_reqs(self) -> int:
-        """Those that wait for capacity and those deferred, as the engine adds them."""
+        """Requests that wait for capacity plus deferred requests, as the engine adds them."""
         return self.num_waiting_reqs + self.num_skipped_waiting_reqs
 
 
@@ -123,15 +123,15 @@ _encoder = msgspec.msgpack.Encoder()
 _FEW = 16
 _HEAD = 3
 _FLOAT = 9
-"""Bytes of a list's head, from 16 elements on, and of a float in msgpack."""
+"""Bytes in msgpack of the header of a list of 16 or more elements, and of a float."""
 
 
 def run_of(values: object) -> Run | None:
-    """A run, where ``values`` is a list of many floats that are all one and the same.
+    """Return a run if ``values`` is a list of many equal floats, else None.
 
-    A step's inter-token latencies nearly always are: the requests of a batch get
-    their tokens at one time (99 in 100 steps of four recorded runs). Compared are
-    the encoded bytes, at once: 1 us for 256 values, where reading each would cost ten.
+    A step's inter-token latencies nearly always are equal, since the requests of a batch get their
+    tokens at the same time (99 of 100 steps of four recorded runs). The comparison of the encoded
+    bytes takes 1 us for 256 values; a comparison of each value would take 10 us.
     """
     if not isinstance(values, list) or len(values) < _FEW:
         return None
