@@ -107,7 +107,7 @@ async def play(
             pushed.push(step(look, before))
             made += look.generated - (before.generated if before else 0)
             await until(lambda made=made: _generated(exporter, engine) >= made)  # type: ignore[misc]
-            exporter.intake.loads.look(start + look.time)
+            exporter.intake.loads.update(start + look.time)
             before = look
             if pause and look.time >= since:
                 await asyncio.sleep(pause)

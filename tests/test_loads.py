@@ -78,7 +78,7 @@ async def test_a_process_that_is_new_knows_nothing(start: Start, tmp_path: Path)
         with closing(publisher(exporter.endpoints[0], stream="ramped", engine="ramped")) as engine:
             engine.push(count(1))
             await until(lambda: exporter.intake.items > 0)
-            exporter.intake.loads.look(AHEAD)
+            exporter.intake.loads.update(AHEAD)
             assert await ratio(exporter.url) == []
             assert "ramped" in exporter.registry.engines
 
@@ -91,7 +91,7 @@ def looked(bench: Bench, *, seconds: int, waiting: int = 3) -> float | None:
         iteration = tokens(100)
         iteration.time_to_first_tokens_iter = [0.1] * 2
         bench.apply(step(scheduler, iteration, stamp=second + 1.0))
-        loads.look(float(second))
+        loads.update(float(second))
     found = bench.engines["0"].saturation
     return None if found is None else found.ratio
 
@@ -118,7 +118,7 @@ def test_what_waits_for_an_adapter_does_not_say_that_the_batch_is_full(fed: Benc
         iteration = tokens(100)
         iteration.time_to_first_tokens_iter = [0.1] * 2
         fed.apply(step(scheduler, iteration, stamp=second + 1.0))
-        loads.look(float(second))
+        loads.update(float(second))
 
     assert fed.values(NAME) == {}
 
@@ -129,12 +129,12 @@ def test_a_silent_engine_is_not_followed(fed: Bench) -> None:
     engine = fed.engines["0"]
     engine.streams.clear()
     loads = LoadTracker(fed.registry)
-    loads.look(600.0)
+    loads.update(600.0)
     assert engine.saturation is not None
     assert engine.saturation.ratio is not None
 
     fed.registry.expire(engine.seen_at + GAUGES_EXPIRE_SECONDS)
-    loads.look(700.0)
+    loads.update(700.0)
     assert not engine.live
     assert engine.saturation is None
 
@@ -146,7 +146,7 @@ def test_an_engine_that_has_other_processes_now_begins_anew(fed: Bench) -> None:
     engine.streams.clear()
     fed.registry.reset_gauges(engine)
     engine.streams.add(2)
-    LoadTracker(fed.registry).look(600.0)
+    LoadTracker(fed.registry).update(600.0)
 
     assert engine.saturation is None
     assert fed.values(NAME) == {}
@@ -158,10 +158,10 @@ def test_pages_are_made_anew_only_where_the_ratio_changed(fed: Bench) -> None:
     loads, engine = LoadTracker(fed.registry), fed.engines["0"]
     first = engine.version
     for second in range(500, 3000):
-        loads.look(float(second))
+        loads.update(float(second))
     before = engine.version
     assert before > first
-    loads.look(3001.0)
+    loads.update(3001.0)
 
     assert engine.version == before
 
@@ -175,11 +175,11 @@ def test_many_engines_are_looked_at_some_at_a_time() -> None:
         bench.apply(step(SchedulerStats(), tokens(1)), to=str(number))
     loads, seen = LoadTracker(bench.registry), []
     for _ in range(6):
-        loads.look(1.0)
+        loads.update(1.0)
         seen.append(sum(e.saturation is not None for e in bench.engines.values()))
 
     assert seen == [BATCH, 2 * BATCH, 3 * BATCH, *[3 * BATCH + 1] * 3]
-    loads.look(1.0 + INTERVAL)
+    loads.update(1.0 + INTERVAL)
 
 
 def test_what_another_exporter_counts_is_not_followed(fed: Bench) -> None:
@@ -196,7 +196,7 @@ def test_triton_and_streams_are_not_followed() -> None:
     for dialect in ("triton", "stream"):
         labels = dict.fromkeys(registry.layouts[dialect].required_labels, "x")
         registry.register(EngineInfo(dialect, dialect, labels)).streams.add(1)
-    LoadTracker(registry).look(1.0)
+    LoadTracker(registry).update(1.0)
 
     assert [engine.saturation for engine in registry.engines.values()] == [None, None]
 
@@ -222,7 +222,7 @@ def test_sglang_tells_as_much() -> None:
     loads = LoadTracker(bench.registry)
     for second in range(500):
         bench.apply(*sglang_tick(second))
-        loads.look(float(second))
+        loads.update(float(second))
 
     assert engine.saturation is not None
     assert engine.saturation.ratio == pytest.approx(1.0, abs=0.01)

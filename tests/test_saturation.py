@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from ramps import Look, Model, Rate, Simulation, knee, ramp
 from sidestep.metrics.saturation import (
-    BLOCKED,
-    GAP,
+    BLOCKED_SECONDS,
+    MAX_INTERVAL,
+    MAX_UNBLOCKED,
     MAX_WINDOW,
-    UNBLOCKED,
     Load,
-    Offered,
+    OfferedRate,
     Saturation,
 )
 
@@ -64,7 +64,7 @@ def ratios(looks: Iterable[Look]) -> Iterator[tuple[float, float | None]]:
     """Time and ratio."""
     saturation = Saturation()
     for look in looks:
-        saturation.look(look.time, told(look))
+        saturation.update(look.time, told(look))
         yield look.time, saturation.ratio
 
 
@@ -156,7 +156,7 @@ def overloaded() -> tuple[Saturation, Look]:
     """One that has learned, and the last look at its engine."""
     saturation = Saturation()
     for look in Simulation(MODELS["batch"], lambda _: 1.3 * most("batch"), 1).looks(900):
-        saturation.look(look.time, told(look))
+        saturation.update(look.time, told(look))
     assert saturation.ratio is not None
     return saturation, look
 
@@ -168,25 +168,25 @@ def test_who_has_no_queue_is_served() -> None:
     assert saturation.ratio > 1
     last, each = told(look), (1.3 * most("batch"), most("batch") * MODELS["batch"].answer)
 
-    for second in range(1, int(BLOCKED) + 10):
+    for second in range(1, int(BLOCKED_SECONDS) + 10):
         load = last._replace(
             waiting=0 if second == 1 else last.waiting,
             begun=last.begun + each[0] * second,
             arrived=last.arrived + each[0] * second,
             generated=last.generated + each[1] * second,
         )
-        saturation.look(look.time + second, load)
+        saturation.update(look.time + second, load)
 
         # It begins with the first second that both begins and ends with a queue.
-        assert (saturation.ratio > UNBLOCKED) == (second >= BLOCKED + 2)
-        assert saturation.ratio >= UNBLOCKED
+        assert (saturation.ratio > MAX_UNBLOCKED) == (second >= BLOCKED_SECONDS + 2)
+        assert saturation.ratio >= MAX_UNBLOCKED
 
 
 def test_an_engine_that_counts_anew_is_another() -> None:
     """Its counters fell: what was learned of the one before says nothing."""
     saturation, last = overloaded()
     for look in Simulation(MODELS["large"], lambda _: 5.0, 1).looks(900):
-        saturation.look(last.time + look.time, told(look))
+        saturation.update(last.time + look.time, told(look))
         assert saturation.ratio is None
 
 
@@ -194,7 +194,7 @@ def test_requests_that_vanish_are_not_divided_by() -> None:
     """Who tells of fewer requests than before is not believed."""
     saturation, last = overloaded()
     load = told(last)._replace(begun=0, generated=last.generated + 2000)
-    saturation.look(last.time + 1, load)
+    saturation.update(last.time + 1, load)
 
     assert saturation.ratio is None
 
@@ -206,8 +206,8 @@ def test_requests_that_are_counted_anew_are_no_fall_of_the_load() -> None:
     for look in Simulation(MODELS["batch"], lambda _: 1.3 * most("batch"), 2).looks(900):
         load, now = told(look), last.time + look.time
         later = load._replace(generated=load.generated + last.generated)
-        saturation.look(now, later)
-        fresh.look(now, later)
+        saturation.update(now, later)
+        fresh.update(now, later)
 
         assert saturation.ratio == fresh.ratio
     assert saturation.ratio is not None
@@ -223,7 +223,7 @@ def test_no_engine_can_say_what_is_divided_by_zero(
     saturation = Saturation()
     load = Load(running, 5, 100, 105, 100, 0)
     for second in range(1, 200):
-        saturation.look(float(second), load)
+        saturation.update(float(second), load)
         added = (100, 100) if second == 1 else (begun, generated)
         load = load._replace(
             begun=load.begun + added[0],
@@ -237,9 +237,9 @@ def test_no_engine_can_say_what_is_divided_by_zero(
 
 def test_a_trend_is_one_of_a_quarter_of_an_hour() -> None:
     """Over less time it is chance: the rate is the mean of the last ten minutes, then ahead of it."""
-    offered, rates = Offered(), {}
+    offered, rates = OfferedRate(), {}
     for second in range(1800):
-        rates[second] = offered.look(float(second), second**2 / 2000)
+        rates[second] = offered.update(float(second), second**2 / 2000)
 
     assert rates[899] == pytest.approx((899 - 300) / 1000, abs=0.03)
     assert rates[1799] == pytest.approx(1799 / 1000, abs=0.03)
@@ -251,7 +251,7 @@ def test_a_gap_is_no_load() -> None:
     kept = [look for look in looks if not 1200 < look.time <= 1500]
     found = dict(ratios(kept))
 
-    assert 1500 - 1200 > GAP
+    assert 1500 - 1200 > MAX_INTERVAL
     assert found[1200] is not None
     assert found[1501] is None
     after = [ratio for time, ratio in found.items() if time > 1800 and ratio is not None]
@@ -270,7 +270,7 @@ def test_whatever_is_told_gives_a_number_or_none(told: list[tuple[float, Load]])
     saturation, now = Saturation(), 0.0
     for seconds, load in told:
         now += seconds
-        saturation.look(now, load)
+        saturation.update(now, load)
 
         assert saturation.ratio is None or 0.0 <= saturation.ratio < math.inf
 
@@ -294,7 +294,7 @@ def test_whatever_is_counted_gives_a_number_or_none(
     for index, (seconds, waiting, more, tokens) in enumerate(told):
         now, begun, generated = now + seconds, begun + more, generated + tokens
         load = Load(32, waiting, begun, begun + waiting, generated, preempted * index)
-        saturation.look(now, load)
+        saturation.update(now, load)
 
         assert saturation.ratio is None or 0.0 <= saturation.ratio < math.inf
 

@@ -169,7 +169,7 @@ class Ingest:
         now = self._clock()
         if not self._holds:
             self.intake.applier.flush_block_lifetimes()
-            self.intake.loads.look(now)
+            self.intake.loads.update(now)
             if now >= self._look_at:
                 self._look_at = now + LOOK_AROUND
                 self.intake.pass_time(now)

@@ -1,4 +1,4 @@
-"""How requests ended, as the objective ``availability`` counts it: from what engines tell anyway."""
+"""The counters of the objective ``availability``, derived from the engine's own counters."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ AVAILABILITY_KEYS = tuple((result, AVAILABILITY) for result in RESULTS)
 
 
 def update_availability(engine: Engine) -> None:
-    """Bring the objective's counters up to what the engine's own say by now.
+    """Update the objective's counters from the engine's current ones; they never decrease.
 
-    SGLang counts an abort when it is asked for and the request when it ends: what was served cannot
-    be taken back meanwhile, since a counter that falls is a new one to Prometheus.
+    SGLang counts an abort when it is requested, and the request when it ends. In between, the count
+    of served requests is lower than before, which Prometheus would take for a counter reset.
     """
     if engine.objectives is None or not engine.objectives.availability:
         return

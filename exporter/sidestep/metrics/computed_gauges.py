@@ -1,4 +1,4 @@
-"""Gauges computed when a page is made, from what an engine's series hold."""
+"""Gauges that are computed from an engine's state at each scrape."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sidestep.metrics.engine import Engine, Number
 
 
 def scalar(engine: Engine, name: str) -> Number:
-    """Sum over the children of the scalar row ``name``; 0 where there is no sample."""
+    """Return the sum over the children of the scalar row ``name``; 0 where there is no sample."""
     assignment = engine.layout.find(name)
     return sum(engine.values[slot] or 0 for slot in assignment.slots)
 
@@ -50,9 +50,9 @@ COMPUTED_GAUGES: Mapping[str, Callable[[Engine], float | None]] = {
     "saturation": lambda engine: engine.saturation.ratio if engine.saturation else None,
     "kv_tracked_blocks": lambda engine: engine.blocks.tracked if engine.blocks else None,
 }
-"""By the name a catalogue row gives; None is no sample."""
+"""Functions by the name in ``catalog.model.Computed``; None: no sample."""
 
 
 def computed_gauge(engine: Engine, name: str) -> float | None:
-    """The gauge ``name`` of ``engine``: as another exporter computed it, where that one counts."""
+    """Return the gauge ``name`` of ``engine``; a federated engine's exporter has computed it."""
     return engine.computed.get(name) if engine.federated else COMPUTED_GAUGES[name](engine)

@@ -1,4 +1,4 @@
-"""Cache hit rates over the recent past."""
+"""Cache hit rates over a recent window."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections import deque
 
 
 class HitWindow:
-    """Cache lookups of about the last 1,000 requests, as the engine's log reports them.
+    """Cache lookups of about the last 1,000 requests, the window of vLLM's own log.
 
-    The newest entry stays even when it alone is larger.
+    The newest entry always stays, even if it has more requests than that.
     """
 
     __slots__ = ("entries", "hits", "queries", "requests")
@@ -17,12 +17,12 @@ class HitWindow:
         self.reset()
 
     def reset(self) -> None:
-        """Forget all lookups."""
+        """Remove all lookups."""
         self.entries: deque[tuple[int, int, int]] = deque()
         self.requests = self.queries = self.hits = 0
 
     def add(self, requests: int, queries: int, hits: int, *, limit: int = 1000) -> None:
-        """Count the lookups of one step's ``requests``."""
+        """Add the lookups of one step, and remove those beyond ``limit`` requests."""
         self.entries.append((requests, queries, hits))
         self.requests += requests
         self.queries += queries
@@ -35,7 +35,7 @@ class HitWindow:
 
     @property
     def rate(self) -> float | None:
-        """Share of lookups that hit; None before the first request."""
+        """The share of lookups that hit; None before the first request."""
         if not self.requests:
             return None
         return self.hits / self.queries if self.queries else 0.0

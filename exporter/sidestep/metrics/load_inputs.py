@@ -1,4 +1,4 @@
-"""What engines tell of their load, read from their series about once a second."""
+"""Periodic update of the engines' saturation from their series."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from sidestep.metrics.registry import Registry
 from sidestep.metrics.saturation import Load, Saturation
 
 INTERVAL = 1.0
-"""Seconds between two looks at an engine, at least: one that is blocked is so for many."""
+"""Least seconds between two updates of an engine; a full batch lasts for many seconds."""
 BATCH = 32
-"""Engines between two turns of the loop: some microseconds each."""
+"""Engines that one call updates, at some microseconds each."""
 
 LoadReader = Callable[[Engine], Load | None]
-"""None where the engine does not tell."""
+"""Reads an engine's load; None where the engine does not report it."""
 
 
 class LoadTracker:
-    """Follows how saturated the engines of a registry are that are counted here.
+    """Updates the saturation of the engines of a registry.
 
-    What another exporter counts that one follows, and tells the ratio.
+    Federated engines are excluded: their own exporter sends the ratio.
     """
 
     def __init__(self, registry: Registry) -> None:
@@ -31,20 +31,20 @@ class LoadTracker:
         self._due: list[Engine] = []
         self._next = float("-inf")
 
-    def look(self, now: float) -> None:
-        """Look at the next engines, some at a time; call it often. ``now`` is monotonic."""
+    def update(self, now: float) -> None:
+        """Update the next batch of engines; call it often. ``now`` is in monotonic seconds."""
         if not self._due:
             if now < self._next:
                 return
             self._next = now + INTERVAL
             self._due = [*self._registry.engines.values()]
         for engine in self._due[-BATCH:]:
-            self._follow(engine, now)
+            self._update(engine, now)
         del self._due[-BATCH:]
 
-    def _follow(self, engine: Engine, now: float) -> None:
+    def _update(self, engine: Engine, now: float) -> None:
         if engine.live and not engine.streams:
-            # It may be back in a moment; until then its gauges are those of before.
+            # The engine may reconnect soon; until then its gauges are those of before.
             return
         reader = _reader(engine.layout)
         load = None
@@ -56,18 +56,18 @@ class LoadTracker:
         else:
             if engine.saturation is None:
                 engine.saturation = Saturation()
-            engine.saturation.look(now, load)
+            engine.saturation.update(now, load)
         if before != (engine.saturation and engine.saturation.ratio):
             self._registry.touch(engine)
 
 
 @functools.cache
 def _reader(layout: Layout) -> LoadReader | None:
-    """Return what reads the load of the layout's engines; ``None`` where they do not tell theirs."""
+    """Return the function that reads the load of the layout's engines, if the dialect has one."""
     make = layout.tables.load_reader
     return None if make is None else make(layout)
 
 
 def observation_count(found: float | Histogram | None) -> int | None:
-    """Observations of a histogram."""
+    """Return the number of observations of a histogram; None for any other value."""
     return sum(found.counts) if isinstance(found, Histogram) else None

@@ -1,7 +1,7 @@
-"""Adding a record to an engine: what a sender folded, or all that a snapshot kept of it.
+"""Addition of a record to an engine: from a sender that folded items, or from a snapshot.
 
-Adding it to an engine that has nothing yet restores it; adding what a sender folded to an
-engine that went on is the same work: counters and buckets add up, a gauge yields to a newer one.
+Adding a record to an engine without series restores the engine. Adding a folded record to a running
+engine is the same operation: counters and buckets add up, and a newer gauge replaces an older one.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from sidestep.protocol.self_described import Family, Sample, Samples
 
 
 def add_record(registry: Registry, engine: Engine, record: Record) -> int:
-    """Add ``record`` to the series of ``engine``; how many observations had foreign bounds.
+    """Add ``record`` to the series of ``engine``; return how many observations had other bounds.
 
     Raises:
-        WireError: It holds what cannot be counted, and nothing was changed; or families
-            that describe themselves contradict what is known, and all others were added: ``record``
-            has those no more.
+        WireError: The record has invalid numbers, and nothing was changed; or self-described
+            families contradict known ones, and everything else was added: the rejected families
+            are then removed from ``record``.
     """
     moved, refused = _merge(registry, engine, record)
     if refused is not None:
@@ -37,15 +37,15 @@ def add_record(registry: Registry, engine: Engine, record: Record) -> int:
 
 
 def _merge(registry: Registry, engine: Engine, record: Record) -> tuple[int, WireError | None]:
-    """Likewise; what is wrong with families that describe themselves is returned."""
+    """Do the same, but return the error of self-described families instead of raising it."""
     totals = record.totals
-    # Numbers are looked at before the first is added.
+    # All numbers are checked before the first is added.
     scalars = list(_scalars(engine, record))
     keyed = list(_keyed(engine, record))
     newer = totals.gauge_stamp >= engine.gauge_stamp or not totals.gauge_stamp
     _add_scalars(engine, scalars, newer=newer)
     for children, kind, found in keyed:
-        # A record without gauges says of none that it is gone.
+        # A record without gauges must not remove any.
         if found or totals.gauge_stamp:
             _add_children(registry, children, kind, found, newer=newer)
     moved = _add_histograms(engine, record)
@@ -62,10 +62,10 @@ def _merge(registry: Registry, engine: Engine, record: Record) -> tuple[int, Wir
 
 
 def check_slots(engine: Engine, record: Record) -> None:
-    """Whether what has a place in ``engine`` can be added to it.
+    """Check that all scalars of ``record`` that ``engine`` has slots for can be added.
 
     Raises:
-        WireError: It cannot.
+        WireError: A number or a label is invalid.
     """
     for _ in _scalars(engine, record):
         pass
@@ -74,13 +74,13 @@ def check_slots(engine: Engine, record: Record) -> None:
 
 
 def restore_engine(registry: Registry, record: Record) -> Engine:
-    """The engine that ``record`` was made of, of which nobody has told yet.
+    """Return a new engine with the state in ``record``, which no stream feeds yet.
 
-    A family that describes itself and whose name the catalogue has by now is left out:
-    one name must not cost all counters.
+    A self-described family whose name is in the catalogue of this release is omitted, so that one
+    name cannot prevent the restoration of all counters.
 
     Raises:
-        WireError: It holds what cannot be counted, or its dialect is unknown.
+        WireError: The record has invalid numbers, or its dialect is unknown.
     """
     head = record.head
     layout = registry.layouts.get(head.engine.dialect)
@@ -91,11 +91,11 @@ def restore_engine(registry: Registry, record: Record) -> Engine:
         engine.created = min(engine.created, record.totals.created)
     for children, row in zip(engine.keyed, layout.keyed, strict=True):
         if len(row.own_labels) == 1:
-            # What the last Hello knew beforehand would take places from what the record has.
+            # Values that the Hello lists would otherwise count towards the limit of open values.
             children.clear()
     engine.core_info = head.core_info
     engine.info = {**head.core_info, **head.engine.info}
-    _drop_foreign(engine, record)
+    _drop_changed_bounds(engine, record)
     engine.restarts = record.totals.restarts
     _merge(registry, engine, record)
     engine.last_seen = record.totals.last_seen
@@ -107,19 +107,19 @@ def restore_engine(registry: Registry, record: Record) -> Engine:
 
 
 def add_counts(registry: Registry, engine: Engine, record: Record, *, gauges: bool) -> None:
-    """Add what a checked ``record`` has, but for families that describe themselves.
+    """Add everything in a checked ``record`` except self-described families.
 
-    What it does not have is not begun at 0, and label values that its own exporter has limited
-    are not counted again.
+    Series that the record does not have are not started at 0, and label values that the record's
+    own exporter has limited are not counted as limited again.
 
     Args:
-        registry: Which has the engine.
-        engine: Of the record's dialect.
-        record: What another process counted.
-        gauges: Whether it says how the engine is; else only what it counted is added.
+        registry: The engine's registry.
+        engine: An engine of the record's dialect.
+        record: A record of another exporter.
+        gauges: Whether to apply gauges as well as counters and histograms.
     """
-    totals, of_now = record.totals, engine.layout.scalar_gauges
-    scalars = [found for found in _scalars(engine, record) if gauges or found[0] not in of_now]
+    totals, gauge_slots = record.totals, engine.layout.scalar_gauges
+    scalars = [found for found in _scalars(engine, record) if gauges or found[0] not in gauge_slots]
     _add_scalars(engine, scalars, newer=True)
     for children, kind, found in _keyed(engine, record):
         if kind != "gauge":
@@ -137,27 +137,27 @@ def add_counts(registry: Registry, engine: Engine, record: Record, *, gauges: bo
         engine.created = min(engine.created, totals.created)
 
 
-def _drop_foreign(engine: Engine, record: Record) -> None:
-    """A histogram whose bounds are others now starts anew: only native counts can be moved."""
+def _drop_changed_bounds(engine: Engine, record: Record) -> None:
+    """Remove histograms whose bounds changed, unless they have native buckets, which can be moved."""
     slots = {name: slot for slot, name in enumerate(engine.layout.histogram_names)}
     head, histograms = record.head, record.totals.histograms
-    for place, (name, bounds) in enumerate(zip(head.histograms, head.bounds, strict=True)):
-        buckets = histograms[place]
+    for index, (name, bounds) in enumerate(zip(head.histograms, head.bounds, strict=True)):
+        buckets = histograms[index]
         if buckets is None or (engine.native is not None and buckets.native is not None):
             continue
         if name in slots and tuple(bounds) != engine.bounds_of(slots[name]):
-            histograms[place] = None
+            histograms[index] = None
 
 
 def _scalars(engine: Engine, record: Record) -> Iterator[tuple[int, Number]]:
-    """Where each number goes; what no row here has is left out."""
-    places, gauges = engine.layout.scalar_slots, engine.layout.scalar_gauges
+    """Yield the slot and the value of each number that this release has a row for."""
+    slots, gauges = engine.layout.scalar_slots, engine.layout.scalar_gauges
     for (name, label), value in zip(record.head.scalars, record.totals.scalars, strict=True):
         if value is None:
             continue
-        slot = places.get((name, label))
+        slot = slots.get((name, label))
         if slot is None:
-            slot = places.get((name, OTHER))
+            slot = slots.get((name, OTHER))
         if slot is not None:
             yield slot, number_of(value, negative=slot in gauges)
 
@@ -165,7 +165,7 @@ def _scalars(engine: Engine, record: Record) -> Iterator[tuple[int, Number]]:
 def _keyed(
     engine: Engine, record: Record
 ) -> Iterator[tuple[dict[Key, Number], str, list[tuple[Key, Number]]]]:
-    """Children of each family with open label values, its kind, and what to add to them."""
+    """Yield each family with open label values: its children, its kind, and the numbers to add."""
     rows = {row.name: (slot, row) for slot, row in enumerate(engine.layout.keyed)}
     for name, children in zip(record.head.keyed, record.totals.keyed, strict=True):
         if name not in rows:
@@ -178,7 +178,7 @@ def _keyed(
         gauge = row.kind == "gauge"
         found = [(tuple(c.labels), number_of(c.value, negative=gauge)) for c in children]
         if row.name in (SLO_REQUESTS, SLO_UNDECIDED) and engine.objectives is not None:
-            # What is an objective no more would stand still for ever.
+            # The counters of an objective that was removed would never change again.
             found = [(key, n) for key, n in found if engine.objectives.includes(key)]
         yield engine.keyed[slot], row.kind, found
 
@@ -218,16 +218,16 @@ def _add_histograms(engine: Engine, record: Record) -> int:
         head.histograms, head.bounds, record.totals.histograms, strict=True
     ):
         if buckets is not None and name in slots:
-            moved += _add(engine.histogram(slots[name]), tuple(bounds), buckets)
+            moved += _add_buckets(engine.histogram(slots[name]), tuple(bounds), buckets)
     return moved
 
 
 def _add_families(
     registry: Registry, engine: Engine, families: list[OpenTotals]
 ) -> tuple[int, WireError | None]:
-    """Add those that describe themselves, all that can be; say what is wrong with the last other.
+    """Add self-described families; return the moved observations and the last error.
 
-    ``families`` are those that were added afterwards.
+    Rejected families are removed from ``families``.
     """
     moved = 0
     refused: WireError | None = None
@@ -240,8 +240,8 @@ def _add_families(
     return moved, refused
 
 
-def _add(histogram: Histogram, bounds: Bounds, buckets: Buckets) -> int:
-    """Add counts; those of other bounds land by their upper bound, and are returned."""
+def _add_buckets(histogram: Histogram, bounds: Bounds, buckets: Buckets) -> int:
+    """Add counts; return how many moved to other bounds, by the upper bound of their bucket."""
     if bounds == histogram.bounds:
         histogram.add(_counts(buckets), buckets.total, buckets.native)
         return 0
@@ -251,19 +251,19 @@ def _add(histogram: Histogram, bounds: Bounds, buckets: Buckets) -> int:
 
 
 def _rebucketed(bounds: Bounds, buckets: Buckets, wanted: Bounds) -> list[int]:
-    """Counts by other bounds: of native buckets, where there are any, for these are finer."""
+    """Return counts for the bounds ``wanted``, from the native buckets if there are any."""
     if buckets.native is not None:
         return rebucket(*as_classic(buckets.native), wanted)
     return rebucket(bounds, _counts(buckets), wanted)
 
 
 def add_family(registry: Registry, engine: Engine, totals: OpenTotals) -> int:
-    """Add a family that describes itself, or some children of it; observations that moved.
+    """Add children of a self-described family; return how many observations moved to other bounds.
 
     Raises:
-        WireError: It contradicts what is known, and nothing was added.
+        WireError: The family contradicts a known one, and nothing was added.
     """
-    wanted = _wanted(engine, totals)
+    wanted = _known_bounds(engine, totals)
     family = Family(totals.name, totals.kind, totals.labels, [], totals.help, list(wanted))
     moved = 0
     for child in totals.children:
@@ -276,12 +276,12 @@ def add_family(registry: Registry, engine: Engine, totals: OpenTotals) -> int:
                 sample.counts = _rebucketed(tuple(totals.bounds), child.buckets, wanted)
                 moved += sum(sample.counts)
         family.samples.append(sample)
-    add_samples(registry, engine, Samples(0, 0.0, [family]), kept=True)
+    add_samples(registry, engine, Samples(0, 0.0, [family]), from_record=True)
     return moved
 
 
-def _wanted(engine: Engine, totals: OpenTotals) -> Bounds:
-    """The bounds of the engine's family of that name."""
+def _known_bounds(engine: Engine, totals: OpenTotals) -> Bounds:
+    """Return the bounds of the engine's family of that name."""
     known = engine.open_families.get(totals.name)
     row = engine.layout.sampled_rows.get(totals.name)
     if known is None and row is not None:
@@ -290,5 +290,5 @@ def _wanted(engine: Engine, totals: OpenTotals) -> Bounds:
 
 
 def _counts(buckets: Buckets) -> list[int]:
-    """Counts that are checked, as numbers."""
+    """Return checked counts as numbers."""
     return [int(count) for count in buckets.counts]

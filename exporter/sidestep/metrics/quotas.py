@@ -1,4 +1,4 @@
-"""What families that describe themselves take, of all engines: series, bytes on a page, names."""
+"""Limits on self-described families: series, bytes on a page, and names."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from sidestep.metrics.engine import Engine, Key, OpenFamily
 MAX_OPEN_FAMILIES = 512
 MAX_ENGINE_SERIES = 2000
 MAX_SERIES = 50_000
-"""Children, of one engine and of all."""
+"""Most children of one engine, and of all engines."""
 MAX_ENGINE_BYTES = 12 << 20
 MAX_BYTES = 16 << 20
-"""What these take on a page, about: a line repeats all labels, a histogram has many lines."""
+"""Most bytes that these may take on a page: a line repeats all labels, a histogram has many lines."""
 
 
 class SeriesQuota:
-    """How much of it there is left.
+    """The current use of the limits, by all engines.
 
     Attributes:
-        series: Children of self-described families, of all engines.
-        bytes: What they take on a page, about.
-        families: Kind and own labels of those that no catalogue has: one form a name.
-        names: All names that those take on a page.
+        series: Number of children of self-described families.
+        bytes: Approximate bytes that these take on a page.
+        families: Kind and own labels of families that are in no catalogue, by name.
+        names: All names that these families take on a page.
     """
 
     def __init__(self) -> None:
@@ -32,42 +32,48 @@ class SeriesQuota:
         self.families: dict[str, tuple[Kind, Key]] = {}
         self.names: set[str] = set()
         self._users: Counter[str] = Counter()
-        """Engines that have a family, by its name."""
+        """Number of engines that have a family, by its name."""
 
     def limit(self, engine: Engine, series: int, size: int) -> str:
-        """Which limit ``engine`` would pass with so many children more, of so many bytes; or none."""
-        reached = {
+        """Return the limit that ``engine`` would exceed with ``series`` more children, or ''.
+
+        Args:
+            engine: The engine that would get them.
+            series: Number of additional children.
+            size: Approximate bytes that these take on a page.
+        """
+        exceeded = {
             "engine_series": engine.open_series + series > MAX_ENGINE_SERIES,
             "series": self.series + series > MAX_SERIES,
             "engine_bytes": engine.open_bytes + size > MAX_ENGINE_BYTES,
             "bytes": self.bytes + size > MAX_BYTES,
         }
-        return next((limit for limit, passed in reached.items() if passed), "")
+        return next((limit for limit, is_exceeded in exceeded.items() if is_exceeded), "")
 
     def describe(self, family: OpenFamily) -> None:
-        """Note that one engine more has ``family``, which no catalogue has."""
+        """Record that one more engine has ``family``, which is in no catalogue."""
         self._users[family.name] += 1
         if family.name not in self.families:
             self.families[family.name] = family.kind, family.labels
             self.names |= exposed_names(family.name, family.kind)
 
     def resize(self, engine: Engine, series: int, size: int) -> None:
-        """Note that ``engine`` has so many more children of self-described families."""
+        """Record that ``engine`` has ``series`` more children, of ``size`` bytes; both may be negative."""
         engine.open_series += series
         self.series += series
         engine.open_bytes += size
         self.bytes += size
 
-    def without_gauges(self, engine: Engine) -> None:
-        """Let the gauges among the self-described families of ``engine`` have no children."""
+    def remove_gauges(self, engine: Engine) -> None:
+        """Remove the children of gauges among the self-described families of ``engine``."""
         for family in engine.open_families.values():
             if family.kind == "gauge":
                 size = sum(family.size(key, engine) for key in family.children)
                 self.resize(engine, -len(family.children), -size)
                 family.children.clear()
 
-    def release(self, engine: Engine) -> None:
-        """Give free what the self-described families of ``engine`` took: it has none any more."""
+    def release_all(self, engine: Engine) -> None:
+        """Remove all self-described families of ``engine``."""
         self.series -= engine.open_series
         self.bytes -= engine.open_bytes
         for name in engine.open_families.keys() & self._users.keys():

@@ -1,4 +1,4 @@
-"""An engine's series as bytes and back: of a snapshot, and of what a sender folded."""
+"""The codec for records, which hold an engine's series in snapshots and folded batches."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from sidestep.protocol.records import (
 )
 
 MAX_FIELDS = 64
-"""Of the totals; later releases may have more than this one."""
+"""Most fields of the totals; later releases may have more fields than this one."""
 DecodedType = TypeVar("DecodedType")
 
 
 class _RawRecord(msgspec.Struct, array_like=True, gc=False):
-    """A record of which nothing is decoded yet."""
+    """A record whose parts are not decoded yet."""
 
     head: msgspec.Raw
     totals: Annotated[list[msgspec.Raw], Meta(max_length=MAX_FIELDS)]
@@ -56,7 +56,7 @@ _one_buckets: msgspec.msgpack.Decoder[Buckets | None] = msgspec.msgpack.Decoder(
 _one_children: msgspec.msgpack.Decoder[list[Child]] = msgspec.msgpack.Decoder(Children)
 _one_open: msgspec.msgpack.Decoder[OpenTotals] = msgspec.msgpack.Decoder(OpenTotals)
 _COLUMNS = tuple(map(Totals.__struct_fields__.index, ("histograms", "keyed", "open")))
-"""Places of what a large record is large with."""
+"""Positions of the fields that make a record large."""
 
 
 def _list_decoder(most: int) -> msgspec.msgpack.Decoder[list[msgspec.Raw]]:
@@ -65,16 +65,16 @@ def _list_decoder(most: int) -> msgspec.msgpack.Decoder[list[msgspec.Raw]]:
 
 _many_buckets, _many_children, _many_open = map(_list_decoder, (MAX_PLACES, MAX_KEYED, MAX_OPEN))
 CHECK_BATCH = 2048
-"""Counts of buckets that are looked at in one go."""
+"""Bucket counts that are checked between two pauses."""
 PART_BYTES = 16 << 10
-"""Bytes of a record that are decoded in one go; an ordinary one has less."""
+"""Bytes of a record that are decoded between two pauses; most records are smaller."""
 INT_LIMIT = 1 << 63
 MAX_DIGITS = 64
 HIT_WINDOWS = ("prefix_hits", "external_hits", "mm_hits")
 
 
 def encode_record(engine: Engine, totals: Totals) -> bytes:
-    """The record of ``engine``, of which ``totals`` are what is to be said."""
+    """Encode the record of ``engine`` with ``totals``."""
     record = EncodedRecord(msgspec.Raw(_head(engine)), totals)
     try:
         return _encoder.encode(record)
@@ -84,10 +84,10 @@ def encode_record(engine: Engine, totals: Totals) -> bytes:
 
 
 def decode_record(raw: bytes | msgspec.Raw) -> Record:
-    """The record in ``raw``.
+    """Decode the record in ``raw``.
 
     Raises:
-        WireError: Malformed, or at odds with itself.
+        WireError: The record is malformed or contradicts itself.
     """
     record = _decode(_decoder, raw)
     _check_columns(record)
@@ -98,10 +98,10 @@ def decode_record(raw: bytes | msgspec.Raw) -> Record:
 
 
 def decode_in_parts(raw: bytes) -> Generator[None, None, Record]:
-    """Likewise, with a pause after every ``PART``: the record is what the generator returns.
+    """Decode the record in ``raw`` with a pause after every ``PART_BYTES``; return it at the end.
 
     Raises:
-        WireError: Malformed, or at odds with itself.
+        WireError: The record is malformed or contradicts itself.
     """
     if len(raw) <= PART_BYTES:
         return decode_record(raw)
@@ -112,7 +112,7 @@ def decode_in_parts(raw: bytes) -> Generator[None, None, Record]:
     yield
     columns = [_many_buckets, _many_children, _many_open]
     raws = [_decode(column, totals[at]) for column, at in zip(columns, _COLUMNS, strict=False)]
-    # All else is small, and what stands in between these is nothing.
+    # All other fields are small: they are decoded together, with the large ones replaced by [].
     bare = [msgspec.Raw(b"\x90") if at in _COLUMNS else each for at, each in enumerate(totals)]
     record = Record(
         _decode(_head_decoder, found.head),
@@ -171,7 +171,7 @@ def _check_columns(record: Record) -> None:
 
 
 def totals_of(engine: Engine) -> Totals:
-    """All that ``engine`` has counted, and its gauges."""
+    """Return the current totals and gauges of ``engine``."""
     update_availability(engine)
     return Totals(
         list(engine.values),
@@ -227,7 +227,7 @@ def _open_totals(family: OpenFamily) -> OpenTotals:
 
 
 def check_buckets(buckets: Buckets, bounds: Sequence[float]) -> None:
-    """Whether ``buckets`` are of a histogram with these bounds.
+    """Check that ``buckets`` are valid for a histogram with these bounds.
 
     Raises:
         WireError: They are not.
@@ -242,10 +242,10 @@ def check_buckets(buckets: Buckets, bounds: Sequence[float]) -> None:
 
 
 def extremes(counts: Sequence[int | str]) -> tuple[Number, Number]:
-    """The lowest and the highest of ``counts``.
+    """Return the lowest and the highest of ``counts``.
 
     Raises:
-        WireError: One of them is no number.
+        WireError: A count is no number.
     """
     # Text is rare, and does not compare with numbers.
     with contextlib.suppress(TypeError):
@@ -257,10 +257,10 @@ def extremes(counts: Sequence[int | str]) -> tuple[Number, Number]:
 
 
 def number_of(value: Amount, *, negative: bool = False) -> Number:
-    """``value`` as a number that can be added.
+    """Return ``value`` as a number that can be added.
 
     Raises:
-        WireError: It cannot.
+        WireError: The value is no number, not finite, or negative without ``negative``.
     """
     if isinstance(value, str):
         if not (value.isascii() and value.isdecimal() and len(value) <= MAX_DIGITS):
@@ -272,13 +272,13 @@ def number_of(value: Amount, *, negative: bool = False) -> Number:
 
 
 def _hits(window: HitWindow) -> Hits:
-    """A window's lookups; no hit rate needs to know more than 62 bits of them."""
+    """Return a window's lookups, each limited to 62 bits."""
     found = (window.requests, window.queries, window.hits)
     return Hits(*(min(number, TOTAL_LIMIT) for number in found))
 
 
 def _encode_large_ints(totals: Totals) -> None:
-    """Write integers that do not fit as text; a few make a record larger, so only where they are."""
+    """Replace integers that do not fit into 64 bits by text."""
     totals.scalars = [v if v is None else _as_text(v) for v in totals.scalars]
     children = [child for found in totals.keyed for child in found]
     children += [child for family in totals.open for child in family.children]

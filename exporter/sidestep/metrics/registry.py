@@ -184,11 +184,11 @@ class Registry:
     def _forget(self, engine: Engine) -> None:
         """Release what ``engine`` used of shared limits, since it will not return."""
         engine.detach_core()
-        self.quota.release(engine)
+        self.quota.release_all(engine)
 
     def clear_series(self, engine: Engine) -> None:
         """Remove all series of ``engine``, including those that start at 0."""
-        self.quota.release(engine)
+        self.quota.release_all(engine)
         engine.clear_series()
 
     def retire(self, engine: Engine) -> None:
@@ -252,7 +252,7 @@ class Registry:
         for children, row in zip(engine.keyed, engine.layout.keyed, strict=True):
             if row.kind == "gauge":
                 children.clear()
-        self.quota.without_gauges(engine)
+        self.quota.remove_gauges(engine)
 
     def expire(self, now: float) -> None:
         """Expire silent engines: first their gauges, then all their series, then their totals."""

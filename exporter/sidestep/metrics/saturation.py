@@ -1,8 +1,9 @@
-"""How much of what an engine can serve it is asked for, from numbers that it tells anyway.
+"""Estimate of an engine's saturation: the request rate divided by the rate that it can serve.
 
-Offered are the requests that came a second, each worth the tokens that a request takes on average.
-What the engine can serve is not told by any engine, it is learned: the tokens a second that it
-makes while requests wait for a place. Before that happened for the first time nothing is known.
+The offered rate is the rate of arriving requests, each worth the tokens that a request takes on
+average. No engine reports what it can serve. The estimate learns it: it is the tokens per second
+that the engine generates while requests wait for a place in the batch. Before that has happened
+once, there is no ratio.
 """
 
 from __future__ import annotations
@@ -12,56 +13,57 @@ from collections import deque
 from itertools import pairwise
 from typing import NamedTuple
 
-LEAST_GAP, GAP = 0.1, 10.0
-"""Seconds between two looks: sooner than the first is the same look, later than the second nobody
-knows what was in between."""
-START = 120.0
-SURE = 500
-"""Seconds, and requests, that have to be known before there is a rate; ``MOST`` seconds are enough
-where requests are few."""
-MARK = 30.0
-"""Seconds between two counts of requests that are remembered."""
-TREND, HISTORY = 900.0, 1800.0
-"""Seconds over which there is a trend, from the first to the second: on a ramp a mean is late by
-half of its window, and over less time a trend is chance."""
+MIN_INTERVAL, MAX_INTERVAL = 0.1, 10.0
+"""Seconds between two updates: an update sooner than the first is ignored; after a gap longer than
+the second, the time in between is unknown."""
+MIN_SECONDS = 120.0
+MIN_ARRIVALS = 500
+"""Seconds and requests that must be known before there is an offered rate; ``MAX_WINDOW`` seconds
+are enough where requests are few."""
+MARK_INTERVAL = 30.0
+"""Seconds between two counts of requests that are stored."""
+MIN_TREND, MAX_TREND = 900.0, 1800.0
+"""Least and most seconds over which the trend is computed. On a ramp, a mean lags by half of its
+window; over less time, the trend is noise."""
 MIN_WINDOW, MAX_WINDOW = 60.0, 600.0
-"""Seconds over which requests are counted: as few as have ENOUGH of them."""
-ENOUGH = 1500
-"""Requests; their number varies by 2.6 % then, where they come independently."""
-ANSWERS = 5000
-"""Requests over which the tokens of one are averaged; at least ``FEW`` of them."""
+"""Seconds over which requests are counted: as few as contain ENOUGH_REQUESTS."""
+ENOUGH_REQUESTS = 1500
+"""Requests whose number varies by 2.6 % if they arrive independently."""
+MEAN_REQUESTS = 5000
+"""Requests over which the tokens per request are averaged; at least ``MIN_REQUESTS``."""
 MIN_REQUESTS = 20
 SETTLING = 3.0
-"""Stays of a request until a full batch is as it will be: large requests are let in late, and
-what was short has left."""
-SHORTEST = 0.001
-"""Seconds that a request stays at least, whatever numbers an engine tells: a step takes as long."""
-FULL = 20.0
-"""Seconds of a settled full batch from which on its rate is known."""
-MEMORY = 600.0
+"""Request durations after which a full batch has its final mix: large requests enter late, and
+short ones have left."""
+MIN_STAY = 0.001
+"""Least seconds that a request stays in the batch, whatever an engine reports: a step takes as long."""
+MIN_FULL_SECONDS = 20.0
+"""Seconds of a settled full batch after which its rate is known."""
+RATE_MEMORY = 600.0
 """Seconds of a settled full batch over which its rate is averaged."""
 PREEMPTING = 10.0
-"""Preemptions of late from which on the KV cache is what is full, not the batch."""
-DOUBT = 1.5
-"""Standard errors added to the rate of an engine whose KV cache is full: it depends on which
-requests happen to hold it, and those that are unlucky together are a queue. Chosen for one
-simulated ramp that was seen too early; on ramps that nothing was chosen on it gains nothing."""
-BLOCKED = 60.0
-"""Seconds for which requests have to wait without a break before the ratio can be 1."""
-UNBLOCKED = 0.99
-"""Most that it is until then: who has no queue is served."""
+"""Recent preemptions from which on the KV cache is the limit, not the batch."""
+ERROR_MARGIN = 1.5
+"""Standard errors added to the rate of an engine whose KV cache is full: the rate depends on which
+requests happen to be in the cache, and an unlucky mix causes a queue. Chosen for one simulated ramp
+that was detected too early; it has no benefit on ramps that were not used for the choice."""
+BLOCKED_SECONDS = 60.0
+"""Seconds for which requests must wait continuously before the ratio can reach 1."""
+MAX_UNBLOCKED = 0.99
+"""Highest ratio until then, since an engine without a queue serves all requests."""
 
 
 class Load(NamedTuple):
-    """What an engine tells at one time.
+    """The load of an engine at one time.
 
     Attributes:
         running: Requests in the batch.
-        waiting: Requests that wait for room in it, and for nothing else.
-        begun: Requests that ever had a place in it.
-        arrived: Those, and all that wait now for whatever reason; fewer when somebody gives up.
-        generated: Tokens ever made.
-        preempted: Requests that ever lost their place for want of memory.
+        waiting: Requests that wait for a place in the batch, and for nothing else.
+        begun: Total requests that have entered the batch.
+        arrived: ``begun`` plus all requests that wait for any reason; it decreases when a waiting
+            request is aborted.
+        generated: Total generated tokens.
+        preempted: Total preemptions, by which a request loses its place because memory is short.
     """
 
     running: float
@@ -72,34 +74,37 @@ class Load(NamedTuple):
     preempted: float
 
 
-class Offered:
-    """Requests a second: a mean of the last minutes, brought up to now by the trend."""
+class OfferedRate:
+    """Requests per second: the mean of the last minutes, extrapolated to now by the trend."""
 
     __slots__ = ("_marks", "_trend")
 
     def __init__(self) -> None:
         self._marks: deque[tuple[float, float]] = deque()
-        """Time, and requests that had arrived by then."""
+        """Times, and the requests that had arrived by then."""
         self._trend = 0.0
-        """Requests a second, a second."""
+        """Change of the rate, in requests per second per second."""
 
-    def look(self, now: float, arrived: float) -> float | None:
-        """The rate of now, at least 0; None where too little is known."""
+    def update(self, now: float, arrived: float) -> float | None:
+        """Return the current rate, at least 0; None where too little is known."""
         marks = self._marks
-        if not marks or now - marks[-1][0] >= MARK:
+        if not marks or now - marks[-1][0] >= MARK_INTERVAL:
             marks.append((now, arrived))
-            while now - marks[0][0] > HISTORY:
+            while now - marks[0][0] > MAX_TREND:
                 marks.popleft()
             self._trend = self._slope()
         known = now - marks[0][0]
-        if known < START or (known < MAX_WINDOW and arrived - marks[0][1] < SURE):
+        if known < MIN_SECONDS or (known < MAX_WINDOW and arrived - marks[0][1] < MIN_ARRIVALS):
             return None
         since, before = next(
             (
                 mark
                 for mark in reversed(marks)
                 if now - mark[0] >= MIN_WINDOW
-                and (arrived - mark[1] >= ENOUGH or now - mark[0] > MAX_WINDOW - MARK)
+                and (
+                    arrived - mark[1] >= ENOUGH_REQUESTS
+                    or now - mark[0] > MAX_WINDOW - MARK_INTERVAL
+                )
             ),
             marks[0],
         )
@@ -107,103 +112,103 @@ class Offered:
         return max((arrived - before) / seconds + self._trend * seconds / 2, 0.0)
 
     def _slope(self) -> float:
-        """Of the line through the rates between marks that is off by least squares."""
+        """Return the slope of the least-squares line through the rates between marks."""
         points = [
             ((begin + end) / 2, (after - before) / (end - begin))
             for (begin, before), (end, after) in pairwise(self._marks)
         ]
-        if len(points) * MARK < TREND:
+        if len(points) * MARK_INTERVAL < MIN_TREND:
             return 0.0
         middle = sum(time for time, _ in points) / len(points)
         spread = sum((time - middle) ** 2 for time, _ in points)
         return sum((time - middle) * rate for time, rate in points) / spread
 
 
-class Full:
-    """Tokens a second of an engine whose batch is full."""
+class CapacityRate:
+    """Tokens per second of an engine whose batch is full."""
 
     __slots__ = ("_preempted", "_seconds", "_squares", "_stays", "_tokens")
 
     def __init__(self) -> None:
         self._seconds = self._tokens = self._squares = 0.0
         self._stays = 0.0
-        """Seconds that a request stays in the batch, times seconds."""
+        """Seconds that a request stays in the batch, weighted by seconds."""
         self._preempted = 0.0
 
     def preempt(self, seconds: float, preempted: float) -> None:
-        """Note how many requests lost their place in so many seconds."""
-        self._preempted = self._preempted * math.exp(-seconds / MEMORY) + preempted
+        """Count the preemptions of the last ``seconds``."""
+        self._preempted = self._preempted * math.exp(-seconds / RATE_MEMORY) + preempted
 
     def add(self, seconds: float, tokens: float, blocked: float, stay: float) -> None:
-        """Count ``tokens`` of a batch that has been full for ``blocked`` seconds.
+        """Count the ``tokens`` of ``seconds`` of a batch that has been full for ``blocked`` seconds.
 
-        The longer it has been, the more it counts: requests wait below the knee as well, behind
-        one that is large or after a burst, and such a batch is not yet what it comes to.
+        The longer the batch has been full, the more the tokens count: requests also wait below
+        saturation, behind a large request or after a burst, and such a batch has not settled yet.
         """
         weight = min(blocked / (SETTLING * stay), 1.0) ** 3 * seconds
-        kept = math.exp(-weight / MEMORY)
-        self._seconds = self._seconds * kept + weight
-        self._tokens = self._tokens * kept + tokens / seconds * weight
-        self._squares = self._squares * kept + (tokens / seconds) ** 2 * weight
-        self._stays = self._stays * kept + stay * weight
+        decay = math.exp(-weight / RATE_MEMORY)
+        self._seconds = self._seconds * decay + weight
+        self._tokens = self._tokens * decay + tokens / seconds * weight
+        self._squares = self._squares * decay + (tokens / seconds) ** 2 * weight
+        self._stays = self._stays * decay + stay * weight
 
     @property
     def rate(self) -> float | None:
-        """Tokens a second; None where it was not full for long enough."""
-        if self._seconds < FULL or self._tokens <= 0.0:
+        """Tokens per second; None where the batch was not full for long enough."""
+        if self._seconds < MIN_FULL_SECONDS or self._tokens <= 0.0:
             return None
         mean = self._tokens / self._seconds
         if self._preempted <= PREEMPTING:
             return mean
-        # What happens within the stay of a request is of one piece.
+        # Rates within the stay of one request are not independent: they count as one observation.
         pieces = self._seconds**2 / self._stays
         variance = max(self._squares / self._seconds - mean**2, 0.0)
-        return mean + DOUBT * math.sqrt(variance / pieces)
+        return mean + ERROR_MARGIN * math.sqrt(variance / pieces)
 
 
 class Saturation:
-    """The share of an engine's capacity that it is asked for; ``look`` about once a second.
+    """The saturation of one engine; call ``update`` about once a second.
 
     Attributes:
-        ratio: 1.0 where as much is asked for as it can serve, more where a queue grows; never
-            negative. None before it was full for the first time.
+        ratio: 1.0 where the offered rate equals the rate that the engine can serve, more where the
+            queue grows; never negative. None until the batch was full for the first time.
     """
 
     __slots__ = ("_before", "_full", "_offered", "_requests", "_since", "_tokens", "_when", "ratio")
 
     def __init__(self) -> None:
-        self.forget()
+        self.reset()
 
-    def forget(self) -> None:
-        """Begin anew: it is another engine now."""
+    def reset(self) -> None:
+        """Reset the estimate, since the engine restarted."""
         self.ratio: float | None = None
-        self._offered = Offered()
-        self._full = Full()
+        self._offered = OfferedRate()
+        self._full = CapacityRate()
         self._requests = self._tokens = 0.0
-        """Of the last requests: how many, and the tokens that were made meanwhile."""
+        """The number of recent requests, and the tokens generated in the same time."""
         self._when = 0.0
         self._before: Load | None = None
         self._since: tuple[float, float] | None = None
-        """When requests began to wait without a break, and the tokens made by then."""
+        """The time since which requests wait continuously, and the tokens generated by then."""
 
-    def look(self, now: float, load: Load) -> None:
-        """Take in what the engine tells ``now``, monotonic seconds."""
+    def update(self, now: float, load: Load) -> None:
+        """Update the estimate with the load at ``now``, in monotonic seconds."""
         before = self._before
         seconds = now - self._when
         if before is not None:
-            if seconds < LEAST_GAP:
+            if seconds < MIN_INTERVAL:
                 return
             if (
                 load.generated < before.generated
                 or load.preempted < before.preempted
-                # A histogram begins anew where it gets other buckets, too. Who lost a place may be
-                # told as one who never had it.
+                # A histogram also restarts at 0 when its buckets change. A preempted request may be
+                # reported as one that never entered the batch.
                 or load.begun + load.preempted < before.begun + before.preempted
             ):
-                # Its counters begin anew.
-                self.forget()
-            elif seconds > GAP:
-                self._offered, self._since = Offered(), None
+                # The counters restarted at 0.
+                self.reset()
+            elif seconds > MAX_INTERVAL:
+                self._offered, self._since = OfferedRate(), None
             else:
                 self._learn(now, seconds, before, load)
         self._when, self._before = now, load
@@ -212,9 +217,9 @@ class Saturation:
     def _learn(self, now: float, seconds: float, before: Load, load: Load) -> None:
         begun = load.begun - before.begun
         tokens = load.generated - before.generated
-        kept = math.exp(-max(begun, 0.0) / ANSWERS)
-        self._requests = self._requests * kept + begun
-        self._tokens = self._tokens * kept + tokens
+        decay = math.exp(-max(begun, 0.0) / MEAN_REQUESTS)
+        self._requests = self._requests * decay + begun
+        self._tokens = self._tokens * decay + tokens
         self._full.preempt(seconds, load.preempted - before.preempted)
         if not (before.waiting and load.waiting):
             self._since = None
@@ -225,16 +230,16 @@ class Saturation:
         made = load.generated - generated
         if self._requests >= MIN_REQUESTS and made > 0.0 and load.running > 0.0:
             blocked = now - since
-            # Those in the batch have to be made at this pace.
+            # The time to generate the tokens of the running requests at the current rate.
             stay = load.running * (self._tokens / self._requests) * blocked / made
-            self._full.add(seconds, tokens, blocked, max(stay, SHORTEST))
+            self._full.add(seconds, tokens, blocked, max(stay, MIN_STAY))
 
     def _ratio(self, now: float, load: Load) -> float | None:
-        rate = self._offered.look(now, load.arrived)
+        rate = self._offered.update(now, load.arrived)
         most = self._full.rate
         if rate is None or most is None or self._requests < MIN_REQUESTS:
             return None
         found = rate * self._tokens / self._requests / most
-        is_blocked = self._since is not None and now - self._since[0] >= BLOCKED
-        # To a thousandth: what does not change is not sent anew.
-        return round(found if is_blocked else min(found, UNBLOCKED), 3)
+        is_blocked = self._since is not None and now - self._since[0] >= BLOCKED_SECONDS
+        # Rounding to a thousandth avoids sending insignificant changes.
+        return round(found if is_blocked else min(found, MAX_UNBLOCKED), 3)

@@ -1,4 +1,4 @@
-"""Families that describe themselves: KV connectors and whatever an engine adds of its own."""
+"""Self-described families, such as those of KV connectors and of an engine's own extensions."""
 
 from __future__ import annotations
 
@@ -19,26 +19,33 @@ from sidestep.protocol.limits import MAX_OBSERVATIONS, MAX_OPEN_VALUES, is_print
 from sidestep.protocol.self_described import Family, Sample, Samples
 
 
-def add_samples(registry: Registry, engine: Engine, item: Samples, *, kept: bool = False) -> None:
-    """Add families that describe themselves; all are checked before any is added.
+def add_samples(
+    registry: Registry, engine: Engine, item: Samples, *, from_record: bool = False
+) -> None:
+    """Add self-described families; all are checked before any is added.
 
-    ``kept``: as a record kept them, which has what they feed besides in its own place.
+    Args:
+        registry: The engine's registry.
+        engine: The engine whose series are updated.
+        item: The families.
+        from_record: Whether the families come from a record, which has the further slots that they
+            feed, and the SLO counts, elsewhere.
 
     Raises:
-        WireError: One of them contradicts the catalogue, or itself as it was before.
+        WireError: A family contradicts the catalogue, or its own earlier description.
     """
     if sum(len(family.samples) for family in item.families) > MAX_OBSERVATIONS:
         raise WireError("too_big", "more samples than an item may have")
     made = _NewFamilies(registry)
     for family in item.families:
         target = made.families.get(family.name) or engine.open_families.get(family.name)
-        if target is None or _is_another_form(engine, target, family):
+        if target is None or _has_new_labels(engine, target, family):
             target = _new_family(engine, family, made)
         _check_samples(target, family)
         _check_natives(family)
     _check_quota(registry, engine, made, item.families)
     for name in made.families.keys() & engine.open_families.keys():
-        # An earlier process's, with labels that are not told any more.
+        # The family of an earlier process, with labels that are no longer sent.
         before = engine.open_families[name]
         size = sum(before.size(key, engine) for key in before.children)
         registry.quota.resize(engine, -len(before.children), -size)
@@ -47,32 +54,32 @@ def add_samples(registry: Registry, engine: Engine, item: Samples, *, kept: bool
     for name, target in made.families.items():
         if name not in engine.layout.sampled_rows:
             registry.quota.describe(target)
-    is_judged = not kept and engine.objectives is not None and bool(engine.objectives.names)
+    counts_slo = not from_record and engine.objectives is not None and bool(engine.objectives.names)
     for family in item.families:
-        fed = () if kept else engine.layout.feeds.get(family.name, ())
-        _add(registry, engine, engine.open_families[family.name], family, fed)
-        if is_judged:
-            _count_slo(engine, family, fed)
+        targets = () if from_record else engine.layout.feeds.get(family.name, ())
+        _add(registry, engine, engine.open_families[family.name], family, targets)
+        if counts_slo:
+            _count_slo(engine, family, targets)
 
 
 def adopt_families(
     registry: Registry, engine: Engine, families: Iterable[tuple[OpenFamily, int]]
 ) -> WireError | None:
-    """Let ``engine``, which has none, have families that were made apart, all that can be.
+    """Add complete families to ``engine``, which has none; omit those that exceed a limit.
 
     Args:
-        registry: Which has the engine.
-        engine: Whose they are to be.
-        families: Each with the bytes, about, that it takes on a page.
+        registry: The engine's registry.
+        engine: The engine that gets the families.
+        families: Families, each with the approximate bytes that it takes on a page.
 
     Returns:
-        What is wrong with the last one that was left out.
+        The error of the last family that was omitted.
     """
     refused: WireError | None = None
     for family, size in families:
-        is_ours = family.name in engine.layout.sampled_rows
+        in_catalogue = family.name in engine.layout.sampled_rows
         try:
-            if not is_ours:
+            if not in_catalogue:
                 _check_new_name(_NewFamilies(registry), family.name, family.kind, family.labels)
             _check_limit(registry, engine, len(family.children), size)
         except WireError as error:
@@ -80,18 +87,18 @@ def adopt_families(
             continue
         engine.open_families[family.name] = family
         registry.quota.resize(engine, len(family.children), size)
-        if not is_ours:
+        if not in_catalogue:
             registry.quota.describe(family)
     return refused
 
 
 class _NewFamilies:
-    """Families that an item brings along.
+    """The families that an item adds.
 
     Attributes:
-        families: By name.
-        fresh: How many of them no engine had before.
-        names: All names that those take on a page.
+        families: The families by name.
+        fresh: Number of families that no engine had before.
+        names: All names that these take on a page.
     """
 
     def __init__(self, registry: Registry) -> None:
@@ -104,29 +111,29 @@ class _NewFamilies:
 def _check_quota(
     registry: Registry, engine: Engine, made: _NewFamilies, families: Sequence[Family]
 ) -> None:
-    """Whether there is room for the children that are new.
+    """Check that the new children fit into the quota.
 
     Raises:
-        WireError: There is none.
+        WireError: They do not fit.
     """
     series = size = 0
     for family in families:
         target = made.families.get(family.name) or engine.open_families[family.name]
         known = target.children
         keys = dict.fromkeys(tuple(sample.labels) for sample in family.samples)
-        # As many as find a place, and the one for all others.
-        room = max(MAX_OPEN_VALUES - len(known), 0) + 1
-        new = list(islice((key for key in keys if key not in known), room))
+        # At most the free label values, and the child for all others.
+        most = max(MAX_OPEN_VALUES - len(known), 0) + 1
+        new = list(islice((key for key in keys if key not in known), most))
         series += len(new)
         size += sum(target.size(key, engine) for key in new)
     _check_limit(registry, engine, series, size)
 
 
 def _check_limit(registry: Registry, engine: Engine, series: int, size: int) -> None:
-    """Whether ``engine`` may have so many children more, of so many bytes.
+    """Check that ``engine`` may have ``series`` more children of ``size`` bytes.
 
     Raises:
-        WireError: It may not.
+        WireError: A limit would be exceeded.
     """
     if not series:
         return
@@ -141,7 +148,7 @@ def _add(
     engine: Engine,
     target: OpenFamily,
     family: Family,
-    also: Sequence[FeedTarget],
+    targets: Sequence[FeedTarget],
 ) -> None:
     bounds = tuple(family.bounds) or target.bounds
     for sample in family.samples:
@@ -152,19 +159,19 @@ def _add(
         if refused:
             slot = engine.layout.handled["refused_observations"].slots[0]
             engine.values[slot] = (engine.values[slot] or 0) + refused
-        for fed in also:
-            if fed.values and not set(sample.labels[:1]) & set(fed.values):
+        for feed in targets:
+            if feed.values and not set(sample.labels[:1]) & set(feed.values):
                 continue
-            if fed.row.kind == "histogram":
-                _observe(engine.histogram(fed.slot), bounds, sample)
+            if feed.row.kind == "histogram":
+                _observe(engine.histogram(feed.slot), bounds, sample)
             else:
-                engine.values[fed.slot] = (engine.values[fed.slot] or 0) + sample.value
+                engine.values[feed.slot] = (engine.values[feed.slot] or 0) + sample.value
 
 
-def _count_slo(engine: Engine, family: Family, also: Sequence[FeedTarget]) -> None:
-    """Hold against objectives what came as counts of buckets; observations have been already."""
+def _count_slo(engine: Engine, family: Family, targets: Sequence[FeedTarget]) -> None:
+    """Count bucket counts for objectives; single observations are counted by their histograms."""
     bounds = tuple(family.bounds) or engine.open_families[family.name].bounds
-    for name in (family.name, *(fed.row.name for fed in also if not fed.values)):
+    for name in (family.name, *(feed.row.name for feed in targets if not feed.values)):
         slo_counter = engine.slo_counter(name)
         if slo_counter is not None:
             for sample in family.samples:
@@ -173,18 +180,18 @@ def _count_slo(engine: Engine, family: Family, also: Sequence[FeedTarget]) -> No
 
 
 def _new_family(engine: Engine, family: Family, made: _NewFamilies) -> OpenFamily:
-    """The catalogue's family of that name, or one that is new on the page."""
+    """Return the catalogue's family of that name, or a new one."""
     row = engine.layout.sampled_rows.get(family.name)
     labels = tuple(family.labels)
     if row is not None:
         target = made.families[family.name] = engine.new_family(row)
         more = row.extra_labels and set(target.labels) < set(labels)
-        # Other releases of an engine have fewer labels, where no family has them from elsewhere.
+        # Other releases of an engine may have fewer labels, if the dialect has no shared ones.
         fewer = not engine.layout.required_labels and set(labels) < set(target.labels)
         if more or fewer:
             _check_labels(engine, family.name, labels, row.shared)
             target.labels = labels
-            # What starts at 0 has other labels now.
+            # The children that start at 0 have the catalogue's labels.
             target.children.clear()
         return target
     fresh = _check_new_name(made, family.name, family.kind, labels)
@@ -203,10 +210,10 @@ def _new_family(engine: Engine, family: Family, made: _NewFamilies) -> OpenFamil
 
 
 def _check_new_name(made: _NewFamilies, name: str, kind: Kind, labels: Key) -> bool:
-    """Whether no engine has had a family of that name, which no catalogue has.
+    """Check the name of a family that is in no catalogue; return whether no engine has it yet.
 
     Raises:
-        WireError: The name is another's, or there is no room for more.
+        WireError: The name has another form or owner, or there are too many families.
     """
     registry = made.registry
     form = (kind, labels)
@@ -214,7 +221,7 @@ def _check_new_name(made: _NewFamilies, name: str, kind: Kind, labels: Key) -> b
         raise WireError("changed_family", name)
     if name in registry.quota.families:
         return False
-    if _is_owned(made, name, exposed_names(name, kind)):
+    if _is_name_taken(made, name, exposed_names(name, kind)):
         raise WireError("owned_family", name)
     if len(registry.quota.families) + made.fresh >= MAX_OPEN_FAMILIES:
         registry.limited["families"] += 1
@@ -222,8 +229,8 @@ def _check_new_name(made: _NewFamilies, name: str, kind: Kind, labels: Key) -> b
     return True
 
 
-def _is_another_form(engine: Engine, target: OpenFamily, family: Family) -> bool:
-    """Whether a process that began since has other labels for a family of the catalogue."""
+def _has_new_labels(engine: Engine, target: OpenFamily, family: Family) -> bool:
+    """Return whether the engine restarted and now sends a catalogue family with other labels."""
     known = family.name in engine.layout.sampled_rows and family.kind == target.kind
     return known and engine.restarts > target.born and tuple(family.labels) != target.labels
 
@@ -234,8 +241,8 @@ def _check_labels(engine: Engine, name: str, labels: Key, shared: Key = ()) -> N
         raise WireError("bad_label", f"{name}: a label name twice, or one of the page's own")
 
 
-def _is_owned(made: _NewFamilies, name: str, names: frozenset[str]) -> bool:
-    """Whether one of ``names`` is the catalogue's, the exporter's or another family's."""
+def _is_name_taken(made: _NewFamilies, name: str, names: frozenset[str]) -> bool:
+    """Return whether the catalogue, the exporter or another family has one of ``names``."""
     registry = made.registry
     if name.startswith(EXPORTERS) or any(
         names & layout.names for layout in registry.layouts.values()
@@ -245,10 +252,10 @@ def _is_owned(made: _NewFamilies, name: str, names: frozenset[str]) -> bool:
 
 
 def _check_samples(target: OpenFamily, family: Family) -> None:
-    """Whether ``family`` may be added to ``target``.
+    """Check that ``family`` can be added to ``target``.
 
     Raises:
-        WireError: Another kind, other labels or bounds, or what cannot be exposed.
+        WireError: The kind, the labels or the bounds differ, or a value cannot be exposed.
     """
     if (family.kind, tuple(family.labels)) != (target.kind, target.labels):
         raise WireError("changed_family", family.name)
@@ -279,7 +286,7 @@ def _check_natives(family: Family) -> None:
 def _add_sample(
     engine: Engine, target: OpenFamily, key: Key, sample: Sample, bounds: Bounds
 ) -> int:
-    """Add to one child; how many observations were refused."""
+    """Add a sample to one child; return how many observations were refused."""
     if target.kind in OBSERVED:
         child = target.children.get(key)
         if not isinstance(child, Histogram):
@@ -294,7 +301,7 @@ def _add_sample(
 
 
 def _observe(histogram: Histogram, bounds: Bounds, sample: Sample) -> int:
-    """Add what ``sample`` has seen, its counts by ``bounds``; how many observations were refused."""
+    """Add the observations of ``sample``, whose counts have ``bounds``; return how many were refused."""
     if sample.counts:
         counts = sample.counts
         if histogram.bounds != bounds:

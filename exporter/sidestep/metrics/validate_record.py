@@ -1,4 +1,4 @@
-"""What a sender may say it folded: the form is a kept record's, the word is a stranger's."""
+"""Validation of records that senders folded, which are untrusted input."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from sidestep.protocol.limits import MAX_OBSERVATIONS, MAX_OPEN_VALUES
 from sidestep.protocol.records import Amount, Buckets, Child, Record
 
 LARGEST = 10**30
-"""What items within their own limits come to in years; and sums of it, added up for as long as
-seqs last, are still numbers that a float holds and a snapshot takes back."""
+"""Largest accepted number. Items within their limits do not reach it in years, and sums of such
+numbers over all sequence numbers still fit into a float and a snapshot."""
 MAX_CHILDREN = 4 * MAX_OPEN_VALUES
-"""Of one family: one with two labels has twice the values."""
+"""Most children of one family; a family with two labels may have twice the values."""
 
 BATCH = 128
-"""Histograms or children that are looked at in one go."""
-TOO_LARGE = "a number that nothing adds up to"
+"""Histograms or children that are checked between two pauses."""
+TOO_LARGE = "a number that is too large"
 
 Name = TypeVar("Name", str, tuple[str, str])
 
 
 def check(engine: Engine, record: Record) -> None:
-    """Whether all of ``record`` can be added to ``engine``, but for what describes itself.
+    """Check that all of ``record`` except self-described families can be added to ``engine``.
 
     Raises:
-        WireError: Nothing of it may be added: a number beyond all bounds, one place told of
-            twice, more than an engine has.
+        WireError: A number is too large, a series occurs twice, or there are more children than an
+            engine may have; nothing of the record may be added.
     """
     for _ in check_in_parts(engine, record):
         pass
 
 
 def check_in_parts(engine: Engine, record: Record) -> Iterator[None]:
-    """Likewise, with pauses.
+    """Do the same as ``check``, with pauses for other tasks.
 
     Raises:
         WireError: See ``check``.
@@ -48,8 +48,9 @@ def check_in_parts(engine: Engine, record: Record) -> Iterator[None]:
     _check_unique(head.histograms)
     _check_unique(head.keyed)
     _check_unique([family.name for family in totals.open])
-    told = [*totals.keyed, *(family.children for family in totals.open)]
-    if sum(map(len, told)) > MAX_OBSERVATIONS or max(map(len, told), default=0) > MAX_CHILDREN:
+    families = [*totals.keyed, *(family.children for family in totals.open)]
+    sizes = [len(children) for children in families]
+    if sum(sizes) > MAX_OBSERVATIONS or max(sizes, default=0) > MAX_CHILDREN:
         raise WireError("over_limit", "more children than an engine has")
     _check_numbers(value for value in totals.scalars if value is not None)
     for at in range(0, len(totals.histograms), BATCH):
@@ -57,7 +58,7 @@ def check_in_parts(engine: Engine, record: Record) -> Iterator[None]:
         if at:
             yield
     checked = 0
-    for children in told:
+    for children in families:
         _check_children(children)
         checked += len(children)
         if checked > BATCH:
@@ -67,14 +68,14 @@ def check_in_parts(engine: Engine, record: Record) -> Iterator[None]:
 
 
 def count_slo(engine: Engine, record: Record) -> None:
-    """Hold what ``record`` observed against objectives that its sender did not know of."""
+    """Count ``record``'s observations for the objectives that its sender did not know."""
     if engine.objectives is None or not engine.objectives.names:
         return
     if SLO_HANDLERS[0] not in engine.layout.handled:
-        # Its dialect has no latencies, and nothing has looked at what it says of objectives.
+        # The dialect has no latencies, so the record's SLO counts were not checked.
         return
     head, totals = record.head, record.totals
-    told = {
+    counted = {
         child.labels[-1]
         for name, children in zip(head.keyed, totals.keyed, strict=True)
         for child in children
@@ -82,24 +83,24 @@ def count_slo(engine: Engine, record: Record) -> None:
     }
     for name, bounds, buckets in zip(head.histograms, head.bounds, totals.histograms, strict=True):
         if buckets is not None:
-            _count_family_slo(engine, name.partition("|")[0], bounds, buckets, told)
+            _count_family_slo(engine, name.partition("|")[0], bounds, buckets, counted)
     for family in totals.open:
         for child in family.children:
             if child.buckets is not None:
-                _count_family_slo(engine, family.name, family.bounds, child.buckets, told)
+                _count_family_slo(engine, family.name, family.bounds, child.buckets, counted)
 
 
 def _count_family_slo(
-    engine: Engine, family: str, bounds: Sequence[float], buckets: Buckets, told: set[str]
+    engine: Engine, family: str, bounds: Sequence[float], buckets: Buckets, counted: set[str]
 ) -> None:
-    found = engine.slo_counter(family)
-    if found is not None:
-        found.count_buckets(tuple(bounds), [int(count) for count in buckets.counts], told)
+    slo_counter = engine.slo_counter(family)
+    if slo_counter is not None:
+        slo_counter.count_buckets(tuple(bounds), [int(count) for count in buckets.counts], counted)
 
 
 def _check_unique(names: Sequence[Name]) -> None:
     if len(set(names)) != len(names):
-        raise WireError("bad_item", "a record names a place twice")
+        raise WireError("bad_item", "a record names a series twice")
 
 
 def _check_children(children: Sequence[Child]) -> None:
