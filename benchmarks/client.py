@@ -18,7 +18,7 @@ from sidestep.catalog.model import Handler, Row
 from sidestep.engines.items import Item, VllmStep
 from sidestep.metrics.engine import Engine
 from sidestep.protocol.request_events import RequestEvents
-from sidestep.tracking.requests.machine import Lifecycle
+from sidestep.tracking.requests.machine import RequestTracker
 from sidestep.tracking.requests.outcomes import Outcomes
 
 Fields = list[tuple[str, int]]
@@ -34,7 +34,7 @@ class ClientMetrics:
         self.engines: dict[str, ClientEngine] = {}
         self.root = _Reads(layout.roots[VllmStep])
         self.outcomes = _Reads(layout.roots[Outcomes])
-        self.lifecycles: dict[str, Lifecycle] = {}
+        self.lifecycles: dict[str, RequestTracker] = {}
         self._metrics: dict[str, Counter | Gauge | Histogram] = {}
 
     def metric(self, row: Row, engine: Engine) -> Any:
@@ -56,7 +56,7 @@ class ClientMetrics:
         if isinstance(item, VllmStep):
             self.record(engine, item)
         elif isinstance(item, RequestEvents):
-            outcomes = self.lifecycles.setdefault(engine.id, Lifecycle()).apply(item)
+            outcomes = self.lifecycles.setdefault(engine.id, RequestTracker()).apply(item)
             children = self._children(engine)
             self.outcomes.run(children, outcomes)
             for tokens in outcomes.iteration_tokens:

@@ -148,10 +148,10 @@ class World:
         for engine in everyone:
             _check_engine(engine)
         lives = [engine.requests for engine in everyone if engine.requests is not None]
-        places = registry.questions.places
+        places = registry.sample_groups.capacity
         assert places.engines == len(lives)
         assert places.used == sum(len(lifecycle.requests.live) for lifecycle in lives)
-        waiting = sum(group.live for group in registry.questions.groups.values())
+        waiting = sum(group.live for group in registry.sample_groups.groups.values())
         assert waiting <= places.used
 
     def check_counters(self) -> None:

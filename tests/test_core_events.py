@@ -190,7 +190,7 @@ def test_an_engine_that_comes_back_without_tap_has_nothing_of_it(bench: Bench) -
     assert bench.values("sidestep_lora_requests") == {("new", "running"): 1}
     assert bench.values("sidestep_kv_tracked_blocks") == {}
     assert bench.values("sidestep_untracked_requests_total")["restart",] == 1
-    assert bench.registry.questions.places.engines == 0
+    assert bench.registry.sample_groups.capacity.engines == 0
 
 
 def test_counts_of_blocks_go_on_when_the_tap_comes_back(bench: Bench) -> None:

@@ -28,9 +28,9 @@ from sidestep.protocol.request_events import (
     RequestEvents,
     Scheduled,
 )
-from sidestep.tracking.requests.machine import Lifecycle
+from sidestep.tracking.requests.machine import RequestTracker
 from sidestep.tracking.requests.outcomes import Outcomes
-from sidestep.tracking.requests.parallel_samples import MAX_OPEN, Questions
+from sidestep.tracking.requests.parallel_samples import MAX_WAITING_GROUPS, SampleGroups
 from sidestep.tracking.requests.rules import Rules
 
 STOP, LENGTH = 0, 1
@@ -40,7 +40,7 @@ def play(
     events: Sequence[Event], cuts: Sequence[int] = (), *, rules: Rules | None = None
 ) -> list[Outcomes]:
     """The outcomes of ``events``, sent as items that end at ``cuts``."""
-    lifecycle = Lifecycle(rules)
+    lifecycle = RequestTracker(rules)
     ends = [*sorted({cut for cut in cuts if cut < len(events)}), len(events)]
     starts = [0, *ends[:-1]]
     return [
@@ -116,7 +116,7 @@ def test_nonsense_never_raises_and_gives_no_impossible_interval(
     events: list[Event], rules: Rules, cuts: list[int]
 ) -> None:
     """No negative interval, none twice, no more requests than allowed, no count below zero."""
-    lifecycle = Lifecycle(rules)
+    lifecycle = RequestTracker(rules)
     outcomes = []
     for event in events:
         outcomes.append(lifecycle.apply(RequestEvents(0, 0.0, 1, [event])))
@@ -307,8 +307,11 @@ def test_samples_that_end_at_once_wait_for_their_siblings() -> None:
 @pytest.mark.parametrize("late", [False, True])
 def test_samples_of_one_question_may_be_on_several_engines(late: bool) -> None:
     """It counts once, for the engine whose sample ended last, whichever events came first."""
-    questions = Questions()
-    here, there = Lifecycle(questions=questions), Lifecycle(questions=questions)
+    sample_groups = SampleGroups()
+    here, there = (
+        RequestTracker(sample_groups=sample_groups),
+        RequestTracker(sample_groups=sample_groups),
+    )
     one: list[Event] = [
         Queued(1, 1.0, WALL, group=7, sample=0),
         Scheduled(1, 1.0),
@@ -334,13 +337,16 @@ def test_samples_of_one_question_may_be_on_several_engines(late: bool) -> None:
 
     assert [[], [2], []] == [[n for t in both for n in t.n_params_iter] for both in ticks]
     assert [2] == [n for t in ticks[1] for n in t.max_num_generation_tokens_iter]
-    assert {} == questions.groups
+    assert {} == sample_groups.groups
 
 
 def test_the_clocks_of_two_hosts_have_nothing_in_common() -> None:
     """A question waits by the clock of the engine whose sample ended last, and a restart's is new."""
-    questions = Questions()
-    old, young = Lifecycle(questions=questions), Lifecycle(questions=questions)
+    sample_groups = SampleGroups()
+    old, young = (
+        RequestTracker(sample_groups=sample_groups),
+        RequestTracker(sample_groups=sample_groups),
+    )
     old.apply(RequestEvents(0, 1e6, 1, [Queued(1, 1e6, WALL, group=7), end(1, 1e6 + 1)]))
     young.apply(RequestEvents(0, 10.0, 1, [Queued(1, 10.0, WALL, group=7, sample=1)]))
     young.apply(RequestEvents(0, 11.0, 1, [end(1, 11.0)]))
@@ -362,7 +368,7 @@ def test_the_clocks_of_two_hosts_have_nothing_in_common() -> None:
 
 def test_adapters_are_limited_and_printable() -> None:
     """Over the limit, or not printable, a name is one for all others."""
-    lifecycle = Lifecycle()
+    lifecycle = RequestTracker()
     names = ["bad\n", *(f"a{number}" for number in range(MAX_OPEN_VALUES + 6)), "a0"]
     queued: list[Event] = [Queued(n, 1.0, adapter=name) for n, name in enumerate(names)]
 
@@ -439,7 +445,7 @@ def test_another_exporter_learns_who_is_there() -> None:
         end(1, 8.0),
         end(2, 8.0),
     ]
-    lifecycle = Lifecycle()
+    lifecycle = RequestTracker()
 
     outcome = lifecycle.apply(RequestEvents(0, 0.0, 1, events))
 
@@ -454,7 +460,7 @@ def test_another_exporter_learns_who_is_there() -> None:
 
 def test_who_was_cut_off_and_is_there_again_is_counted_once() -> None:
     """A sender that dropped events begins anew, and says who is there."""
-    lifecycle = Lifecycle()
+    lifecycle = RequestTracker()
     queued: list[Event] = [Queued(number, 1.0, WALL) for number in range(5)]
     lifecycle.apply(RequestEvents(0, 1.0, 1, queued))
     alive: list[Event] = [Alive(number, 2.0, WAITING, WALL) for number in range(1, 7)]
@@ -467,7 +473,7 @@ def test_who_was_cut_off_and_is_there_again_is_counted_once() -> None:
 
 def test_the_longest_preemption_is_that_of_the_first() -> None:
     """By the engine's last word; an abort ends a preemption as well."""
-    lifecycle = Lifecycle()
+    lifecycle = RequestTracker()
     events: list[Event] = []
     for number in (1, 2):
         events += [Queued(number, 1.0), Scheduled(number, 1.0), Preempted(number, 1.0 + number)]
@@ -504,7 +510,7 @@ def test_an_exporter_may_hear_of_a_request_before_it_is_told_who_it_is() -> None
 
 def test_a_restarted_engine_numbers_anew() -> None:
     """What was in flight is counted as cut off, and a number means another request."""
-    lifecycle = Lifecycle()
+    lifecycle = RequestTracker()
     lifecycle.apply(RequestEvents(0, 0.0, 1, [Queued(1, 1.0, WALL, 8), Scheduled(1, 2.0)]))
 
     outcome = lifecycle.apply(
@@ -545,7 +551,7 @@ def test_a_request_that_never_ends_is_given_up() -> None:
         Queued(3, 102.0, WALL, 1),
         Scheduled(1, 103.0),
     ]
-    lifecycle = Lifecycle(Rules(max_age=100.0))
+    lifecycle = RequestTracker(Rules(max_age=100.0))
 
     outcome = lifecycle.apply(RequestEvents(0, 0.0, 1, events))
 
@@ -556,7 +562,7 @@ def test_a_request_that_never_ends_is_given_up() -> None:
 
 def test_adapters_of_queued_requests_wait() -> None:
     """Waiting from the queue on, running in the batch, waiting again after a preemption."""
-    lifecycle = Lifecycle()
+    lifecycle = RequestTracker()
 
     def after(*events: Event) -> dict[tuple[str, str], int]:
         lifecycle.apply(RequestEvents(0, 0.0, 1, list(events)))
@@ -573,7 +579,7 @@ def test_adapters_of_queued_requests_wait() -> None:
 
 def test_columns_of_two_lengths_are_refused_whole() -> None:
     """Nothing of the item is applied."""
-    lifecycle = Lifecycle()
+    lifecycle = RequestTracker()
     bad = Iteration(1.0, 1.0, 1.0, [Output(1.0, [1, 2], [1])])
 
     with pytest.raises(WireError):
@@ -592,10 +598,10 @@ def test_a_refused_request_is_counted_by_its_reason() -> None:
 
 def test_questions_that_wait_for_samples_are_bounded() -> None:
     """Where no time passes the oldest ends."""
-    questions = Questions()
-    lifecycle = Lifecycle(questions=questions)
-    for number in range(MAX_OPEN + 10):
+    sample_groups = SampleGroups()
+    lifecycle = RequestTracker(sample_groups=sample_groups)
+    for number in range(MAX_WAITING_GROUPS + 10):
         asked = Queued(number, 1.0, WALL, group=number + 1)
         lifecycle.apply(RequestEvents(0, 1.0, 1, [asked, end(number, 1.0)]))
 
-    assert MAX_OPEN == len(questions.groups)
+    assert MAX_WAITING_GROUPS == len(sample_groups.groups)

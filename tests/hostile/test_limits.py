@@ -41,7 +41,7 @@ from sidestep.protocol.messages import Aggregate, Bye, EngineInfo, Heartbeat
 from sidestep.protocol.records import TOTAL_LIMIT, Buckets, Child, Hits, OpenTotals, Record, Totals
 from sidestep.protocol.request_events import MAX_REQUESTS, Iteration, Output, Queued, RequestEvents
 from sidestep.protocol.self_described import Family, Sample, Samples
-from sidestep.tracking.requests.capacity import Places
+from sidestep.tracking.requests.capacity import RequestCapacity
 from sidestep.tracking.requests.inflight import InFlight
 
 LABELS = {"engine": "0", "model_name": "m"}
@@ -241,13 +241,13 @@ def test_an_engine_that_is_given_up_leaves_nothing_behind(fed: Fed) -> None:
         events(*(Queued(n, 1.0, group=n + 1) for n in range(50))),
         samples(Family("own", "gauge", ["k"], [Sample([str(n)], 1.0) for n in range(9)])),
     ])  # fmt: skip
-    assert (len(registry.questions.groups), registry.quota.series) == (50, 9)
+    assert (len(registry.sample_groups.groups), registry.quota.series) == (50, 9)
     fed.say("s", Bye(1, fed.seqs["s"]))
     fed.restart("s")
     fed.greet("s", [engine("e", {**LABELS, "pod": "new"})])
 
-    places = registry.questions.places
-    assert (registry.questions.groups, places.used, places.engines) == ({}, 0, 0)
+    places = registry.sample_groups.capacity
+    assert (registry.sample_groups.groups, places.used, places.engines) == ({}, 0, 0)
     assert (registry.quota.series, registry.quota.bytes) == (0, 0)
     assert (registry.quota.families, registry.quota.names) == ({}, set())
 
@@ -591,14 +591,14 @@ def test_as_long_as_allowed_is_taken(fed: Fed) -> None:
 
 def test_every_engine_has_its_share_of_the_requests_followed() -> None:
     """One that takes all that is left does not take another's."""
-    places = Places()
+    places = RequestCapacity()
     greedy, modest = (InFlight(100, 1e9, places) for _ in range(2))
     other = InFlight(100, 1e9, places)
     for number in range(150):
-        greedy.adopt(number, 1.0)
-        other.adopt(number, 1.0)
+        greedy.track(number, 1.0)
+        other.track(number, 1.0)
     for number in range(90):
-        modest.adopt(number, 1.0)
+        modest.track(number, 1.0)
 
     assert [len(each.live) for each in (greedy, other, modest)] == [100, 100, 66]
     assert places.used == 266

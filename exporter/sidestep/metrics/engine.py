@@ -20,7 +20,7 @@ from sidestep.metrics.slo_histogram import SloCounter, with_slo_counter
 from sidestep.protocol.limits import MAX_OPEN_VALUES
 from sidestep.protocol.messages import CORE_INFO, ENGINE_CORE, KV_SAMPLING, EngineInfo
 from sidestep.tracking.kv_blocks.tracker import Residency
-from sidestep.tracking.requests.machine import Lifecycle
+from sidestep.tracking.requests.machine import RequestTracker
 from sidestep.tracking.requests.rules import UNTRACKED
 
 Number = int | float
@@ -186,7 +186,7 @@ class Engine:
         self.prefix_hits, self.external_hits, self.mm_hits = HitWindow(), HitWindow(), HitWindow()
         self.throughput: tuple[float, float] | None = None
         self.saturation: Saturation | None = None
-        self.requests: Lifecycle | None = None
+        self.requests: RequestTracker | None = None
         self.blocks: Residency | None = None
         self.statistics: Any = None
         self.absent = self.federated = False
@@ -268,7 +268,7 @@ class Engine:
             slot = handled["untracked_requests"].slots[RESTART_INDEX]
             self.values[slot] = (self.values[slot] or 0) + self.requests.close()
             # Groups of parallel samples that ended now, or on another engine since the last item.
-            for numbers in self.requests.siblings.observed:
+            for numbers in self.requests.samples.observed:
                 for name, number in zip(PARALLEL_SAMPLE_FAMILIES, numbers, strict=True):
                     self.histogram(self.layout.find(name).slots[0]).observe(number)
         self.requests = self.blocks = None

@@ -19,8 +19,8 @@ from sidestep.metrics.quotas import SeriesQuota
 from sidestep.protocol.limits import MAX_LABEL_CHARS, MAX_OPEN_VALUES, OTHER, is_printable
 from sidestep.protocol.messages import EngineInfo
 from sidestep.tracking.kv_blocks.tracker import Residency
-from sidestep.tracking.requests.machine import Lifecycle
-from sidestep.tracking.requests.parallel_samples import Questions
+from sidestep.tracking.requests.machine import RequestTracker
+from sidestep.tracking.requests.parallel_samples import SampleGroups
 from sidestep.tracking.requests.rules import Rules
 
 LabelKey = tuple[bool, frozenset[tuple[str, str]]]
@@ -99,7 +99,7 @@ class Registry:
         self.sampling = sampling or Sampling()
         self.native = native
         self.objectives = objectives or Objectives()
-        self.questions = Questions()
+        self.sample_groups = SampleGroups()
         self.engines: dict[str, Engine] = {}
         self.retired: dict[str, Engine] = {}
         self.version = 0
@@ -233,7 +233,7 @@ class Registry:
         self.parts = 0
         self.quota = SeriesQuota()
         self.limited = Counter(dict.fromkeys(LIMITS, 0))
-        self.questions = Questions()
+        self.sample_groups = SampleGroups()
         self.version += 1
 
     def touch(self, engine: Engine) -> None:
@@ -282,10 +282,10 @@ class Registry:
             if engine.blocks is not None:
                 engine.blocks.rate = rate
 
-    def requests_of(self, engine: Engine) -> Lifecycle:
+    def requests_of(self, engine: Engine) -> RequestTracker:
         """Return the request tracker of ``engine``; create it if there is none."""
         if engine.requests is None:
-            engine.requests = Lifecycle(self.rules, self.questions)
+            engine.requests = RequestTracker(self.rules, self.sample_groups)
         return engine.requests
 
     def blocks_of(self, engine: Engine) -> Residency:

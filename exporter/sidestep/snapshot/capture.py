@@ -24,9 +24,9 @@ from sidestep.metrics.registry import Registry
 from sidestep.protocol.messages import DECODE_ERRORS, EngineInfo, Heartbeat
 from sidestep.protocol.receiver import Stream
 from sidestep.protocol.records import TOTAL_LIMIT
-from sidestep.tracking.requests import inflight_state as kept
-from sidestep.tracking.requests.inflight_state import KeptGroup, KeptLifecycle, KeptRequests
-from sidestep.tracking.requests.parallel_samples import Siblings
+from sidestep.tracking.requests import inflight_state
+from sidestep.tracking.requests.inflight_state import GroupState, RequestsState, TrackerState
+from sidestep.tracking.requests.parallel_samples import EngineSamples
 
 
 class KeptStream(msgspec.Struct, array_like=True, gc=False, tag="s"):
@@ -94,7 +94,7 @@ class KeptProcess(msgspec.Struct, array_like=True, gc=False, tag="p"):
 
 
 State = tuple[int, int]
-Piece = KeptStream | KeptEngine | KeptWord | KeptProcess | KeptLifecycle | KeptRequests | KeptGroup
+Piece = KeptStream | KeptEngine | KeptWord | KeptProcess | TrackerState | RequestsState | GroupState
 Known = dict[str, tuple[int, list[bytes]]]
 """By engine: its version, and what was said of it then."""
 _encoder = msgspec.msgpack.Encoder()
@@ -163,7 +163,7 @@ class Capture:
             self._known[engine.id] = engine.version, pieces
         for word in intake.forwarded.lives:
             yield _encoder.encode(self._of_word(word))
-        groups = kept.keep_questions(registry.questions, _siblings(registry))
+        groups = inflight_state.capture_groups(registry.sample_groups, _siblings(registry))
         yield from map(_encoder.encode, groups)
         counters = list(intake.metrics.counters())
         limited = {limit: min(count, TOTAL_LIMIT) for limit, count in registry.limited.items()}
@@ -175,7 +175,7 @@ class Capture:
         record = msgspec.Raw(encode_record(engine, totals_of(engine)))
         yield _encoder.encode(KeptEngine(shown, record, ORIGIN in engine.labels))
         if engine.requests is not None:
-            yield from map(_encoder.encode, kept.keep(engine.id, engine.requests))
+            yield from map(_encoder.encode, inflight_state.capture_tracker(engine.id, engine.requests))
 
     def _of_word(self, word: Word) -> KeptWord:
         engine = self._intake.forwarded.engine_of(word)
@@ -214,7 +214,7 @@ def restore(intake: Intake, pieces: Iterable[bytes], now: float) -> None:
 def _restore(intake: Intake, pieces: Sequence[Piece], now: float) -> None:
     registry = intake.registry
     streams: list[Stream] = []
-    groups: list[KeptGroup] = []
+    groups: list[GroupState] = []
     life, run = intake.life, intake.run
     for piece in pieces:
         match piece:
@@ -222,12 +222,12 @@ def _restore(intake: Intake, pieces: Sequence[Piece], now: float) -> None:
                 _restore_engine(registry, piece, now)
             case KeptWord():
                 _restore_word(intake, piece, now)
-            case KeptLifecycle():
-                kept.restore(registry.requests_of(registry.engines[piece.engine]), piece)
-            case KeptRequests():
+            case TrackerState():
+                inflight_state.restore_tracker(registry.requests_of(registry.engines[piece.engine]), piece)
+            case RequestsState():
                 lifecycle = registry.requests_of(registry.engines[piece.engine])
-                kept.restore_requests(lifecycle, piece)
-            case KeptGroup():
+                inflight_state.restore_requests(lifecycle, piece)
+            case GroupState():
                 groups.append(piece)
             case KeptStream():
                 streams.append(_stream(piece))
@@ -285,17 +285,17 @@ def _restore_word(intake: Intake, piece: KeptWord, now: float) -> None:
         intake.forwarded.restore(word, piece.name, origin=piece.origin, shown=piece.shown)
 
 
-def _settle(registry: Registry, groups: Sequence[KeptGroup]) -> None:
+def _settle(registry: Registry, groups: Sequence[GroupState]) -> None:
     following = {e.id: e.requests for e in registry.engines.values() if e.requests is not None}
     for lifecycle in following.values():
-        kept.settle(lifecycle)
-    kept.restore_questions(registry.questions, groups, following)
+        inflight_state.sort_preempted(lifecycle)
+    inflight_state.restore_groups(registry.sample_groups, groups, following)
 
 
-def _siblings(registry: Registry) -> dict[str, Siblings]:
+def _siblings(registry: Registry) -> dict[str, EngineSamples]:
     """By engine, where its requests are followed."""
     return {
-        engine.id: engine.requests.siblings
+        engine.id: engine.requests.samples
         for engine in registry.engines.values()
         if engine.requests is not None
     }

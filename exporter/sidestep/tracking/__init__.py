@@ -1,1 +1,1 @@
-"""State machines over raw events. Pure: time comes in as data."""
+"""State machines over raw events, without I/O: time is part of the events."""

@@ -1,1 +1,1 @@
-"""Request events into intervals and counts: one state machine per engine."""
+"""Tracking of requests: events become intervals and counts, one state machine per engine."""

@@ -1,34 +1,34 @@
-"""Room for requests in flight, of all engines together: each has a share that no other can take."""
+"""The shared limit on requests in flight, of which each engine has a guaranteed share."""
 
 from __future__ import annotations
 
-ENGINES = 2
-"""How many engines may follow as many as one may."""
+FULL_SHARES = 2
+"""Engines that may each track the full number of requests."""
 
 
-class Places:
-    """Counts the requests that all engines follow.
+class RequestCapacity:
+    """The number of requests that all engines may track, and that they track now.
 
     Attributes:
-        capacity: Of all of them; an engine within its share may pass it.
-        engines: How many there are.
-        used: Requests followed now.
+        capacity: Most requests of all engines; an engine within its share may exceed it.
+        engines: Number of engines.
+        used: Requests tracked now.
     """
 
     def __init__(self) -> None:
         self.capacity = 0
         self.engines = self.used = 0
 
-    def enter(self, capacity: int) -> None:
-        """An engine comes that may follow ``capacity`` by itself."""
-        self.capacity = max(self.capacity, ENGINES * capacity)
+    def add_engine(self, capacity: int) -> None:
+        """Add an engine that may track ``capacity`` requests."""
+        self.capacity = max(self.capacity, FULL_SHARES * capacity)
         self.engines += 1
 
     @property
     def share(self) -> int:
-        """What an engine may follow however many others do."""
+        """Requests that an engine may track whatever the others do."""
         return self.capacity // max(self.engines, 1)
 
-    def has_room(self, held: int) -> bool:
-        """Whether an engine that follows ``held`` may follow one more."""
-        return self.used < self.capacity or held < self.share
+    def allows(self, tracked: int) -> bool:
+        """Return whether an engine that tracks ``tracked`` requests may track one more."""
+        return self.used < self.capacity or tracked < self.share

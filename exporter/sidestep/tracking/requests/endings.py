@@ -1,4 +1,4 @@
-"""What is told of a request when it has ended."""
+"""The outcomes of a request that ended."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ STOP, ABORT = FINISH_REASONS.index("stop"), FINISH_REASONS.index("abort")
 
 
 def abort(event: Finished, request: Request | None, out: Outcomes) -> None:
-    """Count it, in no request histogram, as the engine's front end does."""
+    """Count an aborted request; like the engine's front end, observe it in no request histogram."""
     out.iteration.finished_requests.append(FinishedRequestStats(finish_reason=ABORT))
     waited = None if request is None else out.between(request.queued, event.stamp)
     out.aborted.append(AbortedRequest(event.prompt_tokens, event.generation_tokens, waited))
 
 
 def complete(event: Finished, request: Request | None, out: Outcomes) -> None:
-    """Tell of all its intervals that are known; an abort that came here was a stop."""
+    """Observe all known intervals of a finished request; an abort passed here was a stop string."""
     out.iteration.num_corrupted_reqs += event.corrupted
     finished = FinishedRequestStats(
         finish_reason=STOP if event.reason == ABORT else event.reason,

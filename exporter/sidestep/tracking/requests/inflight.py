@@ -1,4 +1,4 @@
-"""The requests of one engine that have not finished, and the counts of them."""
+"""The requests of one engine that are in flight, and their counts."""
 
 from __future__ import annotations
 
@@ -9,31 +9,37 @@ import msgspec
 
 from sidestep.protocol.limits import MAX_OPEN_VALUES, OTHER, is_printable
 from sidestep.protocol.request_events import PREEMPTED, RUNNING, WAITING
-from sidestep.tracking.requests.capacity import Places
+from sidestep.tracking.requests.capacity import RequestCapacity
 
 UNKNOWN = -1
-"""State of a request that was first heard of in its middle."""
+"""State of a request whose start is unknown."""
 AGE_CHECK = 1.0
-"""Seconds between two looks for requests that are too old."""
+"""Seconds between two searches for requests that are too old."""
 
 
 class Request(msgspec.Struct, array_like=True, gc=False):
-    """One request; None is not known. Seconds are the sender's monotonic clock.
+    """One request; times are in the sender's monotonic clock, and None is unknown.
 
-    A struct, since a snapshot holds it: 65,000 of them are encoded in a moment.
+    It is a wire struct, since snapshots contain it: 65,000 requests are encoded quickly.
 
     Attributes:
-        since: When it was first heard of.
-        whole: It was heard of from its start.
-        lone: It is certainly its question's only sample.
-        fresh: It has certainly had no output yet.
-        first: Its first output.
-        last: Its latest output.
-        preempted: Its preemption, until it is scheduled again.
+        since: Time of its first event.
+        state: One of the states in ``protocol.request_events``, or ``UNKNOWN``.
+        adapter: Its LoRA adapter; empty: none.
+        arrival: Unix time of its arrival at the front end.
         cached: Prompt tokens whose KV came from a cache.
-        tokens: Generated so far, as far as heard of.
-        waits: Its share of the tokens that wait.
-        group: Number of its question, where that has several samples; 0 is none.
+        prompt_tokens: Tokens of its prompt.
+        tokens: Generated tokens, as far as known.
+        waits: Its tokens among those that wait.
+        queued: Time of its entry into the queue.
+        scheduled: Time of the SCHEDULED event that ends its queueing.
+        first: Time of its first output.
+        last: Time of its latest output.
+        preempted: Time of its preemption, until it is scheduled again.
+        group: Number of its group of parallel samples; 0: none.
+        fresh: Whether it certainly had no output yet.
+        lone: Whether it certainly is its request's only sample.
+        whole: Whether its events are known from the start.
     """
 
     since: float
@@ -56,25 +62,25 @@ class Request(msgspec.Struct, array_like=True, gc=False):
 
 
 class InFlight:
-    """At most ``capacity`` requests by the numbers that their sender gave them.
+    """At most ``capacity`` requests, by the numbers that their sender gave them.
 
     Attributes:
-        live: The requests, in the order in which they were first heard of.
-        prefilling: Numbers of those in the batch without an output since they joined it.
-        preempted: Those that wait because they were preempted, and since when.
-        waiting_tokens: Tokens of all that wait.
-        adapters: How many by LoRA adapter and state, ``running`` or ``waiting``.
-        limited: Requests whose adapter is ``__other__``, since this was last set to 0.
-        untracked: Requests whose intervals cannot all be known, by reason, since
-            this was last emptied; each once.
-        given_up: Numbers of requests that are not followed though they may go on.
-        cut_off: Requests that were counted as untracked, and may be heard of again.
+        live: The requests, in the order of their first events.
+        prefilling: Numbers of requests without an output since they entered the batch.
+        preempted: Preempted requests that wait, and the times of their preemption.
+        waiting_tokens: Tokens of all waiting requests.
+        adapters: Number of requests by LoRA adapter and state, ``running`` or ``waiting``.
+        limited: Requests whose adapter became ``__other__`` since this was last set to 0.
+        untracked: Requests whose intervals cannot all be known, by reason, since this was last
+            emptied; each request counts once.
+        given_up: Numbers of requests that are not tracked, although they may continue.
+        cut_off: Requests that were counted as untracked, and of which events may still arrive.
     """
 
-    def __init__(self, capacity: int, max_age: float, places: Places) -> None:
+    def __init__(self, capacity: int, max_age: float, shared_capacity: RequestCapacity) -> None:
         self.capacity = capacity
-        self._places = places
-        places.enter(capacity)
+        self._shared_capacity = shared_capacity
+        shared_capacity.add_engine(capacity)
         self.max_age = max_age
         self.live: dict[int, Request] = {}
         self.prefilling: set[int] = set()
@@ -87,32 +93,32 @@ class InFlight:
         self.cut_off = 0
         self._check_at = 0.0
 
-    def adopt(self, number: int, now: float) -> Request | None:
-        """Follow a request from now on; None where there are too many."""
+    def track(self, number: int, now: float) -> Request | None:
+        """Start to track a request; return None if there are too many."""
         if self.full:
             self._give_up(number, "capacity")
             return None
         request = self.live[number] = Request(now)
-        self._places.used += 1
+        self._shared_capacity.used += 1
         return request
 
     @property
     def full(self) -> bool:
-        """Whether no other request may be followed."""
+        """Whether no further request may be tracked."""
         held = len(self.live)
-        return held >= self.capacity or not self._places.has_room(held)
+        return held >= self.capacity or not self._shared_capacity.allows(held)
 
-    def known(self, number: int, now: float) -> Request | None:
-        """The request of that number, adopted in its middle if need be; None if given up."""
+    def find_or_track(self, number: int, now: float) -> Request | None:
+        """Return the request of that number; track it if it is unknown; None if it is given up."""
         request = self.live.get(number)
         if request is not None or number in self.given_up or self.full:
             return request
         self._count_unknown()
-        return self.adopt(number, now)
+        return self.track(number, now)
 
-    def readopt(self, number: int, request: Request) -> None:
-        """Follow a request that was followed before, as it was then."""
-        self._places.used += number not in self.live
+    def restore(self, number: int, request: Request) -> None:
+        """Track a request again, in the state that a snapshot has."""
+        self._shared_capacity.used += number not in self.live
         self.live[number] = request
         if request.state == PREEMPTED:
             self.preempted[number] = request.preempted or request.since
@@ -121,7 +127,7 @@ class InFlight:
             self._count_adapter(request, 1)
 
     def adapter(self, name: str) -> str:
-        """``name`` as a label value: one of a limited number, and printable."""
+        """Return ``name`` as a label value: printable, and one of a limited number."""
         if not name:
             return name
         known = {OTHER, name, *(adapter for adapter, _ in self.adapters)}
@@ -131,7 +137,7 @@ class InFlight:
         return OTHER
 
     def move(self, number: int, request: Request, state: int) -> None:
-        """Give ``request`` its new state in every count that knows of it."""
+        """Change the state of ``request``, and update all counts."""
         self._uncount(number, request)
         request.state = state
         if state in (WAITING, PREEMPTED):
@@ -143,10 +149,10 @@ class InFlight:
             self._count_adapter(request, 1)
 
     def remove(self, number: int) -> Request | None:
-        """Take a request that ended out of every count; None where nothing is known of it."""
+        """Remove a request that ended from all counts; return None if it is unknown."""
         request = self.live.pop(number, None)
         if request is not None:
-            self._places.used -= 1
+            self._shared_capacity.used -= 1
             self._uncount(number, request)
         elif number in self.given_up:
             self.given_up.discard(number)
@@ -154,42 +160,42 @@ class InFlight:
             self._count_unknown()
         return request
 
-    def too_old(self, now: float, most: int) -> Iterator[Request]:
-        """Give up, and yield, up to so many requests that have not finished for too long."""
+    def expire(self, now: float, most: int) -> Iterator[Request]:
+        """Give up, and yield, up to ``most`` requests that are unfinished for too long."""
         if now < self._check_at or not most:
             return
         old: list[int] = []
-        eldest = now
+        oldest = now
         for number, request in self.live.items():
-            eldest = request.since
-            if now - eldest <= self.max_age or len(old) == most:
+            oldest = request.since
+            if now - oldest <= self.max_age or len(old) == most:
                 break
             old.append(number)
         if len(old) < most:
-            # Until the eldest is too old there is nothing to look for: stamps may leap.
-            self._check_at = max(now + AGE_CHECK, eldest + self.max_age)
+            # No request is too old before the oldest is. The interval is for stamps that jump.
+            self._check_at = max(now + AGE_CHECK, oldest + self.max_age)
         for number in old:
             request = self.live.pop(number)
-            self._places.used -= 1
+            self._shared_capacity.used -= 1
             self._uncount(number, request)
             self._give_up(number, "age")
             yield request
 
     @property
     def whole(self) -> int:
-        """How many were heard of from their start."""
+        """Number of requests whose events are known from the start."""
         return sum(request.whole for request in self.live.values())
 
     def clear(self, reason: str = "restart", more: int = 0) -> None:
-        """What is heard of the requests from now on does not belong to what was heard before.
+        """Drop all requests, since later events do not continue the earlier ones.
 
         Args:
             reason: Why their intervals cannot all be known.
-            more: Others of whom the same is true, and who were never here.
+            more: Number of further requests that were never tracked here, with the same reason.
         """
         self.cut_off = len(self.live) + more
         self.untracked[reason] += self.cut_off
-        self._places.used -= len(self.live)
+        self._shared_capacity.used -= len(self.live)
         self.live.clear()
         self.prefilling.clear()
         self.adapters.clear()
@@ -199,20 +205,20 @@ class InFlight:
         self._check_at = 0.0
 
     def close(self) -> None:
-        """There is no such engine any more."""
-        self._places.engines -= 1
+        """Release the engine's share of the capacity."""
+        self._shared_capacity.engines -= 1
 
     def _count_unknown(self) -> None:
         if self.cut_off:
-            # One of those that were counted when what was heard of them broke off.
+            # It was counted as untracked when the events were interrupted.
             self.cut_off -= 1
         else:
             self.untracked["unknown"] += 1
 
     def _give_up(self, number: int, reason: str) -> None:
-        """Count a request once, whatever is heard of it later."""
+        """Count a request as untracked; later events of it do not count again."""
         self.untracked[reason] += 1
-        if len(self.given_up) < min(self.capacity, self._places.share):
+        if len(self.given_up) < min(self.capacity, self._shared_capacity.share):
             self.given_up.add(number)
 
     def _uncount(self, number: int, request: Request) -> None:

@@ -1,4 +1,4 @@
-"""Requests in flight as they are kept over the exporter's restart, and as they come back."""
+"""Snapshot structs of requests in flight, and their capture and restoration."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from itertools import islice
 import msgspec
 
 from sidestep.tracking.requests.inflight import Request
-from sidestep.tracking.requests.machine import Lifecycle
-from sidestep.tracking.requests.parallel_samples import Group, Questions, Siblings
+from sidestep.tracking.requests.machine import RequestTracker
+from sidestep.tracking.requests.parallel_samples import EngineSamples, SampleGroup, SampleGroups
 from sidestep.tracking.requests.steps import Steps
 
 CHUNK = 1024
-"""Requests in one piece: half a millisecond to encode."""
+"""Requests in one piece, which takes half a millisecond to encode."""
 
 
-class KeptLifecycle(msgspec.Struct, array_like=True, gc=False, tag="l"):
-    """What an engine's lifecycle knows beside its requests."""
+class TrackerState(msgspec.Struct, array_like=True, gc=False, tag="l"):
+    """The state of an engine's request tracker, except its requests."""
 
     engine: str
     source: int | None
@@ -28,20 +28,20 @@ class KeptLifecycle(msgspec.Struct, array_like=True, gc=False, tag="l"):
     cut_off: int
 
 
-class KeptRequests(msgspec.Struct, array_like=True, gc=False, tag="r"):
-    """Some of an engine's requests, in the order in which they were first heard of."""
+class RequestsState(msgspec.Struct, array_like=True, gc=False, tag="r"):
+    """Some of an engine's requests, in the order of their first events."""
 
     engine: str
     numbers: list[int]
     requests: list[Request]
 
 
-ENDED = 0
-"""Number of a question that has ended, and for which its engine has not counted yet."""
+ENDED_GROUP = 0
+"""Number of a group that has ended and is not observed yet."""
 
 
-class KeptGroup(msgspec.Struct, array_like=True, gc=False, tag="g"):
-    """A question's samples; ``owner`` and ``waits`` are engines, or empty."""
+class GroupState(msgspec.Struct, array_like=True, gc=False, tag="g"):
+    """A group of parallel samples; ``owner`` and ``waits`` are engines, or empty."""
 
     number: int
     deadline: float
@@ -56,10 +56,12 @@ class KeptGroup(msgspec.Struct, array_like=True, gc=False, tag="g"):
     waits: str
 
 
-def keep(engine: str, lifecycle: Lifecycle) -> Iterator[KeptLifecycle | KeptRequests]:
-    """The pieces of an engine's lifecycle; it must not change between two of them."""
+def capture_tracker(
+    engine: str, lifecycle: RequestTracker
+) -> Iterator[TrackerState | RequestsState]:
+    """Yield the pieces of an engine's tracker, which must not change in between."""
     requests = lifecycle.requests
-    yield KeptLifecycle(
+    yield TrackerState(
         engine,
         lifecycle.source,
         lifecycle.steps.last,
@@ -69,14 +71,16 @@ def keep(engine: str, lifecycle: Lifecycle) -> Iterator[KeptLifecycle | KeptRequ
     )
     numbers, live = iter(requests.live), iter(requests.live.values())
     while some := list(islice(numbers, CHUNK)):
-        yield KeptRequests(engine, some, list(islice(live, CHUNK)))
+        yield RequestsState(engine, some, list(islice(live, CHUNK)))
 
 
-def keep_questions(questions: Questions, engines: Mapping[str, Siblings]) -> Iterator[KeptGroup]:
-    """The questions that engines share; ``engines`` says whose siblings are whose."""
+def capture_groups(
+    sample_groups: SampleGroups, engines: Mapping[str, EngineSamples]
+) -> Iterator[GroupState]:
+    """Yield the groups of all engines; ``engines`` has the samples of each engine by its name."""
     names = {id(siblings): engine for engine, siblings in engines.items()}
-    for group in questions.groups.values():
-        yield KeptGroup(
+    for group in sample_groups.groups.values():
+        yield GroupState(
             group.number,
             group.deadline,
             group.ended,
@@ -91,13 +95,13 @@ def keep_questions(questions: Questions, engines: Mapping[str, Siblings]) -> Ite
         )
     for engine, siblings in engines.items():
         for samples, longest in siblings.observed:
-            yield KeptGroup(
-                ENDED, 0.0, 0.0, 0, samples, longest, samples - 1, False, True, engine, ""
+            yield GroupState(
+                ENDED_GROUP, 0.0, 0.0, 0, samples, longest, samples - 1, False, True, engine, ""
             )
 
 
-def restore(lifecycle: Lifecycle, kept: KeptLifecycle) -> None:
-    """Take over what was kept of a lifecycle; its requests come by themselves."""
+def restore_tracker(lifecycle: RequestTracker, kept: TrackerState) -> None:
+    """Restore the state of a tracker, except its requests."""
     lifecycle.source = kept.source
     lifecycle.steps = Steps(kept.step)
     requests = lifecycle.requests
@@ -106,44 +110,44 @@ def restore(lifecycle: Lifecycle, kept: KeptLifecycle) -> None:
     requests.cut_off = kept.cut_off
 
 
-def restore_requests(lifecycle: Lifecycle, kept: KeptRequests) -> None:
-    """Take over requests; the counts of them follow from their states."""
+def restore_requests(lifecycle: RequestTracker, kept: RequestsState) -> None:
+    """Restore requests, and the counts that follow from their states."""
     requests = lifecycle.requests
     for number, request in zip(kept.numbers, kept.requests, strict=True):
-        requests.readopt(number, request)
+        requests.restore(number, request)
 
 
-def settle(lifecycle: Lifecycle) -> None:
-    """All that was kept is there: the first of the preempted has waited longest."""
+def sort_preempted(lifecycle: RequestTracker) -> None:
+    """Sort the preempted requests by time, after all requests are restored."""
     requests = lifecycle.requests
     waiting = sorted((since, number) for number, since in requests.preempted.items())
     requests.preempted = {number: since for since, number in waiting}
 
 
-def restore_questions(
-    questions: Questions, groups: Iterable[KeptGroup], engines: Mapping[str, Lifecycle]
+def restore_groups(
+    sample_groups: SampleGroups, groups: Iterable[GroupState], engines: Mapping[str, RequestTracker]
 ) -> None:
-    """Take over the questions, once their engines are there; only such as fit their requests."""
+    """Restore groups, after their engines; omit groups that do not match the requests."""
     asked = [request for found in engines.values() for request in found.requests.live.values()]
     live = Counter(request.group for request in asked)
     for kept in sorted(groups, key=lambda group: group.deadline):
         waits = engines.get(kept.waits)
         owner = engines.get(kept.owner)
-        if kept.number == ENDED:
+        if kept.number == ENDED_GROUP:
             if owner is not None:
-                owner.siblings.observed.append((kept.samples, kept.longest))
+                owner.samples.observed.append((kept.samples, kept.longest))
             continue
-        # It waits for samples as soon as none is in flight.
+        # A group waits for samples exactly when none is in flight.
         if kept.live != live[kept.number] or bool(kept.live) == bool(waits):
             continue
-        group = questions.groups[kept.number] = Group(kept.number)
+        group = sample_groups.groups[kept.number] = SampleGroup(kept.number)
         group.deadline, group.ended = kept.deadline, kept.ended
         group.live, group.samples = kept.live, kept.samples
         group.longest, group.highest = kept.longest, kept.highest
         group.aborted, group.closed = kept.aborted, kept.closed
-        group.owner = None if owner is None else owner.siblings
+        group.owner = None if owner is None else owner.samples
         if waits is not None:
-            waits.siblings.wait(group)
+            waits.samples.wait_for_samples(group)
     for request in asked:
-        if request.group not in questions.groups:
+        if request.group not in sample_groups.groups:
             request.group = 0

@@ -1,11 +1,10 @@
-"""Request events into intervals: one state machine per engine. Pure; time is data.
+"""The state machine that turns an engine's request events into intervals. Time is part of the events.
 
-The intervals are vLLM's, to the formula: queue is QUEUED to the first SCHEDULED,
-prefill from there to the first output, decode from the first output to the last,
-inference from SCHEDULED to the last; an inter-token latency lies between two
-consecutive outputs of a request, whatever came between. A preemption therefore
-lengthens decode and inference, or prefill and the time to the first token, and never
-the queue time. What cannot be known, because its begin was not heard, is left out.
+The intervals have vLLM's definitions: queue is from QUEUED to the first SCHEDULED, prefill from there
+to the first output, decode from the first output to the last, and inference from SCHEDULED to the
+last output. An inter-token latency is the time between two consecutive outputs of a request, whatever
+happens in between. A preemption therefore lengthens decode and inference, or prefill and the time to
+the first token, but never the queue time. An interval whose start is unknown is omitted.
 """
 
 from __future__ import annotations
@@ -31,21 +30,21 @@ from sidestep.protocol.request_events import (
 from sidestep.tracking.requests.endings import ABORT, abort, complete
 from sidestep.tracking.requests.inflight import UNKNOWN, InFlight, Request
 from sidestep.tracking.requests.outcomes import Outcomes
-from sidestep.tracking.requests.parallel_samples import Questions, Siblings
+from sidestep.tracking.requests.parallel_samples import EngineSamples, SampleGroups
 from sidestep.tracking.requests.rules import Rules
 from sidestep.tracking.requests.steps import Steps
 
-MANY = 12
-"""Equal latencies from which on they are handed over as a run."""
-AGED = 4096
-"""Requests that one item may find too old; the next finds more."""
+RUN_FROM = 12
+"""Equal latencies from which on they are passed on as a run."""
+MAX_EXPIRED = 4096
+"""Requests that one item may expire; the next item expires more."""
 
 
 def check(item: RequestEvents) -> None:
-    """Whether ``item`` can be followed.
+    """Check that ``item`` can be applied.
 
     Raises:
-        WireError: Its columns are of different lengths, or too long.
+        WireError: Its columns differ in length or are too long.
     """
     size = 0
     for event in item.events:
@@ -57,101 +56,106 @@ def check(item: RequestEvents) -> None:
         raise WireError("too_big", "more requests than a scheduler's item holds")
 
 
-class Lifecycle:
-    """Follows the requests of one engine.
+class RequestTracker:
+    """Tracks the requests of one engine.
 
     Attributes:
-        requests: Those in flight.
-        siblings: The questions of which they are samples.
-        source: Tells the process that numbers them.
-        steps: The engine's.
+        requests: The requests in flight.
+        samples: The groups of parallel samples to which they belong.
+        source: Identifies the process that numbers the requests.
+        steps: The engine's steps.
 
     Args:
-        questions: Shared by all engines whose requests may be samples of one question.
+        rules: Settings for the interpretation of events.
+        sample_groups: The groups of all engines that may have samples of the same request.
     """
 
-    def __init__(self, rules: Rules | None = None, questions: Questions | None = None) -> None:
+    def __init__(
+        self, rules: Rules | None = None, sample_groups: SampleGroups | None = None
+    ) -> None:
         self.rules = rules or Rules()
-        questions = questions or Questions()
-        self.requests = InFlight(self.rules.capacity, self.rules.max_age, questions.places)
-        self.siblings = Siblings(questions)
+        sample_groups = sample_groups or SampleGroups()
+        self.requests = InFlight(self.rules.capacity, self.rules.max_age, sample_groups.capacity)
+        self.samples = EngineSamples(sample_groups)
         self.source: int | None = None
         self.steps = Steps()
         self._now = 0.0
-        self._patience = AGED
+        self._max_expired = MAX_EXPIRED
         self._out = Outcomes(IterationStats())
 
     def apply(self, item: RequestEvents) -> Outcomes:
-        """What ``item``'s events come to; cutting a stream of events elsewhere changes nothing.
+        """Apply the events of ``item`` and return their outcomes.
+
+        How a stream of events is divided into items does not change the outcomes.
 
         Raises:
             WireError: See ``check``; nothing was changed.
         """
         check(item)
-        self._patience = AGED
+        self._max_expired = MAX_EXPIRED
         self._out = out = Outcomes(IterationStats(prompt_token_stats=PromptTokenStats()))
         if item.source != self.source:
             self._restart(item.source)
         for event in item.events:
-            self._take(event)
-            self._pass_time(event.stamp)
-        self._pass_time(item.stamp)
+            self._apply_event(event)
+            self._expire(event.stamp)
+        self._expire(item.stamp)
         out.limited, self.requests.limited = self.requests.limited, 0
         out.untracked = {why: n for why, n in self.requests.untracked.items() if n}
         self.requests.untracked.clear()
-        for samples, tokens in self.siblings.observed:
+        for samples, tokens in self.samples.observed:
             self._observe_group(samples, tokens)
-        self.siblings.observed.clear()
+        self.samples.observed.clear()
         return out
 
     def _restart(self, source: int) -> None:
-        """Another process numbers its requests anew; those of the last one are cut off."""
+        """Drop all requests of an earlier process, since the new one numbers its requests itself."""
         if self.source is not None:
-            self._cut("restart", 0)
+            self._drop_all("restart", 0)
         self.source = source
 
-    def _cut(self, reason: str, more: int) -> None:
+    def _drop_all(self, reason: str, more: int) -> None:
         self.steps = Steps()
-        self.siblings.cut(r.group for r in self.requests.live.values() if r.group)
+        self.samples.abort_all(r.group for r in self.requests.live.values() if r.group)
         self.requests.clear(reason, more)
-        self.siblings.clear()
+        self.samples.clear()
 
     def skip(self, others: int) -> dict[str, int]:
-        """Events were folded instead of sent: what went on then is not known of any request.
+        """Drop all requests, since events were folded instead of sent.
 
         Args:
-            others: Requests that began meanwhile and did not end.
+            others: Requests that began in the meantime and did not end.
 
         Returns:
             Requests whose intervals cannot all be known, by reason.
         """
-        self._cut("folded", others)
+        self._drop_all("folded", others)
         found = dict(self.requests.untracked)
         self.requests.untracked.clear()
         return found
 
     @property
     def longest_preemption(self) -> float:
-        """Seconds that the first of the preempted has waited, by the engine's last word."""
+        """Seconds that the longest-waiting preempted request had waited at the latest event."""
         since = next(iter(self.requests.preempted.values()), None)
         return 0.0 if since is None else max(self._now - since, 0.0)
 
     def close(self) -> int:
-        """Nobody tells of these requests any more; how many there were."""
+        """Drop all requests, since no stream sends their events any more; return how many there were."""
         live = len(self.requests.live)
         self._restart(-1)
-        self.siblings.close()
+        self.samples.close()
         self.requests.close()
         return live
 
-    def _pass_time(self, now: float) -> None:
+    def _expire(self, now: float) -> None:
         self._now = now
-        self.siblings.pass_time(now)
-        for request in self.requests.too_old(now, self._patience):
-            self._patience -= 1
+        self.samples.expire(now)
+        for request in self.requests.expire(now, self._max_expired):
+            self._max_expired -= 1
             self._leave(request, now, aborted=True)
 
-    def _take(self, event: Event) -> None:
+    def _apply_event(self, event: Event) -> None:
         match event:
             case Iteration():
                 self._iteration(event)
@@ -169,10 +173,10 @@ class Lifecycle:
     def _queued(self, event: Queued) -> None:
         request = self.requests.live.get(event.request)
         if request is not None:
-            # A streaming session goes on with more input: the engine times it from here.
+            # A streaming session continues with more input: the engine restarts its timing here.
             request.last = None
         else:
-            request = self.requests.adopt(event.request, event.stamp)
+            request = self.requests.track(event.request, event.stamp)
             if request is None:
                 return
             request.whole = True
@@ -180,7 +184,7 @@ class Lifecycle:
             request.lone = not event.group
             if event.group:
                 request.group = event.group
-                self.siblings.join(event.group, event.sample)
+                self.samples.join(event.group, event.sample)
         request.fresh = True
         request.queued = event.stamp
         request.arrival = event.arrival or None
@@ -188,7 +192,7 @@ class Lifecycle:
         self.requests.move(event.request, request, WAITING)
 
     def _scheduled(self, event: Scheduled) -> None:
-        request = self.requests.known(event.request, event.stamp)
+        request = self.requests.find_or_track(event.request, event.stamp)
         if request is None:
             return
         self._resume(request, event.stamp)
@@ -198,7 +202,7 @@ class Lifecycle:
         self.requests.prefilling.add(event.request)
 
     def _resume(self, request: Request, now: float) -> None:
-        """A preemption ends, in the batch or by the request's end."""
+        """End a preemption, because the request is scheduled again or has ended."""
         waited = self._out.between(request.preempted, now)
         if waited is not None:
             self._out.preempted_seconds.append(waited)
@@ -206,25 +210,25 @@ class Lifecycle:
 
     def _preempted(self, event: Preempted) -> None:
         self._out.iteration.num_preempted_reqs += 1
-        request = self.requests.known(event.request, event.stamp)
+        request = self.requests.find_or_track(event.request, event.stamp)
         if request is not None:
             request.preempted = event.stamp
             self.requests.move(event.request, request, PREEMPTED)
 
     def _alive(self, event: Alive) -> None:
-        request = self.requests.known(event.request, event.stamp)
-        # One whose events reached us before this may have had output since it was said.
+        request = self.requests.find_or_track(event.request, event.stamp)
+        # A request with earlier events may have had output since this event was created.
         if request is None or request.state != UNKNOWN:
             return
         request.adapter = self.requests.adapter(event.adapter)
         request.arrival = event.arrival or None
-        # One that still waits its turn has not been scheduled, and had no output.
+        # A waiting request was never scheduled, so it had no output.
         request.fresh = event.state == WAITING and request.last is None
         request.prompt_tokens = event.prompt_tokens
         self.requests.move(event.request, request, min(event.state, RUNNING))
 
     def _iteration(self, event: Iteration) -> None:
-        self.steps.take(event, self.requests, self._out)
+        self.steps.add(event, self.requests, self._out)
         prompted = sum(self._prompt(prompt, event.stamp) for prompt in event.prompts)
         generated = 0
         for output in event.outputs:
@@ -237,12 +241,12 @@ class Lifecycle:
             self._out.iteration_tokens.append(prompted + generated)
 
     def _prompt(self, prompt: Prompt, stamp: float) -> int:
-        """Count a prompt with its request's first output; the tokens computed for it."""
+        """Count a prompt at its first output; return the tokens that were computed for it."""
         cached = prompt.local + prompt.external
-        request = self.requests.known(prompt.request, stamp)
+        request = self.requests.find_or_track(prompt.request, stamp)
         if request is not None:
             request.cached = cached
-            # Its first output, whether or not its queueing was heard of.
+            # The next output is its first, whether or not its queueing is known.
             request.fresh = request.last is None
         prompts = self._out.iteration.prompt_token_stats
         if prompts is not None:
@@ -254,7 +258,7 @@ class Lifecycle:
         return prompt.computed
 
     def _output(self, output: Output, wall: float) -> None:
-        """Each request's first output, or the latency since the one before."""
+        """Observe each request's first output, or the latency since its previous output."""
         stamp, live = output.stamp, self.requests.live
         gaps: list[float] = []
         if output.tokens:
@@ -269,13 +273,13 @@ class Lifecycle:
                 else:
                     self._begin(number, stamp, wall, 1)
         stats = self._out.iteration
-        if len(gaps) >= MANY and gaps.count(gaps[0]) == len(gaps):
+        if len(gaps) >= RUN_FROM and gaps.count(gaps[0]) == len(gaps):
             stats.inter_token_latencies_iter_runs.append(Run(gaps[0], len(gaps)))
         else:
             stats.inter_token_latencies_iter.extend(gaps)
 
     def _uneven(self, output: Output, wall: float, gaps: list[float]) -> None:
-        """Outputs of any number of tokens, none included."""
+        """Observe outputs with any number of tokens, including none."""
         runs = self._out.iteration.inter_token_latencies_iter_runs
         for number, count in zip(output.requests, output.tokens, strict=True):
             request = self.requests.live.get(number)
@@ -291,13 +295,13 @@ class Lifecycle:
             request.tokens += count
 
     def _begin(self, number: int, stamp: float, wall: float, tokens: int) -> None:
-        """An output with none before it that is known."""
-        request = self.requests.known(number, stamp)
+        """Apply an output that has no known earlier output."""
+        request = self.requests.find_or_track(number, stamp)
         if request is None:
             return
         request.tokens += tokens
         if request.last is not None:
-            # Not after the one before, so that no interval lies between.
+            # The stamp is not after that of the previous output: there is no interval.
             self._out.omitted += 1
             return
         request.last = stamp
@@ -313,10 +317,10 @@ class Lifecycle:
         if event.refused:
             refused = self._out.refused
             refused[event.refused] = refused.get(event.refused, 0) + 1
-        # An abort after output of a request with stop strings: the front end, which looks
-        # for them, has found one. It ends the request by the same call as a client that left.
-        found = event.stop_strings and event.generation_tokens > 0
-        aborted = event.reason == ABORT and not found
+        # The front end searches for stop strings, and ends the request by the same call as for a
+        # client that disconnected. An abort after output of such a request is a found stop string.
+        has_stopped = event.stop_strings and event.generation_tokens > 0
+        aborted = event.reason == ABORT and not has_stopped
         request = self.requests.remove(event.request)
         if request is not None:
             self._resume(request, event.stamp)
@@ -328,10 +332,10 @@ class Lifecycle:
             self._leave(request, event.stamp, aborted=aborted)
 
     def _leave(self, request: Request, now: float, *, aborted: bool) -> None:
-        """Its question's ``n``, once all samples have ended; a lone request's at once."""
+        """Remove a request from its group; a request without a group is observed immediately."""
         if request.group:
-            again = request.last != request.first
-            self.siblings.leave(request.group, now, request.tokens, aborted=aborted, outputs=again)
+            has_more = request.last != request.first
+            self.samples.leave(request.group, now, request.tokens, aborted=aborted, outputs=has_more)
         elif request.lone and not aborted:
             self._observe_group(1, request.tokens)
 

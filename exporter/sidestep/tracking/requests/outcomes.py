@@ -1,4 +1,4 @@
-"""What a batch of request events comes to: the observations that an engine's front end makes."""
+"""The outcomes of a batch of request events: counts and observations, as a front end makes them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sidestep.protocol.iteration_stats import IterationStats
 
 
 class AbortedRequest(msgspec.Struct, gc=False):
-    """What a request had consumed when it was aborted; ``seconds`` since it was queued."""
+    """A request when it was aborted: its tokens, and the seconds since it was queued."""
 
     prompt_tokens: int = 0
     generation_tokens: int = 0
@@ -18,14 +18,14 @@ class AbortedRequest(msgspec.Struct, gc=False):
 class IterationShape(msgspec.Struct, gc=False):
     """One engine step.
 
-    A request is in prefill from when it joins the batch until its next output,
-    after a preemption as for the first time.
+    A request is in prefill from when it enters the batch until its next output, also after a
+    preemption.
 
     Attributes:
-        duration: From the begin of its scheduling to its output, in seconds.
-        interval: Since the output of the step before; None for the first.
-        kv_tokens: Tokens whose KV the batch had computed before.
-        waiting_tokens: Tokens of all waiting requests, generated ones of preempted included.
+        duration: Seconds from the start of its scheduling to its output.
+        interval: Seconds since the output of the previous step; None for the first step.
+        kv_tokens: Tokens whose KV was computed before, for the requests of the batch.
+        waiting_tokens: Tokens of all waiting requests, including generated ones of preempted requests.
     """
 
     duration: float | None
@@ -39,16 +39,16 @@ class IterationShape(msgspec.Struct, gc=False):
 
 
 class Outcomes(msgspec.Struct):
-    """Counts and observations that follow from the events; the catalogue's rows name its fields.
+    """Counts and observations; the catalogue's rows name the fields.
 
     Attributes:
-        iteration: In the form in which a front end records them.
-        iteration_tokens: Tokens computed, one number a step that had output.
-        preempted_seconds: From a preemption until the request was scheduled again.
-        refused: Requests turned away, by reason.
+        iteration: Statistics in the form of a front end's.
+        iteration_tokens: Tokens computed, one number per step that had output.
+        preempted_seconds: Seconds from a preemption until the request was scheduled again.
+        refused: Rejected requests, by reason.
         untracked: Requests whose intervals cannot all be known, by reason.
-        omitted: Intervals left out because they would have been negative.
-        limited: Requests whose adapter went to ``__other__``.
+        omitted: Intervals omitted because they would be negative.
+        limited: Requests whose adapter became ``__other__``.
     """
 
     iteration: IterationStats
@@ -62,7 +62,7 @@ class Outcomes(msgspec.Struct):
     limited: int = 0
 
     def between(self, start: float | None, end: float | None) -> float | None:
-        """The interval, if both ends are known; one that would be negative is omitted."""
+        """Return the interval if both ends are known; count a negative one as omitted and return None."""
         if start is None or end is None:
             return None
         if end < start:

@@ -1,4 +1,4 @@
-"""How request events are read, as far as that is a choice."""
+"""Settings for the interpretation of request events."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Literal
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rules:
-    """What an operator can choose.
+    """Settings that an operator can choose.
 
     Attributes:
-        scheduled: Which SCHEDULED before the first output divides queue from prefill.
-        latency: ``output``: the gap before an output counts once, however many tokens
-            it brings, as in vLLM; ``token``: divided among them, once for each.
-        capacity: Requests followed at once, per engine.
-        max_age: Seconds after which an unfinished request is followed no more.
+        scheduled: The SCHEDULED event before the first output that separates queue from prefill.
+        latency: ``output``: the gap before an output counts once, however many tokens the output
+            has, as in vLLM; ``token``: the gap is divided by the tokens and counts once for each.
+        capacity: Requests tracked at once, per engine.
+        max_age: Seconds after which an unfinished request is no longer tracked.
     """
 
     scheduled: Literal["first", "last"] = "first"
@@ -25,4 +25,4 @@ class Rules:
 
 
 UNTRACKED = ("capacity", "age", "restart", "unknown", "folded")
-"""Reasons for which a request has no intervals."""
+"""Reasons why not all intervals of a request are known."""

@@ -1,4 +1,4 @@
-"""The engine's steps: how long they take, how far apart they are, and of what they consist."""
+"""Engine steps: their durations, intervals and contents."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from sidestep.tracking.requests.outcomes import IterationShape, Outcomes
 
 
 class Steps:
-    """One step after the other; those without a batch are passed over.
+    """The sequence of an engine's steps; steps without a batch are ignored.
 
     Attributes:
-        last: The stamp of the latest.
+        last: The stamp of the latest step.
     """
 
     def __init__(self, last: float | None = None) -> None:
         self.last = last
 
-    def take(self, event: Iteration, requests: InFlight, out: Outcomes) -> None:
-        """Tell of a step, as its requests were before its output."""
+    def add(self, event: Iteration, requests: InFlight, out: Outcomes) -> None:
+        """Add a step to ``out``, with the state of its requests before the step's output."""
         batch, tokens = event.batch
         if not batch:
             return
