@@ -20,7 +20,7 @@ from sidestep.config.slo import parse
 from sidestep.engines.folding import ItemFolder
 from sidestep.engines.items import Item, VllmStep, encode_item
 from sidestep.exposition import json_format as values
-from sidestep.exposition import protobuf_page as protobuf
+from sidestep.exposition import protobuf_page as protobuf_page
 from sidestep.exposition.aggregated_text import Merged
 from sidestep.exposition.series_filter import Choice
 from sidestep.exposition.text_page import render
@@ -336,7 +336,7 @@ def forms(node: Fed) -> dict[str, list[bytes]]:
     return {
         **{name: text.splitlines() for name, text in texts.items()},
         "json": msgspec.json.decode(b"".join(values.pieces(registry)), type=list[msgspec.Raw]),
-        "protobuf": [*map(b"".join, protobuf.pieces(registry))],
+        "protobuf": [*map(b"".join, protobuf_page.pieces(registry))],
     }
 
 

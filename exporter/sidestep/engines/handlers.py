@@ -42,7 +42,7 @@ class Handlers:
         """Make the buffered observations; return their engines."""
         return ()
 
-    def observe_lifetimes(self, engine: Engine, lives: Lives) -> None:
+    def observe_lifetimes(self, engine: Engine, lifetimes: Lives) -> None:
         """Observe lifetimes of blocks that ended."""
 
     def count_untracked(self, engine: Engine, found: Mapping[str, int]) -> None:

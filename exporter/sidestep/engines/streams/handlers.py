@@ -64,16 +64,16 @@ class StreamHandlers(Handlers):
             case _:
                 raise WireError("bad_item", "an item of another dialect")
 
-    def observe_lifetimes(self, engine: Engine, lives: Lives) -> None:
+    def observe_lifetimes(self, engine: Engine, lifetimes: Lives) -> None:
         """Observe lifetimes of block hashes that ended."""
         for slot, count in (
-            (self._halvings, lives.halvings),
-            (self._abandoned, lives.abandoned),
-            (self._unknown, lives.unknown),
+            (self._halvings, lifetimes.halvings),
+            (self._abandoned, lifetimes.abandoned),
+            (self._unknown, lifetimes.unknown),
         ):
             _increase(engine, slot, count)
-        for medium, cached in lives.cached.items():
-            self._lives_of(engine, medium, cached)
+        for medium, cached in lifetimes.cached.items():
+            self._observe_cached(engine, medium, cached)
 
     def abandon_blocks(self, engine: Engine) -> None:
         """Stop tracking all block hashes, since their events were folded."""
@@ -86,10 +86,10 @@ class StreamHandlers(Handlers):
         if engine.blocks is None:
             # Reject a malformed item before the registry creates a tracker for it.
             check_changes(item.changes)
-        lives = self.registry.blocks_of(engine).cache(item)
+        lifetimes = self.registry.blocks_of(engine).cache(item)
         for change in item.changes:
             self._count(engine, change)
-        self.observe_lifetimes(engine, lives)
+        self.observe_lifetimes(engine, lifetimes)
 
     def _count(self, engine: Engine, change: CacheChange) -> None:
         """Count blocks by medium; resident blocks are known once the cache has been empty.
@@ -128,11 +128,11 @@ class StreamHandlers(Handlers):
         children[key] = children.get(key, 0) + len(change.hashes)
         return key
 
-    def _lives_of(self, engine: Engine, medium: str, lives: CachedLives) -> None:
+    def _observe_cached(self, engine: Engine, medium: str, lifetimes: CachedLives) -> None:
         found: Mapping[str, list[Observation]] = {
-            "lifetime": lives.lifetimes,
-            "idle": lives.idles,
-            "reuse_gap": lives.gaps,
+            "lifetime": lifetimes.lifetimes,
+            "idle": lifetimes.idles,
+            "reuse_gap": lifetimes.gaps,
         }
         for name, observations in found.items():
             row = engine.layout.sampled_rows[CACHED.format(name)]

@@ -81,26 +81,26 @@ class EventHandlers:
             engine.values[slot] = number
         engine.values[self.longest] = engine.requests.longest_preemption
 
-    def blocks(self, engine: Engine, lives: Lives) -> None:
+    def blocks(self, engine: Engine, lifetimes: Lives) -> None:
         """Observe lifetimes of blocks that ended."""
         for slot, observations in (
-            (self.lifetimes, lives.lifetimes),
-            (self.idles, lives.idles),
-            (self.last_gaps, lives.last_gaps),
-            (self.gaps, lives.gaps),
-            (self.reuses, lives.reuses),
-            (self.reset_ages, lives.reset_ages),
-            (self.reset_idles, lives.reset_idles),
+            (self.lifetimes, lifetimes.lifetimes),
+            (self.idles, lifetimes.idles),
+            (self.last_gaps, lifetimes.last_gaps),
+            (self.gaps, lifetimes.gaps),
+            (self.reuses, lifetimes.reuses),
+            (self.reset_ages, lifetimes.reset_ages),
+            (self.reset_idles, lifetimes.reset_idles),
         ):
             if observations:
                 refused = engine.histogram(slot).observe_weighted(observations)
                 if refused:
                     _increase(engine, self.omitted, refused)
         for slot, count in (
-            (self.resets, lives.resets),
-            (self.halvings, lives.halvings),
-            (self.abandoned, lives.abandoned),
-            (self.unknown, lives.unknown),
+            (self.resets, lifetimes.resets),
+            (self.halvings, lifetimes.halvings),
+            (self.abandoned, lifetimes.abandoned),
+            (self.unknown, lifetimes.unknown),
         ):
             _increase(engine, slot, count)
 

@@ -84,9 +84,9 @@ class VllmHandlers(Handlers):
                 self._stats.omit(engine, refused)
             yield engine
 
-    def observe_lifetimes(self, engine: Engine, lives: Lives) -> None:
+    def observe_lifetimes(self, engine: Engine, lifetimes: Lives) -> None:
         """Observe lifetimes of blocks that ended."""
-        self._events.blocks(engine, lives)
+        self._events.blocks(engine, lifetimes)
 
     def count_untracked(self, engine: Engine, found: Mapping[str, int]) -> None:
         """Count requests whose intervals cannot all be known, by reason."""
