@@ -16,17 +16,17 @@ from sidestep.catalog.buckets import DEFAULTS, SGLANG, checked
 from sidestep.catalog.layout import exposed_names
 from sidestep.catalog.layout_builder import compile_layout
 from sidestep.catalog.model import Alias, Handler, Row, Sampled
-from sidestep.engines import dialects as catalogue
+from sidestep.engines import dialects as dialects
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.items import SglangStats, decode_item, encode_item
-from sidestep.engines.sglang import legacy_rows as sglang_legacy
+from sidestep.engines.sglang import legacy_rows as legacy_rows
 from sidestep.engines.sglang import rows as sglang
 from sidestep.engines.sglang.wire import QueueCount, SchedulerStats
-from sidestep.engines.vllm import own_rows as vllm_own
+from sidestep.engines.vllm import own_rows as own_rows
 from sidestep.errors import WireError
 
 REFERENCE = Path(__file__).parents[3] / "shared" / "reference" / "sglang" / "metrics.json"
-ROWS = {row.name: row for row in catalogue.DIALECTS["sglang"].rows_for(legacy=True)}
+ROWS = {row.name: row for row in dialects.DIALECTS["sglang"].rows_for(legacy=True)}
 LIVE = {name: row for name, row in ROWS.items() if row.status == "live"}
 QUEUES = [row for row in LIVE.values() if row.omits_empty_labels]
 RANK = ("engine_type", "model_name", "moe_ep_rank", "pp_rank", "tp_rank")
@@ -50,8 +50,8 @@ def test_every_family_of_the_engine_has_a_row() -> None:
     """One row each, and none missing but those that nothing fills; nor is there any other but ours."""
     names = {entry["name"] for entry in reference()}
     ours = {
-        vllm_own.REFUSED.name,
-        vllm_own.SATURATION.name,
+        own_rows.REFUSED.name,
+        own_rows.SATURATION.name,
         objectives.SLO_REQUESTS,
         objectives.SLO_UNDECIDED,
     }
@@ -95,8 +95,8 @@ def test_every_name_that_has_gone_is_accounted_for() -> None:
         pytest.skip("the reference of the engine's families is not here")
     gone = {entry["name"] for entry in json.loads(REFERENCE.read_text())["removed_since_0_5_4"]}
 
-    assert gone <= dict(sglang_legacy.LOST).keys() | ROWS.keys()
-    assert dict(sglang_legacy.LOST).keys().isdisjoint(ROWS)
+    assert gone <= dict(legacy_rows.LOST).keys() | ROWS.keys()
+    assert dict(legacy_rows.LOST).keys().isdisjoint(ROWS)
 
 
 def test_dead_families_have_no_row() -> None:
@@ -145,7 +145,7 @@ def test_no_family_takes_a_name_of_another() -> None:
 def test_rows_bring_the_labels_of_their_engines() -> None:
     """Each row has all that its kind of engine brings; no kind's labels are another row's own."""
     layout = compile_layout(DIALECTS["sglang"])
-    kinds = {row.shared for row in ROWS.values() if row is not vllm_own.REFUSED}
+    kinds = {row.shared for row in ROWS.values() if row is not own_rows.REFUSED}
 
     for row in ROWS.values():
         assert set(row.shared) <= set(row.labels)
@@ -199,12 +199,12 @@ def test_options_hide_their_gauges() -> None:
 def test_refused_observations_are_one_family_of_all_dialects() -> None:
     """The very same row: the page has it once."""
     rows = [
-        next(row for row in dialect.rows if row.name == vllm_own.REFUSED.name)
-        for dialect in catalogue.DIALECTS.values()
+        next(row for row in dialect.rows if row.name == own_rows.REFUSED.name)
+        for dialect in dialects.DIALECTS.values()
         if not dialect.has_own_namespace
     ]
 
-    assert all(row is vllm_own.REFUSED for row in rows)
+    assert all(row is own_rows.REFUSED for row in rows)
 
 
 def test_bucket_families_are_rows_and_can_be_set() -> None:

@@ -12,13 +12,13 @@ import pytest
 from sidestep.catalog.buckets import DEFAULTS, one_two_five
 from sidestep.catalog.layout_builder import compile_layout
 from sidestep.catalog.model import Alias, Handler, Row, check
-from sidestep.engines import dialects as catalogue
+from sidestep.engines import dialects as dialects
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.vllm import rows as vllm
 from sidestep.errors import CatalogueError
 
 REFERENCE = Path(__file__).parents[3] / "shared" / "reference" / "vllm" / "metrics.json"
-ROWS = {row.name: row for row in catalogue.DIALECTS["vllm"].rows_for(legacy=True)}
+ROWS = {row.name: row for row in dialects.DIALECTS["vllm"].rows_for(legacy=True)}
 
 NOT_OURS = {
     "http": "the API server's own, not in the stream",
@@ -157,7 +157,7 @@ BASE = Row(name="vllm:x_total", kind="counter", source="iteration.prompt_tokens"
 def test_a_row_that_cannot_work_stops_the_start(change: dict[str, Any], what: str) -> None:
     """The error names the row and what is wrong with it."""
     row = dataclasses.replace(BASE, **change)
-    broken = dataclasses.replace(catalogue.DIALECTS["vllm"], rows=(row,))
+    broken = dataclasses.replace(dialects.DIALECTS["vllm"], rows=(row,))
 
     with pytest.raises(CatalogueError, match=row.name) as caught:
         compile_layout(broken, legacy=True)
@@ -201,4 +201,4 @@ def test_the_engines_order_is_kept() -> None:
 
 def test_every_dialect_has_structs_that_its_paths_begin_at() -> None:
     """A dialect without any could have no rows fed by plain fields."""
-    assert all(dialect.structs for dialect in catalogue.DIALECTS.values())
+    assert all(dialect.structs for dialect in dialects.DIALECTS.values())

@@ -151,7 +151,7 @@ class World:
         lives = [engine.requests for engine in everyone if engine.requests is not None]
         places = registry.sample_groups.capacity
         assert places.engines == len(lives)
-        assert places.used == sum(len(lifecycle.requests.live) for lifecycle in lives)
+        assert places.used == sum(len(tracker.requests.live) for tracker in lives)
         waiting = sum(group.live for group in registry.sample_groups.groups.values())
         assert waiting <= places.used
 

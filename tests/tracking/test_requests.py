@@ -40,11 +40,11 @@ def play(
     events: Sequence[Event], cuts: Sequence[int] = (), *, rules: Rules | None = None
 ) -> list[Outcomes]:
     """The outcomes of ``events``, sent as items that end at ``cuts``."""
-    lifecycle = RequestTracker(rules)
+    tracker = RequestTracker(rules)
     ends = [*sorted({cut for cut in cuts if cut < len(events)}), len(events)]
     starts = [0, *ends[:-1]]
     return [
-        lifecycle.apply(RequestEvents(0, 0.0, 1, list(events[start:end])))
+        tracker.apply(RequestEvents(0, 0.0, 1, list(events[start:end])))
         for start, end in zip(starts, ends, strict=True)
     ]
 
@@ -116,11 +116,11 @@ def test_nonsense_never_raises_and_gives_no_impossible_interval(
     events: list[Event], rules: Rules, cuts: list[int]
 ) -> None:
     """No negative interval, none twice, no more requests than allowed, no count below zero."""
-    lifecycle = RequestTracker(rules)
+    tracker = RequestTracker(rules)
     outcomes = []
     for event in events:
-        outcomes.append(lifecycle.apply(RequestEvents(0, 0.0, 1, [event])))
-        requests = lifecycle.requests
+        outcomes.append(tracker.apply(RequestEvents(0, 0.0, 1, [event])))
+        requests = tracker.requests
         assert len(requests.live) <= rules.capacity
         assert requests.waiting_tokens >= 0
         assert requests.preempted.keys() <= requests.live.keys()
@@ -326,13 +326,13 @@ def test_samples_of_one_question_may_be_on_several_engines(late: bool) -> None:
         end(5, 1.1),
     ]
     order = [(here, one), (there, two)]
-    for lifecycle, events in reversed(order) if late else order:
-        (outcome,) = [lifecycle.apply(RequestEvents(0, 1.2, 1, list(events)))]
+    for tracker, events in reversed(order) if late else order:
+        (outcome,) = [tracker.apply(RequestEvents(0, 1.2, 1, list(events)))]
         assert [] == outcome.iteration.n_params_iter
 
     ticks = [
-        [lifecycle.apply(RequestEvents(0, now, 1)).iteration for now in (7.0, 8.0)]
-        for lifecycle in (there, here, there)
+        [tracker.apply(RequestEvents(0, now, 1)).iteration for now in (7.0, 8.0)]
+        for tracker in (there, here, there)
     ]
 
     assert [[], [2], []] == [[n for t in both for n in t.n_params_iter] for both in ticks]
@@ -368,13 +368,13 @@ def test_the_clocks_of_two_hosts_have_nothing_in_common() -> None:
 
 def test_adapters_are_limited_and_printable() -> None:
     """Over the limit, or not printable, a name is one for all others."""
-    lifecycle = RequestTracker()
+    tracker = RequestTracker()
     names = ["bad\n", *(f"a{number}" for number in range(MAX_OPEN_VALUES + 6)), "a0"]
     queued: list[Event] = [Queued(n, 1.0, adapter=name) for n, name in enumerate(names)]
 
-    outcome = lifecycle.apply(RequestEvents(0, 1.0, 1, queued))
+    outcome = tracker.apply(RequestEvents(0, 1.0, 1, queued))
 
-    adapters = lifecycle.requests.adapters
+    adapters = tracker.requests.adapters
     assert MAX_OPEN_VALUES == len(adapters)
     assert 2 == adapters["a0", "waiting"]
     assert outcome.limited == adapters[OTHER, "waiting"] > 6
@@ -445,27 +445,27 @@ def test_another_exporter_learns_who_is_there() -> None:
         end(1, 8.0),
         end(2, 8.0),
     ]
-    lifecycle = RequestTracker()
+    tracker = RequestTracker()
 
-    outcome = lifecycle.apply(RequestEvents(0, 0.0, 1, events))
+    outcome = tracker.apply(RequestEvents(0, 0.0, 1, events))
 
     first, second = outcome.iteration.finished_requests
     assert [7.0] == outcome.iteration.time_to_first_tokens_iter
     assert (None, 2.0, 7.0) == (first.queued_time, first.prefill_time, first.e2e_latency)
     assert (None, None, 6.0) == (second.queued_time, second.prefill_time, second.e2e_latency)
-    assert {3: 5.0} == lifecycle.requests.preempted
-    assert 40 == lifecycle.requests.waiting_tokens
+    assert {3: 5.0} == tracker.requests.preempted
+    assert 40 == tracker.requests.waiting_tokens
     assert outcome.untracked == {"unknown": 3}
 
 
 def test_who_was_cut_off_and_is_there_again_is_counted_once() -> None:
     """A sender that dropped events begins anew, and says who is there."""
-    lifecycle = RequestTracker()
+    tracker = RequestTracker()
     queued: list[Event] = [Queued(number, 1.0, WALL) for number in range(5)]
-    lifecycle.apply(RequestEvents(0, 1.0, 1, queued))
+    tracker.apply(RequestEvents(0, 1.0, 1, queued))
     alive: list[Event] = [Alive(number, 2.0, WAITING, WALL) for number in range(1, 7)]
 
-    outcome = lifecycle.apply(RequestEvents(0, 2.0, 2, alive))
+    outcome = tracker.apply(RequestEvents(0, 2.0, 2, alive))
 
     # Six are there, of whom one was not known before.
     assert {"restart": 5, "unknown": 1} == outcome.untracked
@@ -473,15 +473,15 @@ def test_who_was_cut_off_and_is_there_again_is_counted_once() -> None:
 
 def test_the_longest_preemption_is_that_of_the_first() -> None:
     """By the engine's last word; an abort ends a preemption as well."""
-    lifecycle = RequestTracker()
+    tracker = RequestTracker()
     events: list[Event] = []
     for number in (1, 2):
         events += [Queued(number, 1.0), Scheduled(number, 1.0), Preempted(number, 1.0 + number)]
-    outcomes = [lifecycle.apply(RequestEvents(0, 5.0, 1, events))]
-    waited = [lifecycle.longest_preemption]
+    outcomes = [tracker.apply(RequestEvents(0, 5.0, 1, events))]
+    waited = [tracker.longest_preemption]
     for later in (end(1, 6.0, ABORT), Scheduled(2, 7.0)):
-        outcomes.append(lifecycle.apply(RequestEvents(0, 8.0, 1, [later])))
-        waited.append(lifecycle.longest_preemption)
+        outcomes.append(tracker.apply(RequestEvents(0, 8.0, 1, [later])))
+        waited.append(tracker.longest_preemption)
 
     assert [3.0, 5.0, 0.0] == waited
     assert [4.0, 4.0] == [s for outcome in outcomes for s in outcome.preempted_seconds]
@@ -510,15 +510,15 @@ def test_an_exporter_may_hear_of_a_request_before_it_is_told_who_it_is() -> None
 
 def test_a_restarted_engine_numbers_anew() -> None:
     """What was in flight is counted as cut off, and a number means another request."""
-    lifecycle = RequestTracker()
-    lifecycle.apply(RequestEvents(0, 0.0, 1, [Queued(1, 1.0, WALL, 8), Scheduled(1, 2.0)]))
+    tracker = RequestTracker()
+    tracker.apply(RequestEvents(0, 0.0, 1, [Queued(1, 1.0, WALL, 8), Scheduled(1, 2.0)]))
 
-    outcome = lifecycle.apply(
+    outcome = tracker.apply(
         RequestEvents(0, 0.0, 2, [Queued(1, 0.5, WALL, 8), Scheduled(1, 0.75), step(1.5, 1)])
     )
 
     assert {"restart": 1} == outcome.untracked
-    assert 0 == lifecycle.requests.waiting_tokens
+    assert 0 == tracker.requests.waiting_tokens
     assert [None] == [s.interval for s in outcome.steps]
 
 
@@ -551,22 +551,22 @@ def test_a_request_that_never_ends_is_given_up() -> None:
         Queued(3, 102.0, WALL, 1),
         Scheduled(1, 103.0),
     ]
-    lifecycle = RequestTracker(Rules(max_age=100.0))
+    tracker = RequestTracker(Rules(max_age=100.0))
 
-    outcome = lifecycle.apply(RequestEvents(0, 0.0, 1, events))
+    outcome = tracker.apply(RequestEvents(0, 0.0, 1, events))
 
     assert {"age": 1} == outcome.untracked
-    assert {2, 3} == lifecycle.requests.live.keys()
-    assert 11 == lifecycle.requests.waiting_tokens
+    assert {2, 3} == tracker.requests.live.keys()
+    assert 11 == tracker.requests.waiting_tokens
 
 
 def test_adapters_of_queued_requests_wait() -> None:
     """Waiting from the queue on, running in the batch, waiting again after a preemption."""
-    lifecycle = RequestTracker()
+    tracker = RequestTracker()
 
     def after(*events: Event) -> dict[tuple[str, str], int]:
-        lifecycle.apply(RequestEvents(0, 0.0, 1, list(events)))
-        return dict(lifecycle.requests.adapters)
+        tracker.apply(RequestEvents(0, 0.0, 1, list(events)))
+        return dict(tracker.requests.adapters)
 
     assert {("a", "waiting"): 1} == after(Queued(1, 1.0, adapter="a"))
     assert {("a", "waiting"): 1, ("b", "running"): 1} == after(
@@ -579,13 +579,13 @@ def test_adapters_of_queued_requests_wait() -> None:
 
 def test_columns_of_two_lengths_are_refused_whole() -> None:
     """Nothing of the item is applied."""
-    lifecycle = RequestTracker()
+    tracker = RequestTracker()
     bad = Iteration(1.0, 1.0, 1.0, [Output(1.0, [1, 2], [1])])
 
     with pytest.raises(WireError):
-        lifecycle.apply(RequestEvents(0, 0.0, 1, [Queued(1, 1.0), bad]))
+        tracker.apply(RequestEvents(0, 0.0, 1, [Queued(1, 1.0), bad]))
 
-    assert {} == lifecycle.requests.live
+    assert {} == tracker.requests.live
 
 
 def test_a_refused_request_is_counted_by_its_reason() -> None:
@@ -599,9 +599,9 @@ def test_a_refused_request_is_counted_by_its_reason() -> None:
 def test_questions_that_wait_for_samples_are_bounded() -> None:
     """Where no time passes the oldest ends."""
     sample_groups = SampleGroups()
-    lifecycle = RequestTracker(sample_groups=sample_groups)
+    tracker = RequestTracker(sample_groups=sample_groups)
     for number in range(MAX_WAITING_GROUPS + 10):
         asked = Queued(number, 1.0, WALL, group=number + 1)
-        lifecycle.apply(RequestEvents(0, 1.0, 1, [asked, end(number, 1.0)]))
+        tracker.apply(RequestEvents(0, 1.0, 1, [asked, end(number, 1.0)]))
 
     assert MAX_WAITING_GROUPS == len(sample_groups.groups)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import dataclasses
 
 from sidestep.catalog.model import Alias, Row
-from sidestep.engines.sglang import request_rows as sglang_requests
-from sidestep.engines.sglang import rows as sglang
+from sidestep.engines.sglang import request_rows as request_rows
+from sidestep.engines.sglang import rows as rows
 
 LOST = (
     ("sglang:num_running_reqs_offline_batch", "the engine no longer counts such requests"),
@@ -20,7 +20,7 @@ LOST = (
 """Families of 0.5.4 that 0.5.23 does not have, and why they have no row: an alias has all children
 of another row, never one of them."""
 
-_ROWS = {row.name: row for row in (*sglang.ROWS, *sglang_requests.ROWS)}
+_ROWS = {row.name: row for row in (*rows.ROWS, *request_rows.ROWS)}
 
 
 def _old(name: str, successor: str, *, until: str = "") -> Row:

@@ -11,7 +11,7 @@ import dataclasses
 
 from sidestep.catalog.model import Combine, Handler, Row
 from sidestep.engines.sglang.collectors import SCHEDULER
-from sidestep.engines.vllm import own_rows as vllm_own
+from sidestep.engines.vllm import own_rows as own_rows
 
 DEAD = (
     ("sglang:is_cuda_graph", "nothing sets it; use sglang:cuda_graph_passes_total"),
@@ -191,6 +191,6 @@ ROWS: tuple[Row, ...] = (
 # fmt: on
 
 SATURATION = dataclasses.replace(
-    vllm_own.SATURATION, labels=SCHEDULER.shared, shared=SCHEDULER.shared, mirrored=True
+    own_rows.SATURATION, labels=SCHEDULER.shared, shared=SCHEDULER.shared, mirrored=True
 )
 """The row of a scheduler, since schedulers have the queues."""

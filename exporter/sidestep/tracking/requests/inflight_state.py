@@ -57,14 +57,14 @@ class GroupState(msgspec.Struct, array_like=True, gc=False, tag="g"):
 
 
 def capture_tracker(
-    engine: str, lifecycle: RequestTracker
+    engine: str, tracker: RequestTracker
 ) -> Iterator[TrackerState | RequestsState]:
     """Yield the pieces of an engine's tracker, which must not change in between."""
-    requests = lifecycle.requests
+    requests = tracker.requests
     yield TrackerState(
         engine,
-        lifecycle.source,
-        lifecycle.steps.last,
+        tracker.source,
+        tracker.steps.last,
         list(requests.prefilling),
         list(requests.given_up),
         requests.cut_off,
@@ -100,26 +100,26 @@ def capture_groups(
             )
 
 
-def restore_tracker(lifecycle: RequestTracker, kept: TrackerState) -> None:
+def restore_tracker(tracker: RequestTracker, state: TrackerState) -> None:
     """Restore the state of a tracker, except its requests."""
-    lifecycle.source = kept.source
-    lifecycle.steps = Steps(kept.step)
-    requests = lifecycle.requests
-    requests.prefilling.update(kept.prefilling)
-    requests.given_up.update(kept.given_up)
-    requests.cut_off = kept.cut_off
+    tracker.source = state.source
+    tracker.steps = Steps(state.step)
+    requests = tracker.requests
+    requests.prefilling.update(state.prefilling)
+    requests.given_up.update(state.given_up)
+    requests.cut_off = state.cut_off
 
 
-def restore_requests(lifecycle: RequestTracker, kept: RequestsState) -> None:
+def restore_requests(tracker: RequestTracker, state: RequestsState) -> None:
     """Restore requests, and the counts that follow from their states."""
-    requests = lifecycle.requests
-    for number, request in zip(kept.numbers, kept.requests, strict=True):
+    requests = tracker.requests
+    for number, request in zip(state.numbers, state.requests, strict=True):
         requests.restore(number, request)
 
 
-def sort_preempted(lifecycle: RequestTracker) -> None:
+def sort_preempted(tracker: RequestTracker) -> None:
     """Sort the preempted requests by time, after all requests are restored."""
-    requests = lifecycle.requests
+    requests = tracker.requests
     waiting = sorted((since, number) for number, since in requests.preempted.items())
     requests.preempted = {number: since for since, number in waiting}
 
@@ -130,21 +130,21 @@ def restore_groups(
     """Restore groups, after their engines; omit groups that do not match the requests."""
     asked = [request for found in engines.values() for request in found.requests.live.values()]
     live = Counter(request.group for request in asked)
-    for kept in sorted(groups, key=lambda group: group.deadline):
-        waits = engines.get(kept.waits)
-        owner = engines.get(kept.owner)
-        if kept.number == ENDED_GROUP:
+    for state in sorted(groups, key=lambda group: group.deadline):
+        waits = engines.get(state.waits)
+        owner = engines.get(state.owner)
+        if state.number == ENDED_GROUP:
             if owner is not None:
-                owner.samples.observed.append((kept.samples, kept.longest))
+                owner.samples.observed.append((state.samples, state.longest))
             continue
         # A group waits for samples exactly when none is in flight.
-        if kept.live != live[kept.number] or bool(kept.live) == bool(waits):
+        if state.live != live[state.number] or bool(state.live) == bool(waits):
             continue
-        group = sample_groups.groups[kept.number] = SampleGroup(kept.number)
-        group.deadline, group.ended = kept.deadline, kept.ended
-        group.live, group.samples = kept.live, kept.samples
-        group.longest, group.highest = kept.longest, kept.highest
-        group.aborted, group.closed = kept.aborted, kept.closed
+        group = sample_groups.groups[state.number] = SampleGroup(state.number)
+        group.deadline, group.ended = state.deadline, state.ended
+        group.live, group.samples = state.live, state.samples
+        group.longest, group.highest = state.longest, state.highest
+        group.aborted, group.closed = state.aborted, state.closed
         group.owner = None if owner is None else owner.samples
         if waits is not None:
             waits.samples.wait_for_samples(group)
