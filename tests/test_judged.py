@@ -19,8 +19,7 @@ from sidestep.catalog.slo import SLO_REQUESTS, SLO_UNDECIDED, Limit, Objective
 from sidestep.config.slo import parse
 from sidestep.engines.folding import ItemFolder
 from sidestep.engines.items import Item, VllmStep, encode_item
-from sidestep.exposition import json_format as values
-from sidestep.exposition import protobuf_page as protobuf_page
+from sidestep.exposition import json_format, protobuf_page
 from sidestep.exposition.aggregated_text import Merged
 from sidestep.exposition.series_filter import Choice
 from sidestep.exposition.text_page import render
@@ -335,7 +334,7 @@ def forms(node: Fed) -> dict[str, list[bytes]]:
     }
     return {
         **{name: text.splitlines() for name, text in texts.items()},
-        "json": msgspec.json.decode(b"".join(values.pieces(registry)), type=list[msgspec.Raw]),
+        "json": msgspec.json.decode(b"".join(json_format.pieces(registry)), type=list[msgspec.Raw]),
         "protobuf": [*map(b"".join, protobuf_page.pieces(registry))],
     }
 

@@ -20,7 +20,7 @@ from sidestep.engines.folding import ItemFolder
 from sidestep.engines.items import Item, SglangStats, VllmStep, decode_item, encode_item
 from sidestep.engines.sglang.wire import QueueCount, SchedulerStats
 from sidestep.errors import WireError
-from sidestep.exposition import json_format as values
+from sidestep.exposition import json_format
 from sidestep.exposition.text_page import render
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.record_codec import decode_record, encode_record, totals_of
@@ -77,7 +77,7 @@ class Bench:
 
     def families(self, name: str) -> list[Any]:
         """The JSON page of one family, or nothing."""
-        found: list[Any] = json.loads(b"".join(values.pieces(self.registry, {name})))
+        found: list[Any] = json.loads(b"".join(json_format.pieces(self.registry, {name})))
         return found
 
 

@@ -175,7 +175,9 @@ class Capture:
         record = msgspec.Raw(encode_record(engine, totals_of(engine)))
         yield _encoder.encode(KeptEngine(shown, record, ORIGIN in engine.labels))
         if engine.requests is not None:
-            yield from map(_encoder.encode, inflight_state.capture_tracker(engine.id, engine.requests))
+            yield from map(
+                _encoder.encode, inflight_state.capture_tracker(engine.id, engine.requests)
+            )
 
     def _of_word(self, word: Word) -> KeptWord:
         engine = self._intake.forwarded.engine_of(word)
@@ -223,7 +225,9 @@ def _restore(intake: Intake, pieces: Sequence[Piece], now: float) -> None:
             case KeptWord():
                 _restore_word(intake, piece, now)
             case TrackerState():
-                inflight_state.restore_tracker(registry.requests_of(registry.engines[piece.engine]), piece)
+                inflight_state.restore_tracker(
+                    registry.requests_of(registry.engines[piece.engine]), piece
+                )
             case RequestsState():
                 lifecycle = registry.requests_of(registry.engines[piece.engine])
                 inflight_state.restore_requests(lifecycle, piece)

@@ -335,7 +335,9 @@ class RequestTracker:
         """Remove a request from its group; a request without a group is observed immediately."""
         if request.group:
             has_more = request.last != request.first
-            self.samples.leave(request.group, now, request.tokens, aborted=aborted, outputs=has_more)
+            self.samples.leave(
+                request.group, now, request.tokens, aborted=aborted, outputs=has_more
+            )
         elif request.lone and not aborted:
             self._observe_group(1, request.tokens)
 
