@@ -16,13 +16,13 @@ from sidestep.catalog.buckets import DEFAULTS, SGLANG, checked
 from sidestep.catalog.layout import exposed_names
 from sidestep.catalog.layout_builder import compile_layout
 from sidestep.catalog.model import Alias, Handler, Row, Sampled
-from sidestep.engines import dialects as dialects
+from sidestep.engines import dialects
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.items import SglangStats, decode_item, encode_item
-from sidestep.engines.sglang import legacy_rows as legacy_rows
+from sidestep.engines.sglang import legacy_rows
 from sidestep.engines.sglang import rows as sglang
 from sidestep.engines.sglang.wire import QueueCount, SchedulerStats
-from sidestep.engines.vllm import own_rows as own_rows
+from sidestep.engines.vllm import own_rows
 from sidestep.errors import WireError
 
 REFERENCE = Path(__file__).parents[3] / "shared" / "reference" / "sglang" / "metrics.json"

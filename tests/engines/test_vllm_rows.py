@@ -12,7 +12,7 @@ import pytest
 from sidestep.catalog.buckets import DEFAULTS, one_two_five
 from sidestep.catalog.layout_builder import compile_layout
 from sidestep.catalog.model import Alias, Handler, Row, check
-from sidestep.engines import dialects as dialects
+from sidestep.engines import dialects
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.vllm import rows as vllm
 from sidestep.errors import CatalogueError

@@ -162,12 +162,12 @@ class Layout:
 
     @property
     def has_own_namespace(self) -> bool:
-        """Whether no other dialect has a family of these names."""
+        """True if no other dialect has a family of these names."""
         return self.tables.has_own_namespace
 
     @property
     def has_requests(self) -> bool:
-        """Whether engines of the dialect may send raw request events."""
+        """True if engines of the dialect may send raw request events."""
         return self.tables.has_requests
 
     @functools.cached_property

@@ -29,7 +29,7 @@ class Common(NamedTuple):
     buckets: str = ""
     combine: Combine = "sum"
     tokenizer: bool = False
-    """Whether SGLang's tokenizer, which has no ranks, reports the family."""
+    """True if SGLang's tokenizer, which has no ranks, reports the family."""
     closed: tuple[str, ...] = ()
 
 

@@ -22,7 +22,7 @@ import msgspec
 
 from sidestep.catalog.layout import Layout, SlotAssignment, StructFields
 from sidestep.metrics.engine import Engine
-from sidestep.metrics.histogram import SORT_FROM as ONE_BY_ONE
+from sidestep.metrics.histogram import SORT_FROM
 from sidestep.metrics.observation_buffer import ObservationBuffer
 from sidestep.metrics.registry import Registry
 
@@ -31,7 +31,7 @@ FieldReader = Callable[[Engine, Any, bool], None]
 BufferedFieldReader = Callable[[Engine, Any, bool, ObservationBuffer], None]
 """Arguments: as of ``FieldReader``, and the buffer that takes the observations."""
 
-SORT_FROM = 12
+COLUMNS_FROM = 12
 """Structs from which on reading field by field is faster than reading struct by struct."""
 
 
@@ -135,7 +135,7 @@ class _Writer:
         yield from _start_families(section)
         plain = [(field, slot) for field, nested, slot in section.observed_columns if not nested]
         if plain:
-            yield f"if len({name}) < {SORT_FROM}:"
+            yield f"if len({name}) < {COLUMNS_FROM}:"
             yield f"    for each in {name}:"
             for field, slot in plain:
                 yield f"        if (v := each.{field}) is not None:"
@@ -184,7 +184,7 @@ class _BufferedWriter(_Writer):
 
     def many(self, slot: int) -> Iterator[str]:
         """Yield lines that buffer the list in variable ``v`` if it is short, and observe it otherwise."""
-        yield f"if len(v) < {ONE_BY_ONE}:"
+        yield f"if len(v) < {SORT_FROM}:"
         yield f"    columns[{slot}] += v"
         yield "else:"
         yield from _indent((*self.before(slot), *super().many(slot)))

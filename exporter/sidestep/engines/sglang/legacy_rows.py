@@ -9,8 +9,7 @@ from __future__ import annotations
 import dataclasses
 
 from sidestep.catalog.model import Alias, Row
-from sidestep.engines.sglang import request_rows as request_rows
-from sidestep.engines.sglang import rows as rows
+from sidestep.engines.sglang import request_rows, rows
 
 LOST = (
     ("sglang:num_running_reqs_offline_batch", "the engine no longer counts such requests"),

@@ -11,7 +11,7 @@ import dataclasses
 
 from sidestep.catalog.model import Combine, Handler, Row
 from sidestep.engines.sglang.collectors import SCHEDULER
-from sidestep.engines.vllm import own_rows as own_rows
+from sidestep.engines.vllm import own_rows
 
 DEAD = (
     ("sglang:is_cuda_graph", "nothing sets it; use sglang:cuda_graph_passes_total"),

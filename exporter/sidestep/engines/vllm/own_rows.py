@@ -37,7 +37,7 @@ REFUSED = _own(
     "Observations that were refused because they were negative (the host's wall clock stepped"
     " back) or not a number.",
 )
-"""The same row in every dialect: one family."""
+"""Every dialect has this row, so that it is one family."""
 SATURATION = Row(
     name="sidestep_saturation_ratio",
     kind="gauge",

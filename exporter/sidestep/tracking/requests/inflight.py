@@ -104,7 +104,7 @@ class InFlight:
 
     @property
     def full(self) -> bool:
-        """Whether no further request may be tracked."""
+        """True if no further request may be tracked."""
         held = len(self.live)
         return held >= self.capacity or not self._shared_capacity.allows(held)
 

@@ -56,9 +56,7 @@ class GroupState(msgspec.Struct, array_like=True, gc=False, tag="g"):
     waits: str
 
 
-def capture_tracker(
-    engine: str, tracker: RequestTracker
-) -> Iterator[TrackerState | RequestsState]:
+def capture_tracker(engine: str, tracker: RequestTracker) -> Iterator[TrackerState | RequestsState]:
     """Yield the pieces of an engine's tracker, which must not change in between."""
     requests = tracker.requests
     yield TrackerState(
