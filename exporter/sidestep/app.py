@@ -32,6 +32,7 @@ from sidestep.exposition.parts import (
     native_histograms,
     series_filter,
 )
+from sidestep.exposition.passthrough.registry import PassthroughRegistry
 from sidestep.exposition.statistics_log import StatsLog
 from sidestep.federation.computed_records import Present
 from sidestep.federation.sender import Forwarder
@@ -94,6 +95,7 @@ class Exporter:
             native_histograms(config),
             objectives=Objectives(config.slo),
         )
+        self.passthrough = PassthroughRegistry(self.registry.names)
         self.series_filter = series_filter(config)
         self.registry.is_exposed = functools.lru_cache(4096)(self.series_filter.shows)
         self.metrics = SelfMetrics()
@@ -173,7 +175,7 @@ class Exporter:
             stack.push_async_callback(self.ingest.wait_closed)
             # Runs before what was pushed before it: the last snapshot holds what it applies.
             stack.callback(self.ingest.drain)
-            sources = installed.sources(self.config, self.intake)
+            sources = installed.sources(self.config, self.intake, self.passthrough)
             cut = (lambda: None) if forwarder is None else forwarder.cut
             self.ingest.open(self.config.ingest_endpoint, sources, cut)
             if sockets:
@@ -193,10 +195,11 @@ class Exporter:
         """The pages, while the block lasts."""
         pages = Pages(
             self.registry,
+            self.passthrough,
             self.collectors,
             self.metrics,
             self.endpoints,
-            snapshots,
+            snapshots=snapshots,
             series_filter=self.series_filter,
         )
         path, view = self.config.web_telemetry_path, self.config.web_default_view

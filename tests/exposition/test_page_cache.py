@@ -14,6 +14,7 @@ from harm import World
 from sidestep.app import Exporter
 from sidestep.exposition.negotiation import Format
 from sidestep.exposition.page_cache import CACHE_SECONDS, Pages
+from sidestep.exposition.passthrough.registry import PassthroughRegistry
 from sidestep.exposition.text_page import render
 from sidestep.protocol.messages import EngineInfo
 
@@ -35,7 +36,13 @@ class Fleet:
         for number in range(engines):
             labels = {"engine": str(number), "model_name": "m"}
             self.registry.register(EngineInfo(str(number), "vllm", labels))
-        self.pages = Pages(self.registry, self.world.own, self.world.intake.metrics, [])
+        self.pages = Pages(
+            self.registry,
+            PassthroughRegistry(self.registry.names),
+            self.world.own,
+            self.world.intake.metrics,
+            [],
+        )
 
     def observe(self) -> None:
         """Have every engine count something."""

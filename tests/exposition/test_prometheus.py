@@ -251,7 +251,7 @@ async def test_the_whole_page_is_taken(tmp_path: Path, binary: str) -> None:
         }
         async with Exporter(read(flags, {}), [Odd()]).running() as exporter:
             url = await replayed(exporter, MAIN_RUN)
-            await until(lambda: bool(exporter.registry.passthrough.families()))
+            await until(lambda: bool(exporter.passthrough.families()))
             async with prometheus(binary, tmp_path, {"one": url}) as server:
                 await server.scraped({"one"})
                 found = [

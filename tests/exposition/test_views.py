@@ -22,6 +22,7 @@ from sidestep.config.settings import read
 from sidestep.errors import ConfigError
 from sidestep.exposition.negotiation import CONTENT_TYPES, Format
 from sidestep.exposition.page_cache import CACHE_SECONDS, Pages
+from sidestep.exposition.passthrough.registry import PassthroughRegistry
 from sidestep.protocol.messages import EngineInfo
 from sidestep_adapters.recording.replay import Replay
 
@@ -135,10 +136,11 @@ async def test_no_family_is_twice_on_a_page(openmetrics: bool) -> None:
     registry = world.intake.registry
     registry.clear()
     registry.register(EngineInfo("a", "vllm", {"engine": "a", "model_name": "m"}))
-    for _ in registry.passthrough.page().update([other.encode()]):
+    passthrough = PassthroughRegistry(registry.names)
+    for _ in passthrough.page().update([other.encode()]):
         pass
 
-    pages = Pages(registry, world.own, world.intake.metrics, [])
+    pages = Pages(registry, passthrough, world.own, world.intake.metrics, [])
     form: Format = "openmetrics" if openmetrics else "text"
 
     async def ask() -> str:

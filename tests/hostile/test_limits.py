@@ -20,6 +20,7 @@ from intakes import Fed
 from sidestep.engines.items import VllmStep, encode_item
 from sidestep.engines.vllm.wire import CUDAGraphStat, SchedulerStats
 from sidestep.exposition.page_cache import CACHE_SECONDS, Pages
+from sidestep.exposition.passthrough.registry import PassthroughRegistry
 from sidestep.exposition.statistics_log import StatsLog
 from sidestep.exposition.text_page import render
 from sidestep.metrics.engine import ORIGIN
@@ -690,7 +691,9 @@ async def test_a_large_page_does_not_hold_the_loop() -> None:
     registry = world.intake.registry
     for number in range(300):
         registry.register(engine(str(number)))
-    pages = Pages(registry, world.own, world.intake.metrics, [])
+    pages = Pages(
+        registry, PassthroughRegistry(registry.names), world.own, world.intake.metrics, []
+    )
     making = asyncio.create_task(pages.page("engine", "text"))
     turns = 0
     while not making.done():
@@ -710,7 +713,9 @@ async def test_a_page_does_not_keep_the_one_before_while_it_is_made() -> None:
     registry = world.intake.registry
     for number in range(100):
         registry.register(engine(str(number)))
-    pages = Pages(registry, world.own, world.intake.metrics, [])
+    pages = Pages(
+        registry, PassthroughRegistry(registry.names), world.own, world.intake.metrics, []
+    )
     tracemalloc.start()
     try:
         size = sum(map(len, await pages.page("engine", "text")))

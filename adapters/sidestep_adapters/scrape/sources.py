@@ -11,6 +11,7 @@ from sidestep.config.settings import Config
 from sidestep.engines.triton.rows import FROM_STATISTICS
 from sidestep.errors import ConfigError
 from sidestep.exposition.passthrough.page import Page
+from sidestep.exposition.passthrough.registry import PassthroughRegistry
 from sidestep.ingest.intake import Intake
 from sidestep.telemetry.self_metrics import SelfMetrics
 from sidestep_adapters.scrape.http_client import Client, Response
@@ -21,13 +22,15 @@ ACCEPT = "text/plain;version=0.0.4;q=1,text/plain;q=0.5,*/*;q=0.1"
 KINDS = ("text/plain",)
 
 
-def sources(config: Config, intake: Intake) -> Sequence[Poller[Response]]:
+def sources(
+    config: Config, intake: Intake, passthrough: PassthroughRegistry
+) -> Sequence[Poller[Response]]:
     """Return one poller for each target.
 
     Raises:
         ConfigError: A file that a target needs cannot be read.
     """
-    passthrough, metrics = intake.registry.passthrough, intake.metrics
+    metrics = intake.metrics
     pollers: list[Poller[Response]] = []
     pages: list[tuple[Target, Page]] = []
     for flag, target, excluded in _targets(config):

@@ -14,7 +14,7 @@ from sidestep_adapters.streams.readers import READERS
 from sidestep_adapters.streams.subscriber import Subscriber
 
 
-def sources(config: Config, intake: Intake) -> Sequence[Subscriber]:
+def sources(config: Config, intake: Intake, _: object) -> Sequence[Subscriber]:
     """Return one subscriber for each ``--subscribe``.
 
     All share one ZeroMQ context, which ends when the last of them closes.

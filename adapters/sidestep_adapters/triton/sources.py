@@ -16,7 +16,7 @@ from sidestep_adapters.triton.poller import TritonSource
 from sidestep_adapters.triton.queries import IN_FLIGHT
 
 
-def sources(config: Config, intake: Intake) -> Sequence[TritonSource]:
+def sources(config: Config, intake: Intake, _: object) -> Sequence[TritonSource]:
     """Return one poller for each ``--triton``.
 
     Raises:

@@ -14,6 +14,9 @@ from sidestep.catalog.dialect import DialectTables
 from sidestep.catalog.model import OBSERVED, Alias, Kind, Row
 from sidestep.protocol.limits import OTHER
 
+OWN_PREFIXES = ("sidestep_", "process_", "python_")
+"""Prefixes of the exporter's own names."""
+
 Storage = Literal["scalars", "histogram", "keyed", "sampled", "computed", "constant", "info"]
 
 

@@ -11,6 +11,7 @@ from sidestep.exposition.aggregate import aggregate_states
 from sidestep.exposition.aggregated_text import AggregatedPage
 from sidestep.exposition.families import Family, families, is_shared, series_labels
 from sidestep.exposition.family_snapshot import aggregate_snapshot, histogram_state, snapshot_family
+from sidestep.exposition.passthrough.registry import PassthroughRegistry
 from sidestep.metrics.engine import Number
 from sidestep.metrics.histogram import State
 from sidestep.metrics.registry import Registry
@@ -96,12 +97,13 @@ def samples_of(value: Number | State) -> int:
 
 
 def count_series(
-    registry: Registry, views: Mapping[str, AggregatedPage]
+    registry: Registry, passthrough: PassthroughRegistry, views: Mapping[str, AggregatedPage]
 ) -> Iterator[CardinalityReport]:
     """Yield the report so far, to yield to the event loop, and at last the whole report.
 
     Args:
         registry: The series to count.
+        passthrough: Other exporters' families.
         views: Pages by name, whose samples are counted as well.
     """
     found = CardinalityReport(engines={name: Count() for name in registry.engines})
@@ -116,7 +118,7 @@ def count_series(
                     found.add(family.name, family.kind, dict(one[0]), one[1])
         else:
             yield from _of_engines(registry, family, found)
-    for passed in registry.passthrough.families():
+    for passed in passthrough.families():
         found.other[passed.name] = sum(len(part.series) for part in passed.visible_parts)
         yield found
     for view, merged in views.items():

@@ -17,6 +17,7 @@ from sidestep.exposition.family_snapshot import (
     histogram_state,
     snapshot_family,
 )
+from sidestep.exposition.passthrough.registry import PassthroughRegistry
 from sidestep.metrics.engine import Number
 from sidestep.metrics.histogram import State
 from sidestep.metrics.registry import Registry
@@ -27,10 +28,14 @@ PER_SLICE = 32
 Sample = dict[str, Any]
 
 
-def pieces(registry: Registry, names: Collection[str] = ()) -> Iterator[bytes]:
+def pieces(
+    registry: Registry,
+    names: Collection[str] = (),
+    passthrough: PassthroughRegistry | None = None,
+) -> Iterator[bytes]:
     """Yield the page in pieces; each family is of the moment of its first piece."""
     separator = b"["
-    for head, samples in _families(registry, names):
+    for head, samples in _families(registry, names, passthrough):
         # Copying the state of a thousand engines takes most of a slice.
         yield b""
         begun = False
@@ -58,13 +63,14 @@ def _opened(head: dict[str, Any]) -> bytes:
 
 
 def _families(
-    registry: Registry, names: Collection[str]
+    registry: Registry, names: Collection[str], passthrough: PassthroughRegistry | None
 ) -> Iterator[tuple[dict[str, Any], Iterator[Sample | None]]]:
     for family in list(families(registry, names)):
         found = snapshot_family(registry, family, histogram_state)
         samples = _combined(family, found) if is_shared(family) else _single(family, found)
         yield {"name": family.name, "type": family.kind, "help": family.help}, samples
-    yield from passthrough_text.json_families(registry.passthrough, names)
+    if passthrough is not None:
+        yield from passthrough_text.json_families(passthrough, names)
 
 
 def _single(family: Family, found: Iterable[EngineSnapshot[State]]) -> Iterator[Sample]:

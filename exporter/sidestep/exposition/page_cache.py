@@ -14,6 +14,7 @@ from sidestep.exposition.aggregated_text import AggregatedPage
 from sidestep.exposition.compression import Body
 from sidestep.exposition.negotiation import Format
 from sidestep.exposition.own_families import OwnFamilies
+from sidestep.exposition.passthrough.registry import PassthroughRegistry
 from sidestep.exposition.series_filter import SeriesFilter
 from sidestep.exposition.text_page import TextPage
 from sidestep.metrics.registry import Registry
@@ -46,15 +47,17 @@ class Pages:
     def __init__(
         self,
         registry: Registry,
+        passthrough: PassthroughRegistry,
         own: OwnRegistry,
         metrics: SelfMetrics,
         endpoints: list[str],
-        snapshots: Durable | None = None,
         *,
+        snapshots: Durable | None = None,
         series_filter: SeriesFilter | None = None,
     ) -> None:
         shown = series_filter or SeriesFilter()
         self.registry = registry
+        self.passthrough = passthrough
         self.metrics = metrics
         self.endpoints = endpoints
         self._own = OwnFamilies(own)
@@ -129,10 +132,8 @@ class Pages:
 
     def _pieces(self, view: str, form: Format, names: Collection[str]) -> Iterator[list[bytes]]:
         if form == "protobuf":
-            others = protobuf_samples.passthrough_pieces(self.registry.passthrough, names)
+            others = protobuf_samples.passthrough_pieces(self.passthrough, names)
             return chain(protobuf_page.pieces(self.registry, names), others)
         openmetrics = form == "openmetrics"
-        others = passthrough_text.pieces(
-            self.registry.passthrough, openmetrics=openmetrics, names=names
-        )
+        others = passthrough_text.pieces(self.passthrough, openmetrics=openmetrics, names=names)
         return chain(self._texts[view].pieces(openmetrics=openmetrics, names=names), others)

@@ -55,7 +55,9 @@ def application(
 
     async def typed(request: web.Request) -> web.StreamResponse:
         names = frozenset(request.query.getall("name[]", []))
-        parts = await collect_in_slices(json_format.pieces(pages.registry, names))
+        parts = await collect_in_slices(
+            json_format.pieces(pages.registry, names, pages.passthrough)
+        )
         await pages.settled()
         packed = _takes_gzip(request)
         if packed:
@@ -108,7 +110,9 @@ def _cardinality(pages: Pages) -> Handler:
     """Return the handler of the cardinality report."""
 
     async def cardinality(_: web.Request) -> web.StreamResponse:
-        *_rest, report = await collect_in_slices(count_series(pages.registry, pages.views))
+        *_rest, report = await collect_in_slices(
+            count_series(pages.registry, pages.passthrough, pages.views)
+        )
         return _json(report.json())
 
     return cardinality

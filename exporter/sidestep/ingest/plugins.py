@@ -34,8 +34,13 @@ def collectors() -> list[Collector]:
     return found
 
 
-def sources(config: Config, intake: Intake) -> list[Source]:
-    """What installed packages, ours among them, register under ``sidestep.ingest.source``.
+def sources(config: Config, intake: Intake, passthrough: object) -> list[Source]:
+    """Return the sources that installed packages register under ``sidestep.sources``.
+
+    Args:
+        config: The configuration.
+        intake: Accepts what sources bring.
+        passthrough: Registry of other exporters' pages.
 
     Raises:
         ConfigError: One of them cannot be made.
@@ -45,7 +50,7 @@ def sources(config: Config, intake: Intake) -> list[Source]:
     points = {point.value: point for point in entry_points(group=SOURCES_GROUP)}
     for point in points.values():
         try:
-            found += point.load()(config, intake)
+            found += point.load()(config, intake, passthrough)
         except ConfigError:
             raise
         except Exception as error:

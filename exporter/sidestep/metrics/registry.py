@@ -12,7 +12,6 @@ from sidestep.catalog.buckets import Bounds
 from sidestep.catalog.layout import Layout, SlotAssignment
 from sidestep.catalog.slo import Objectives
 from sidestep.errors import WireError
-from sidestep.exposition.passthrough.registry import PassthroughRegistry
 from sidestep.metrics.engine import ORIGIN, Engine, Key
 from sidestep.metrics.native_histogram import NativeSettings
 from sidestep.metrics.quotas import OpenFamilyQuota
@@ -67,7 +66,6 @@ class Registry:
         parts: Number of engines that are part of another engine.
         quota: Limits on self-described families, and their current use.
         reserved: Names that the exporter's own collectors use.
-        passthrough: Other exporters' families.
         is_exposed: Returns whether pages contain a family.
     """
 
@@ -96,7 +94,6 @@ class Registry:
         self.parts = 0
         self.quota = OpenFamilyQuota()
         self.reserved: frozenset[str] = frozenset()
-        self.passthrough = PassthroughRegistry(self._names)
         self.is_exposed: Callable[[str], bool] = lambda _: True
         self._label_keys: set[LabelKey] = set()
         """Labels of the engines that are exposed."""
@@ -201,7 +198,7 @@ class Registry:
         self._forget(engine)
         self.version += 1
 
-    def _names(self) -> list[AbstractSet[str]]:
+    def names(self) -> list[AbstractSet[str]]:
         """Return the names that other exporters' families must not have, exposed now or not."""
         features: dict[Layout, set[str]] = {}
         for engine in self.engines.values():

@@ -6,10 +6,9 @@ from collections.abc import Iterable, Sequence
 from itertools import islice, pairwise
 
 from sidestep.catalog.buckets import Bounds
-from sidestep.catalog.layout import FeedTarget, exposed_names
+from sidestep.catalog.layout import OWN_PREFIXES, FeedTarget, exposed_names
 from sidestep.catalog.model import OBSERVED, Kind
 from sidestep.errors import WireError
-from sidestep.exposition.passthrough.registry import OWN_PREFIXES
 from sidestep.metrics.engine import ORIGIN, Engine, Key, OpenFamily
 from sidestep.metrics.exponential_buckets import check as check_native
 from sidestep.metrics.histogram import Histogram, rebucket

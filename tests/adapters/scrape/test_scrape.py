@@ -318,11 +318,11 @@ async def test_a_page_is_reused_while_nothing_changes(start: Start) -> None:
     """Unchanged responses allocate nothing."""
     async with polled(page(TRITON)) as server, start(scrape=(f"{server.url},{FAST}",)) as exporter:
         await scraped(exporter, server)
-        version = exporter.registry.passthrough.version
+        version = exporter.passthrough.version
         polls = number(exporter, "ok", server)
         await until(lambda: number(exporter, "ok", server) > polls + 3)
 
-        assert exporter.registry.passthrough.version == version
+        assert exporter.passthrough.version == version
 
 
 @pytest.mark.parametrize("option", ["header.a=@/none", "ca=/none", "cert=/none"])

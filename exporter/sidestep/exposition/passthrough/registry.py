@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 
-from sidestep.catalog.layout import exposed_names
+from sidestep.catalog.layout import OWN_PREFIXES, exposed_names
 from sidestep.catalog.model import OBSERVED
 from sidestep.exposition.passthrough.families import FamilyLines, group_labels
 from sidestep.exposition.passthrough.page import (
@@ -21,8 +21,6 @@ from sidestep.exposition.passthrough.page import (
 )
 from sidestep.exposition.passthrough.parser import Labels, PageKind
 
-OWN_PREFIXES = ("sidestep_", "process_", "python_")
-"""Prefixes of the exporter's own names."""
 SLICE = 50
 """Families to merge before yielding to the event loop."""
 
