@@ -158,17 +158,17 @@ class Layout:
     histograms: tuple[Row, ...]
     keyed: tuple[Row, ...]
 
-    @property
+    @functools.cached_property
     def dialect(self) -> str:
         """The dialect's name."""
         return self.tables.name
 
-    @property
+    @functools.cached_property
     def has_own_namespace(self) -> bool:
         """True if no other dialect has a family of these names."""
         return self.tables.has_own_namespace
 
-    @property
+    @functools.cached_property
     def has_requests(self) -> bool:
         """True if engines of the dialect may send raw request events."""
         return self.tables.has_requests
