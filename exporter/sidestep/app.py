@@ -41,7 +41,7 @@ from sidestep.http.sockets import listen
 from sidestep.ingest import event_loop as loops
 from sidestep.ingest import plugins as installed
 from sidestep.ingest.intake import Intake
-from sidestep.ingest.shutdown import Ending
+from sidestep.ingest.shutdown import Shutdown
 from sidestep.ingest.socket_loop import Ingest
 from sidestep.metrics.registry import Registry
 from sidestep.snapshot.schedule import Snapshots
@@ -258,9 +258,9 @@ async def serve(config: Config, reload: Callable[[], Config] | None = None) -> N
 
     Raises:
         ConfigError: An address or endpoint cannot be had.
-        RunError: See ``Ending.check``.
+        RunError: See ``Shutdown.check``.
     """
-    ending = Ending()
+    shutdown = Shutdown()
     raise_open_files()
     exporter = Exporter(config)
     if reload is not None:
@@ -277,6 +277,6 @@ async def serve(config: Config, reload: Callable[[], Config] | None = None) -> N
             ", ".join(exporter.endpoints),
             exporter.promise,
         )
-        await ending.stop.wait()
-    ending.check()
+        await shutdown.stop.wait()
+    shutdown.check()
     log.info("drained and stopped")
