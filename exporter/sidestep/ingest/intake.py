@@ -108,7 +108,7 @@ class Intake:
             now: Monotonic seconds.
             key: Public key that the peer has authenticated with; empty where none is required.
         """
-        if not self.guard.hears(peer, key, now):
+        if not self.guard.allows(peer, key, now):
             return []
         refused = self.refused
         replies = self._take(peer, frames, now, key)
