@@ -106,9 +106,9 @@ def test_what_is_no_key(text: str) -> None:
 
 BAD_SECRETS = {
     "missing": (None, "x.key", "No such file"),
-    "empty": (b"", "x.key", "no key of 40"),
-    "noise": (b"\xff\x00" * 40, "x.key", "no key of 40"),
-    "short": (b"abc\n", "x.key", "no key of 40"),
+    "empty": (b"", "x.key", "not a key of 40"),
+    "noise": (b"\xff\x00" * 40, "x.key", "not a key of 40"),
+    "short": (b"abc\n", "x.key", "not a key of 40"),
     "public": (b"x" * 40, "x.pub", "holds a public key"),
     "open to all": (b"x" * 40, "open.key", "chmod 600"),
     "NUL": (None, "x\0.key", "null byte"),
@@ -131,7 +131,7 @@ def test_a_bad_secret_key_is_one_line(
 def test_a_pipe_is_no_key(tmp_path: Path) -> None:
     """Nothing is read from it, which could take for ever."""
     os.mkfifo(tmp_path / "pipe", 0o600)
-    with pytest.raises(ConfigError, match="no key of 40"):
+    with pytest.raises(ConfigError, match="not a key of 40"):
         keys.read_secret(tmp_path / "pipe")
 
 
@@ -567,7 +567,7 @@ BAD_ENVIRONS: dict[str, tuple[dict[str, str], str]] = {
     "missing file": ({SERVER_KEY: "exporter.pub", CLIENT_KEY: "none.key"}, "No such file"),
     "public for secret": ({SERVER_KEY: "exporter.pub", CLIENT_KEY: "a.pub"}, "a public key"),
     "secret for public": ({SERVER_KEY: "exporter.key", CLIENT_KEY: "a.key"}, "a secret key"),
-    "noise": ({SERVER_KEY: "exporter.pub", CLIENT_KEY: "noise"}, "no key of 40"),
+    "noise": ({SERVER_KEY: "exporter.pub", CLIENT_KEY: "noise"}, "not a key of 40"),
     "a directory": ({SERVER_KEY: "exporter.pub", CLIENT_KEY: "authorized"}, "cannot read key file"),
 }
 

@@ -145,7 +145,7 @@ def test_a_path_knows_when_it_is_lost(tmp_path: Path) -> None:
 def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
     """A slip in the endpoint must not cost what has that name."""
     (tmp_path / "i.ipc").write_text("precious")
-    with pytest.raises(ConfigError, match="no socket"), bound(tmp_path / "i.ipc"):
+    with pytest.raises(ConfigError, match="not a socket"), bound(tmp_path / "i.ipc"):
         pass
     assert (tmp_path / "i.ipc").read_text() == "precious"
 
@@ -189,7 +189,7 @@ async def test_plain_tcp_is_loud(start: Start, caplog: pytest.LogCaptureFixture)
     flags = {"ingest_endpoint": ("tcp://0.0.0.0:*",), "ingest_allow_plain_tcp": True}
     async with start(**flags) as exporter, connect(port(exporter)) as peer:
         await peer.greet()
-    assert "ANYONE" in caplog.text
+    assert "from any host" in caplog.text
 
 
 def port(exporter: Exporter) -> str:
