@@ -123,7 +123,7 @@ async def test_keys_say_who_may_tell_of_what(
                 name = "sidestep_forward_errors_total"
                 await until(lambda: leaf.metrics.value(name, "unauthorised") > 0)
         assert tokens(root) == 5
-    assert "refuses what is forwarded: unauthorised: this key may not forward engine f1" in (
+    assert "rejects forwarded records: unauthorised: this key may not forward engine f1" in (
         caplog.text
     )
 
@@ -144,7 +144,7 @@ async def test_what_the_root_refuses_is_said_at_the_leaf(
             name = "sidestep_forward_errors_total"
             await until(lambda: leaf.metrics.value(name, "over_limit") > 0)
         assert root.metrics.value("sidestep_rejected_total", "over_limit") > 0
-    assert "refuses what is forwarded: over_limit: other exporters send more" in caplog.text
+    assert "rejects forwarded records: over_limit: records of other exporters exceed" in caplog.text
 
 
 async def test_processes_forward_to_each_other(tmp_path: Path) -> None:
