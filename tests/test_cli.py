@@ -36,7 +36,7 @@ from sidestep_adapters.recording.replay import Replay
         (["no-such-command"], "No such command"),
         (
             ["poll-triton", "http://h:8000", "--connect", "tcp://h:5556"],
-            "is gone: run `sidestep serve",
+            "was removed: run `sidestep serve",
         ),
         (["serve", "--web.listen-address", "nonsense"], "must be host:port"),
         (["serve", "--web.listen-address", "127.0.0.1:99999"], "must be host:port"),
@@ -70,7 +70,7 @@ from sidestep_adapters.recording.replay import Replay
         (["serve", "--ingest.endpoint", "ipc://*"], "must be the path of a file"),
         (["serve", "--ingest.curve-key", "/x"], "ingest.authorized-keys is missing"),
         (["serve", "--ingest.authorized-keys", "/x"], "ingest.curve-key is missing"),
-        (["serve", "--ingest.ipc-group", "no such group"], "there is no such group"),
+        (["serve", "--ingest.ipc-group", "no such group"], ": no such group"),
         (["serve", "--limits.memory-soft", "600"], "must not be above limits.memory-hard"),
         (["serve", "--limits.memory-hard", "-1"], "must be a whole number"),
         (["record", "/tmp/x", "--listen", "tcp://0.0.0.0:0"], "reaches beyond this host"),
@@ -119,7 +119,7 @@ async def test_a_busy_endpoint_leaves_an_old_recording_alone(start: Start, tmp_p
     async with start() as exporter:
         done = await asyncio.to_thread(sidestep, "record", file, "--listen", exporter.endpoints[0])
 
-    one_line(done, 2, "another exporter has it")
+    one_line(done, 2, "another exporter uses it")
     assert file.read_text() == "precious"
 
 
@@ -131,7 +131,7 @@ async def test_a_second_exporter_does_not_steal_the_path(start: Start) -> None:
             "--ingest.endpoint", exporter.endpoints[0],
         )  # fmt: skip
 
-        one_line(done, 2, "another exporter has it")
+        one_line(done, 2, "another exporter uses it")
 
 
 INIT = (
@@ -177,8 +177,8 @@ def test_replay_without_an_exporter_fails_at_run_time(tmp_path: Path) -> None:
 
 CONFIGS = {
     "not TOML": ("= 1", "is not TOML"),
-    "unknown key": ("[web]\nlisten = 'x'", "web.listen is no setting"),
-    "unknown section": ("speed = 9", "speed is no setting"),
+    "unknown key": ("[web]\nlisten = 'x'", "web.listen is not a setting"),
+    "unknown section": ("speed = 9", "speed is not a setting"),
     "wrong type": ("[web]\ntelemetry-path = 5", "must be a string"),
     "wrong value": ("[log]\nlevel = 'loud'", "must be one of"),
     "number as text": ("[kv]\nmax-tracked = true", "must be a whole number above 0"),
@@ -314,12 +314,12 @@ async def test_a_hangup_makes_it_read_the_configuration_again(tmp_path: Path) ->
         stack.push_async_callback(asyncio.to_thread, engine.close)
         await until(lambda: engine.kv_sample_rate == 0.25)
         (said,) = await hang_up("[kv]\nsample-rate = 0.5\n")
-        assert said.endswith(" INFO configuration read again: kv.sample-rate 0.5")
+        assert said.endswith(" INFO configuration reloaded: kv.sample-rate 0.5")
         await until(lambda: engine.kv_sample_rate == 0.5)
 
         for broken, why in BROKEN.items():
             (said,) = await hang_up(broken)
-            assert " ERROR configuration not read again, all stays as it was: " in said
+            assert " ERROR configuration not reloaded, the current one stays in effect: " in said
             assert why in said
         file.unlink()
         process.send_signal(signal.SIGHUP)
@@ -329,12 +329,10 @@ async def test_a_hangup_makes_it_read_the_configuration_again(tmp_path: Path) ->
 
         said, warned = await hang_up("[kv]\nsample-rate = 0\n[metrics]\nlegacy = true\n")
         assert said.endswith("kv.sample-rate 0.0")
-        assert warned.endswith(
-            " WARNING differs from what is running, needs a restart: metrics.legacy"
-        )
+        assert warned.endswith(" WARNING changed settings that need a restart: metrics.legacy")
         await until(lambda: engine.kv_sample_rate == 0.0)
         (said,) = await hang_up("[kv]\nsample-rate = 0\n")
-        assert said.endswith("nothing to change")
+        assert said.endswith("no changes")
         process.terminate()
         assert await asyncio.wait_for(process.wait(), 20) == 0
 
@@ -342,7 +340,7 @@ async def test_a_hangup_makes_it_read_the_configuration_again(tmp_path: Path) ->
 BROKEN = {
     "[kv\n": "is not TOML",
     "[kv]\nsample-rate = 2\n": "kv.sample-rate '2': must be a number, 0 to 1",
-    '"a\\nb" = 1\n': "a b is no setting",
+    '"a\\nb" = 1\n': "a b is not a setting",
     "x = " + "[" * 5000: "is not TOML",
     "[kv]\nmax-tracked = 0x" + "f" * 5000: "Exceeds the limit",
     "[kv]\nsample-rate = 0.75\n[log]\nlevel = 'loud'\n": "must be one of",
@@ -361,7 +359,7 @@ async def test_a_hangup_takes_over_the_log_level_but_no_flag_away(tmp_path: Path
     async with serving(*arguments) as (process, _):
         file.write_text("[kv]\nsample-rate = 1\n[log]\nlevel = 'debug'\n")
         process.send_signal(signal.SIGHUP)
-        assert (await next_line(process)).endswith("configuration read again: log.level debug")
+        assert (await next_line(process)).endswith("configuration reloaded: log.level debug")
         context = zmq.Context()
         socket = context.socket(zmq.DEALER)
         socket.connect(endpoint)

@@ -1,4 +1,4 @@
-"""Composition: the parts of one exporter process, and how long they live."""
+"""The exporter process: composition, startup, reload and shutdown of its parts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from sidestep.http.sockets import listen
 from sidestep.ingest import event_loop as loops
 from sidestep.ingest import plugins as installed
 from sidestep.ingest.intake import Intake
-from sidestep.ingest.shutdown import Ending
+from sidestep.ingest.shutdown import Shutdown
 from sidestep.ingest.socket_loop import Ingest
 from sidestep.metrics.registry import Registry
 from sidestep.snapshot.schedule import Snapshots
@@ -57,22 +57,22 @@ from sidestep.transport.watchdog import MIB, Watchdog
 
 log = logging.getLogger(__name__)
 
-NO_PROMISE = (
-    "counters start anew with this process, its own end is a counter reset"
-    " (--state.dir lets them outlive it)"
+NOT_DURABLE = (
+    "counters start at 0 with this process, and a restart is a counter reset"
+    " (--state.dir keeps them across restarts)"
 )
 
 
 class Exporter:
-    """One exporter: made from a Config, alive inside ``running``.
+    """One exporter, built from a Config and run by ``running``.
 
     Attributes:
         registry: Engines and their series.
-        choice: What of them pages show.
-        metrics: The exporter's own numbers.
-        addresses: Host and port of every listener, once running.
-        endpoints: Where engines connect, once running.
-        promise: What the end of this process does to counters, and what it went on with.
+        series_filter: Filter of the families and labels that pages expose.
+        metrics: Self-metrics of the exporter.
+        addresses: Host and port of every HTTP listener, once running.
+        endpoints: Ingest endpoints that engines connect to, once running.
+        durability: Startup log text on counters across restarts and on the recovered snapshot.
     """
 
     def __init__(self, config: Config, collectors: Iterable[Collector] = ()) -> None:
@@ -114,7 +114,7 @@ class Exporter:
         check_forward_labels(config, layouts)
         self.intake.receiver.settings = engine_settings(config)
         self.ingest = Ingest(self.intake, allowed, watchdog)
-        self.promise = NO_PROMISE
+        self.durability = NOT_DURABLE
         self._set_sample_rate()
         self.collectors = own_registry(self.metrics, [*installed.collectors(), *collectors])
         self.registry.reserved = names(self.collectors)
@@ -123,12 +123,12 @@ class Exporter:
 
     @property
     def endpoints(self) -> list[str]:
-        """Where engines connect."""
+        """Ingest endpoints that engines connect to."""
         return self.ingest.endpoints
 
     @property
     def url(self) -> str:
-        """The metrics page, by the first listener; in words, where nobody is served."""
+        """URL of the metrics page on the first listener, or a text that there is none."""
         if not self.addresses:
             return "no page"
         host, port = self.addresses[0]
@@ -137,15 +137,15 @@ class Exporter:
         return f"{self.front.scheme}://{shown}:{port}{self.config.web_telemetry_path}"
 
     def adjust(self, config: Config) -> None:
-        """Take over what of ``config`` can change while running; say what has and what cannot."""
+        """Apply the settings of ``config`` that can change while running, and log the others."""
         before = self.config
-        self.config, taken, left = before.adjusted(config)
+        self.config, changed, pending = before.adjusted(config)
         self._set_sample_rate()
         if self.config.log_level != before.log_level:
             logs.set_level(self.config.log_level)
-        log.info("configuration read again: %s", ", ".join(taken) or "nothing to change")
-        if left:
-            log.warning("differs from what is running, needs a restart: %s", ", ".join(left))
+        log.info("configuration reloaded: %s", ", ".join(changed) or "no changes")
+        if pending:
+            log.warning("changed settings that need a restart: %s", ", ".join(pending))
 
     def _set_sample_rate(self) -> None:
         self.intake.receiver.kv_sample_rate = self.config.kv_sample_rate
@@ -153,10 +153,10 @@ class Exporter:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Exporter]:
-        """Listen, ingest and log until the block ends; then apply what has arrived.
+        """Listen, ingest and log until the block ends; then apply all messages that have arrived.
 
         Raises:
-            ConfigError: An address, an endpoint or the state directory cannot be had.
+            ConfigError: An address, an endpoint or the state directory is not available.
         """
         async with contextlib.AsyncExitStack() as stack:
             sockets = []
@@ -167,13 +167,13 @@ class Exporter:
             snapshots = self._recover()
             forwarder = self._forwarder(snapshots)
             if forwarder is not None:
-                # After the last snapshot and the last acknowledgement: all there is may be told.
+                # Runs after the last snapshot and acknowledgement, so everything may be forwarded.
                 stack.push_async_callback(forwarder.close)
             stack.callback(self.ingest.leave)
             if snapshots is not None:
                 stack.push_async_callback(snapshots.close)
             stack.push_async_callback(self.ingest.wait_closed)
-            # Runs before what was pushed before it: the last snapshot holds what it applies.
+            # Callbacks run in reverse order: the last snapshot holds what this applies.
             stack.callback(self.ingest.drain)
             sources = installed.sources(self.config, self.intake, self.passthrough)
             cut = (lambda: None) if forwarder is None else forwarder.cut
@@ -185,14 +185,14 @@ class Exporter:
             if snapshots is not None:
                 stack.callback(_background(snapshots.run()).cancel)
             if forwarder is not None:
-                telling = _background(forwarder.run(self.config.forward_interval))
-                stack.push_async_callback(_cancelled, telling)
+                forwarding = _background(forwarder.run(self.config.forward_interval))
+                stack.push_async_callback(_cancelled, forwarding)
             yield self
 
     def _serving(
         self, sockets: Iterable[socket.socket], snapshots: Snapshots | None
     ) -> contextlib.AbstractAsyncContextManager[None]:
-        """The pages, while the block lasts."""
+        """Serve the pages while the block runs."""
         pages = Pages(
             self.registry,
             self.passthrough,
@@ -212,7 +212,7 @@ class Exporter:
             return None
         source = config.forward_source or socket.gethostname()
         if source.partition(".")[0] in ("", "localhost"):
-            raise ConfigError("--forward.source: this host has no name of its own; give one")
+            raise ConfigError("--forward.source: this host has no unique name; set one")
         self.intake.federation.own = source, self.intake.epoch
         records = Present() if snapshots is None else snapshots.records
         labels = dict(config.forward_label)
@@ -224,12 +224,12 @@ class Exporter:
         directory = StateDirectory(Path(self.config.state_dir))
         snapshots = Snapshots(directory, self.ingest)
         found = snapshots.recover()
-        self.promise = f"counters outlive this process, in {self.config.state_dir}; {found}"
+        self.durability = f"counters survive restarts, in {self.config.state_dir}; {found}"
         return snapshots
 
 
 def _background(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-    """A task whose failure is the process's."""
+    """Start a task whose failure stops the process."""
     task = asyncio.create_task(work)
     task.add_done_callback(lambda task: None if task.cancelled() else task.result())
     return task
@@ -242,12 +242,12 @@ async def _cancelled(task: asyncio.Task[None]) -> None:
 
 
 def on_hangup(exporter: Exporter, reload: Callable[[], Config]) -> None:
-    """Adjust ``exporter`` to its configuration; where that cannot be read all stays as it was."""
+    """Reload the configuration of ``exporter``; keep the current one if it is invalid."""
     try:
         config = reload()
-    except Exception as error:  # noqa: BLE001 - no file may end a process that runs well
+    except Exception as error:  # noqa: BLE001 - an invalid file must not stop a running process
         reason = " ".join((str(error) or repr(error)).split())
-        log.error("configuration not read again, all stays as it was: %s", reason)  # noqa: TRY400
+        log.error("configuration not reloaded, the current one stays in effect: %s", reason)  # noqa: TRY400
     else:
         exporter.adjust(config)
 
@@ -257,13 +257,13 @@ async def serve(config: Config, reload: Callable[[], Config] | None = None) -> N
 
     Args:
         config: All settings.
-        reload: Reads them again; SIGHUP then applies what can change while running.
+        reload: Reads the settings again on SIGHUP, which applies those that can change while running.
 
     Raises:
-        ConfigError: An address or endpoint cannot be had.
-        RunError: See ``Ending.check``.
+        ConfigError: An address or endpoint is not available.
+        RunError: See ``Shutdown.check``.
     """
-    ending = Ending()
+    shutdown = Shutdown()
     raise_open_files()
     exporter = Exporter(config)
     if reload is not None:
@@ -278,8 +278,8 @@ async def serve(config: Config, reload: Callable[[], Config] | None = None) -> N
             compression.LIBRARY,
             exporter.url,
             ", ".join(exporter.endpoints),
-            exporter.promise,
+            exporter.durability,
         )
-        await ending.stop.wait()
-    ending.check()
+        await shutdown.stop.wait()
+    shutdown.check()
     log.info("drained and stopped")

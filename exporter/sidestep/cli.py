@@ -1,4 +1,4 @@
-"""The command line. A user's mistake is one line on standard error and exit code 2."""
+"""The command line. A usage error is one line on standard error and exit code 2."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ REMOVED_COMMANDS = {
 
 
 class _Commands(click.Group):
-    """Commands, and an answer to those that were removed."""
+    """Command group that names the replacement of removed commands."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return the command of that name.
 
         Raises:
-            UsageError: It was removed.
+            UsageError: The command was removed.
         """
         if cmd_name in REMOVED_COMMANDS:
-            raise click.UsageError(f"{cmd_name} is gone: {REMOVED_COMMANDS[cmd_name]}")
+            raise click.UsageError(f"{cmd_name} was removed: {REMOVED_COMMANDS[cmd_name]}")
         return super().get_command(ctx, cmd_name)
 
 
@@ -57,7 +57,7 @@ def cli() -> None:
 
 
 def _settings(command: Command) -> Command:
-    """Every setting as an option; parsing is ``config.read``'s, so that all sources agree."""
+    """Add every setting as an option; ``settings.read`` parses it, as for the other sources."""
     for setting in (CONFIG_FILE, *reversed(SETTINGS)):
         command = _option(setting)(command)
     return command
@@ -68,7 +68,7 @@ def _option(setting: Setting) -> Callable[[Command], Command]:
     shown = ", ".join(default) if isinstance(default, tuple) else str(default)
     text = f"{setting.help} [{setting.variable}; default: {shown.lower() or '-'}]"
     if setting.switch:
-        # Without a default click says False for a flag that was not given, and the flag wins.
+        # Without default=None, click would pass False for an absent flag, overriding other sources.
         return click.option(
             f"--{setting.flag}", setting.key, flag_value=True, default=None, help=text
         )
@@ -94,7 +94,7 @@ def serve(**flags: Any) -> None:
 
 
 @cli.command()
-@click.option("--once", is_flag=True, help="Play the recording once, show the totals, end.")
+@click.option("--once", is_flag=True, help="Play the recording once, print the totals and exit.")
 @click.option("--speed", type=click.Choice(["real", "max"]), default="real", show_default=True)
 @_settings
 def demo(*, once: bool, speed: str, **flags: Any) -> None:
@@ -120,10 +120,10 @@ def demo(*, once: bool, speed: str, **flags: Any) -> None:
 @click.option("--connect", metavar="ENDPOINT", help="The exporter's ingest endpoint.")
 @click.option("--speed", type=click.Choice(["real", "max"]), default="real", show_default=True)
 @click.option(
-    "--namespace", default="replay", show_default=True, help="Before the engines' identities."
+    "--namespace", default="replay", show_default=True, help="Prefix of the engines' identities."
 )
 def replay(file: Path, connect: str | None, speed: str, namespace: str) -> None:
-    """Play FILE, a recording of either form, to an exporter."""
+    """Replay FILE, a recording of either format, to an exporter."""
     from sidestep.transport.client_keys import keys_for
     from sidestep_adapters.recording.replay import Replay
 
@@ -137,10 +137,19 @@ def replay(file: Path, connect: str | None, speed: str, namespace: str) -> None:
 
 @cli.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--listen", metavar="ENDPOINT", help="Where engines connect, as to an exporter.")
-@click.option("--connect", metavar="ENDPOINT", default="", help="Exporter to pass everything to.")
+@click.option(
+    "--listen",
+    metavar="ENDPOINT",
+    help="Endpoint that engines connect to, instead of an exporter's.",
+)
+@click.option(
+    "--connect",
+    metavar="ENDPOINT",
+    default="",
+    help="Endpoint of an exporter to pass everything on to.",
+)
 def record(file: Path, listen: str | None, connect: str) -> None:
-    """Write what engines send to FILE, and pass it on to an exporter if there is one."""
+    """Record what engines send to FILE, and pass it on to an exporter if one is given."""
     from sidestep.exposition.parts import access
     from sidestep_adapters.recording.recorder import Tee
 
@@ -149,7 +158,7 @@ def record(file: Path, listen: str | None, connect: str) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     endpoint = listen or default_endpoint()
-    # In the place of an exporter, and so with its keys, which its environment names.
+    # The recorder replaces an exporter, so it uses the exporter's keys from the environment.
     config = read({}, os.environ)
     tee = Tee(endpoint, _endpoint(connect) if connect else "", file, access(config))
     click.echo(f"recording what engines send to {endpoint}; Ctrl-C ends", err=True)
@@ -164,10 +173,10 @@ def record(file: Path, listen: str | None, connect: str) -> None:
     metavar="DIR",
     type=click.Path(path_type=Path),
     default=Path(),
-    help="Directory to write to; the present one by default.",
+    help="Directory to write to; the current one by default.",
 )
 def keygen(name: str, out: Path) -> None:
-    """Write a new CURVE key pair: NAME.key, which stays where it is used, and NAME.pub."""
+    """Write a new CURVE key pair: NAME.key, the secret key, and NAME.pub, the public key."""
     from sidestep.transport.keys import generate
 
     secret, public = generate(out, name)
@@ -179,10 +188,10 @@ def hash_password() -> None:
     """Ask for a password, print its bcrypt hash for basic_auth_users."""
     import bcrypt
 
-    # No option for it: what stands in a command line is everybody's to see.
+    # No option for the password: other users can see command lines.
     given = click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True).encode()
     if len(given) > BCRYPT_BYTES:
-        raise ConfigError(f"a password has at most {BCRYPT_BYTES} bytes: bcrypt looks at no more")
+        raise ConfigError(f"a password has at most {BCRYPT_BYTES} bytes: bcrypt ignores the rest")
     click.echo(bcrypt.hashpw(given, bcrypt.gensalt(10)).decode())
 
 
@@ -193,12 +202,12 @@ def _endpoint(text: str) -> str:
 
 
 def recording() -> Path:
-    """The recorded run that ships with the package."""
+    """Return the path of the recorded run that ships with the package."""
     return Path(str(importlib.resources.files("sidestep") / "data" / RECORDING))
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run a command and exit: 0, 1 for trouble while running, 2 for a mistake."""
+    """Run a command and exit with 0, 1 for a runtime error, or 2 for a usage error."""
     try:
         try:
             code = cli.main(args=arguments, prog_name="sidestep", standalone_mode=False)

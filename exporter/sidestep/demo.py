@@ -1,4 +1,4 @@
-"""``sidestep demo``: an exporter, and a recorded engine that feeds it."""
+"""The ``sidestep demo`` command: an exporter that a recorded engine feeds."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ REFRESH = 0.5
 
 
 async def run_demo(config: Config, path: Path, *, once: bool, realtime: bool) -> None:
-    """Serve and play until Ctrl-C, or once through.
+    """Serve and replay the recording until Ctrl-C, or once.
 
     Raises:
-        SidestepError: An address is taken, or the recording cannot be played.
+        SidestepError: An address is in use, or the recording cannot be played.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -56,7 +56,7 @@ async def run_demo(config: Config, path: Path, *, once: bool, realtime: bool) ->
 
 
 def _status(exporter: Exporter, player: Replay, *, last: bool = False) -> None:
-    """One line; on a terminal it moves, elsewhere only the last one is printed."""
+    """Write a status line; on a terminal it is updated in place, elsewhere only the last is printed."""
     moves = sys.stdout.isatty()
     if not moves and not last:
         return

@@ -1,14 +1,14 @@
-"""Error types, split by whose fault it is."""
+"""Error types by cause: sender, polled server, catalogue, operator or environment."""
 
 from __future__ import annotations
 
 
 class SidestepError(Exception):
-    """Everything raised on purpose; any other exception is a bug."""
+    """Base of all errors raised on purpose; any other exception is a bug."""
 
 
 class WireError(SidestepError):
-    """The sender's fault: count it by ``reason``, drop what it names, go on.
+    """Invalid input from a sender: count it by ``reason``, drop the input and continue.
 
     Attributes:
         reason: One of a small fixed set, used as a label value.
@@ -20,11 +20,11 @@ class WireError(SidestepError):
 
 
 class PollError(SidestepError):
-    """The polled server's fault, or of what is between: no answer that can be used.
+    """Failure to get a usable response from a polled server.
 
     Attributes:
         cause: ``unreachable``, ``slow``, ``truncated``, ``bad_answer``, ``http_STATUS``, or
-            ``unreadable``: a file of ours that a question needs.
+            ``unreadable``: a local file that the request needs.
     """
 
     def __init__(self, cause: str, detail: str) -> None:
@@ -33,12 +33,12 @@ class PollError(SidestepError):
 
 
 class CatalogueError(SidestepError):
-    """Our fault: a catalogue row that cannot work; refuse to start."""
+    """Invalid catalogue row, a bug in sidestep: the exporter does not start."""
 
 
 class ConfigError(SidestepError):
-    """The operator's fault: one line on standard error, exit code 2."""
+    """Invalid configuration: one line on standard error, exit code 2."""
 
 
 class RunError(SidestepError):
-    """The surroundings' fault while running (a peer, a disk): one line, exit code 1."""
+    """Failure of the environment at run time (a peer, a disk): one line, exit code 1."""

@@ -289,4 +289,4 @@ def test_a_leaf_takes_its_keys_from_a_secret(
     assert modes == {"exporter.pub": (65532, 0o400), "sidecar.key": (65532, 0o400)}
     assert code == 0
     assert refused.returncode == 2
-    assert "everybody may read this secret key" in refused.stderr
+    assert "this secret key is accessible to other users" in refused.stderr

@@ -304,7 +304,7 @@ class Tree(RuleBasedStateMachine):
                     stream = f"{name}/{engine}"
                     beat = Heartbeat(node.incarnation(stream), node.seqs[stream], 0)
                     node.say(stream, beat)
-            node.intake.pass_time(self.now)
+            node.intake.expire(self.now)
 
     def _start(self, name: str) -> None:
         """Let another process take the place of the last one."""

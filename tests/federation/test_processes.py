@@ -123,7 +123,7 @@ async def test_keys_say_who_may_tell_of_what(
                 name = "sidestep_forward_errors_total"
                 await until(lambda: leaf.metrics.value(name, "unauthorised") > 0)
         assert tokens(root) == 5
-    assert "refuses what is forwarded: unauthorised: this key may not tell of engine f1" in (
+    assert "rejects forwarded records: unauthorised: this key may not forward engine f1" in (
         caplog.text
     )
 
@@ -144,7 +144,7 @@ async def test_what_the_root_refuses_is_said_at_the_leaf(
             name = "sidestep_forward_errors_total"
             await until(lambda: leaf.metrics.value(name, "over_limit") > 0)
         assert root.metrics.value("sidestep_rejected_total", "over_limit") > 0
-    assert "refuses what is forwarded: over_limit: other exporters send more" in caplog.text
+    assert "rejects forwarded records: over_limit: records of other exporters exceed" in caplog.text
 
 
 async def test_processes_forward_to_each_other(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ async def test_processes_forward_to_each_other(tmp_path: Path) -> None:
     [
         ({"web_listen_address": ("",)}, "give --web.listen-address or --forward"),
         ({"forward": "http://x"}, "'http://x': must begin with ipc:// or tcp://"),
-        ({"forward_label": ("a=b",)}, "there is no --forward to add it to"),
+        ({"forward_label": ("a=b",)}, "requires --forward"),
         ({"forward_label": ("a",)}, "must be NAME=VALUE"),
         ({"forward_label": ("__a=b",)}, "must be NAME=VALUE"),
         ({"forward_label": ("a=\n",)}, "must have a printable value"),
@@ -183,17 +183,17 @@ async def test_processes_forward_to_each_other(tmp_path: Path) -> None:
         ({"forward": PATH, "forward_label": ("le=b",)}, "label of that name"),
         ({"forward": PATH, "forward_label": ("lora=b",)}, ""),
         ({"forward": PATH, "forward_label": ("a=b", "a=c")}, "give each label once"),
-        ({"forward": PATH, "ingest_endpoint": (PATH,)}, "this is where engines connect"),
-        ({"forward": f"{PATH}/../y", "ingest_endpoint": (PATH,)}, "this is where engines connect"),
+        ({"forward": PATH, "ingest_endpoint": (PATH,)}, "own ingest endpoint"),
+        ({"forward": f"{PATH}/../y", "ingest_endpoint": (PATH,)}, "own ingest endpoint"),
         *(
             ({"forward": forward, "ingest_endpoint": (PATH, ingest)}, said)
             for forward, ingest, said in (
-                ("tcp://127.0.0.1:9858", "tcp://0.0.0.0:9858", "this is where engines connect"),
-                ("tcp://127.0.0.1:9858", "tcp://*:9858", "this is where engines connect"),
-                ("tcp://localhost:9858", "tcp://*:9858", "this is where engines connect"),
-                ("tcp://localhost:9858", "tcp://127.0.0.1:9858", "this is where engines connect"),
-                ("tcp://0.0.0.0:9858", "tcp://127.0.0.1:9858", "this is where engines connect"),
-                ("tcp://[::1]:9858", "tcp://[::]:9858", "this is where engines connect"),
+                ("tcp://127.0.0.1:9858", "tcp://0.0.0.0:9858", "own ingest endpoint"),
+                ("tcp://127.0.0.1:9858", "tcp://*:9858", "own ingest endpoint"),
+                ("tcp://localhost:9858", "tcp://*:9858", "own ingest endpoint"),
+                ("tcp://localhost:9858", "tcp://127.0.0.1:9858", "own ingest endpoint"),
+                ("tcp://0.0.0.0:9858", "tcp://127.0.0.1:9858", "own ingest endpoint"),
+                ("tcp://[::1]:9858", "tcp://[::]:9858", "own ingest endpoint"),
                 (f"tcp://{socket.gethostname()}:9858", "tcp://*:9858", "this is where engines"),
                 ("tcp://127.0.0.1:9859", "tcp://*:9858", ""),
                 ("tcp://192.0.2.1:9858", "tcp://*:9858", ""),
@@ -224,7 +224,9 @@ def test_an_endpoint_that_cannot_be_is_one_line() -> None:
 
 def test_the_removed_flag_says_what_to_use_instead(tmp_path: Path) -> None:
     """In one line, wherever it is given."""
-    gone = "forward.merge is gone: engines of two exporters are two engines; add them up in PromQL"
+    gone = (
+        "forward.merge was removed: engines of different exporters are separate; sum them in PromQL"
+    )
     one_line(sidestep("serve", "--forward.merge"), 2, f"--{gone}")
     file = tmp_path / "sidestep.toml"
     file.write_text("[forward]\nmerge = true\n")
@@ -232,7 +234,9 @@ def test_the_removed_flag_says_what_to_use_instead(tmp_path: Path) -> None:
         ({}, {"SIDESTEP_FORWARD_MERGE": "true"}),
         ({"config_file": str(file)}, {}),
     ):
-        with pytest.raises(ConfigError, match="is gone: engines of two exporters are two engines"):
+        with pytest.raises(
+            ConfigError, match="was removed: engines of different exporters are separate"
+        ):
             read(flags, environ)
 
 

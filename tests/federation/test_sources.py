@@ -65,7 +65,7 @@ def test_an_ended_epoch_that_goes_on_is_refused_counted_and_logged(
     assert conflicts(root) == 3
     assert codes(root) == ["ended_epoch"] * 3
     (line,) = [record.getMessage() for record in caplog.records]
-    assert "two processes use --forward.source leaf: give each its own" in line
+    assert "two processes use --forward.source leaf: set a unique one for each" in line
     root.save()
     again = Node("root", 2, disk=root.disk)
     push(first, step(1))

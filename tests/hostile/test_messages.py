@@ -100,7 +100,7 @@ class Attacker:
 
     def records(self, stream: str, data: st.DataObject) -> list[bytes]:
         """Of an engine of the stream as it is, with other values here and there."""
-        engines = self.world.intake.feeding.engines.get(self.incarnations[stream], [])
+        engines = self.world.intake.bindings.engines.get(self.incarnations[stream], [])
         if not engines:
             return []
         engine = data.draw(st.sampled_from(engines))

@@ -158,7 +158,7 @@ def test_totals_are_forgotten_in_the_end(fed: Fed) -> None:
     fed.pass_time(ENGINE_EXPIRES_SECONDS + 1)
     assert list(fed.intake.registry.retired) == ["e"]
     fed.now += TOTALS_EXPIRE_SECONDS
-    fed.intake.pass_time(fed.now)
+    fed.intake.expire(fed.now)
 
     assert fed.intake.registry.retired == {}
     for batch in range(2):

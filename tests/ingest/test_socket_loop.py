@@ -180,9 +180,9 @@ async def test_what_is_kept_of_streams_is_bounded(start: Start) -> None:
         info = EngineInfo("s0", "vllm", LABELS)
         for incarnation in range(1, 300):
             await peer.say(Hello(VERSION, "s", incarnation, 1, 1, [info]))
-        await until(lambda: 299 in exporter.ingest.intake.feeding.engines)
+        await until(lambda: 299 in exporter.ingest.intake.bindings.engines)
 
-        assert len(exporter.ingest.intake.feeding.engines) == 1
+        assert len(exporter.ingest.intake.bindings.engines) == 1
         assert exporter.registry.engines["s0"].streams == {299}
 
 

@@ -167,9 +167,9 @@ def test_nothing_waits_once_it_is_settled(items: list[bytes]) -> None:
     intake.take(b"s", [message], 0.0)
     while intake.busy:
         intake.work()
-        intake.settle()
+        intake.flush()
         before = intake.registry.version
-        intake.settle()
+        intake.flush()
         assert intake.registry.version == before
 
     for engine in fed([items]).intake.registry.engines.values():

@@ -183,7 +183,7 @@ class Delivery(RuleBasedStateMachine):
         """Time passes for all."""
         self.now += seconds
         self.exporter.now = self.now
-        self.exporter.intake.pass_time(self.now)
+        self.exporter.intake.expire(self.now)
 
     @rule(which=st.integers(0, 2), at=st.integers(0, 3), again=st.booleans())
     def arrive(self, which: int, at: int, again: bool) -> None:

@@ -49,7 +49,7 @@ async def test_counters_outlive_the_process(start: Start, tmp_path: Path) -> Non
     async with start(state_dir=str(tmp_path / "state")) as exporter:
         after = parse(await get(exporter.url))
 
-        assert "1 engine" in exporter.promise
+        assert "1 engine" in exporter.durability
         assert exporter.metrics.value("sidestep_recovered_total", "snapshot") == 1
     for name, family in before.items():
         if name.startswith("vllm:") and family.kind in ("counter", "histogram"):
@@ -78,7 +78,7 @@ async def test_a_page_is_sent_once_a_snapshot_has_what_it_shows(
 async def test_without_a_directory_it_says_so(start: Start) -> None:
     """The promise that is on stands in the first line of the log."""
     async with start() as exporter:
-        assert "counter reset" in exporter.promise
+        assert "counter reset" in exporter.durability
         assert "sidestep_snapshot_healthy" not in await get(exporter.url)
 
 
@@ -218,7 +218,7 @@ async def test_a_damaged_snapshot_starts_anew_loudly(
     async with start(state_dir=str(tmp_path / "state")) as exporter:
         assert "vllm:" not in await get(exporter.url)
         assert exporter.metrics.value("sidestep_recovered_total", "damaged") == 1
-    assert "counters start anew" in caplog.text
+    assert "counters start at 0" in caplog.text
 
 
 async def test_a_full_ring_folds_and_nothing_is_lost(tmp_path: Path) -> None:

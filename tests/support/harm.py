@@ -86,7 +86,7 @@ class World:
     def pass_time(self, seconds: float) -> None:
         """Nothing comes for so long; the intake looks around, and tells what is left to tell."""
         self.now += seconds
-        self._timed(lambda: self.intake.pass_time(self.now))
+        self._timed(lambda: self.intake.expire(self.now))
         self._timed(self.intake.applier.flush_block_lifetimes)
 
     def be_honest(self) -> None:
@@ -136,7 +136,7 @@ class World:
         assert registry.engines.keys().isdisjoint(registry.retired)
         assert len(receiver.streams) <= MAX_STREAMS
         assert len(receiver._by_incarnation) <= (MAX_RETIRED + 1) * len(receiver.streams)
-        assert len(self.intake.feeding.engines) <= len(receiver.streams)
+        assert len(self.intake.bindings.engines) <= len(receiver.streams)
         assert registry.quota.series == sum(engine.open_series for engine in everyone)
         assert registry.quota.bytes == sum(engine.open_bytes for engine in everyone)
         assert registry.quota.series <= MAX_SERIES

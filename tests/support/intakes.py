@@ -97,7 +97,7 @@ class Fed:
         until = self.now + seconds
         while self.now < until:
             self.now = min(self.now + 1.0, until)
-            self.intake.pass_time(self.now)
+            self.intake.expire(self.now)
             while self.intake.busy:
                 self.intake.work()
 

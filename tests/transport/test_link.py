@@ -246,7 +246,7 @@ def test_an_exporter_that_floods_is_left_alone_for_longer_each_time(tmp_path: Pa
                 return link.advance(now)
 
             until(ended)
-            assert "owes" in link.problem
+            assert "more than an exporter should" in link.problem
             began, link.opened_at = now, -1.0
             while link.opened_at < 0:
                 now += 0.1

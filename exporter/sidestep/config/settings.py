@@ -1,4 +1,4 @@
-"""Every setting, one row each: flag, environment variable, configuration file, documentation."""
+"""All settings, one row each: flag, environment variable, configuration key and help text."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ else:
     import tomli as tomllib
 
 REMOVED = {
-    "forward.merge": "engines of two exporters are two engines; add them up in PromQL",
+    "forward.merge": "engines of different exporters are separate; sum them in PromQL",
 }
 """Settings of earlier releases, and what to use instead."""
 TABLES = ("buckets", "schemas", "shown_buckets")
-"""Of the file: what each bucket family has, and what is shown of families."""
+"""Tables of the file: bounds and schemas by bucket family, and exposed bounds by metric family."""
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
 VIEWS = ("engine", "pod")
@@ -42,7 +42,7 @@ HISTOGRAMS = ("classic", "native", "both")
 
 
 def default_endpoint() -> str:
-    """An ipc path in a directory of this user's own."""
+    """Return an ipc path in a directory that belongs to this user."""
     base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
     name = "sidestep" if "XDG_RUNTIME_DIR" in os.environ else f"sidestep-{os.getuid()}"
     return f"ipc://{Path(base) / name / 'ingest.ipc'}"
@@ -53,10 +53,10 @@ class Setting:
     """One setting.
 
     Attributes:
-        parse: One of ``parsing``'s.
-        adjustable: SIGHUP applies a change of it; that of another needs a restart.
-        separator: Of several values in the environment variable; ``None`` are blanks.
-        shown: A value as an error line has it.
+        parse: Parser of one value.
+        adjustable: Whether SIGHUP applies a change; other settings need a restart.
+        separator: Separator of values in the environment variable; ``None``: white space.
+        shown: Formats a value for an error line, without secrets.
     """
 
     flag: str
@@ -72,20 +72,20 @@ class Setting:
 
     @property
     def key(self) -> str:
-        """Attribute of ``Config`` and parameter name."""
+        """Attribute name in ``Config`` and parameter name."""
         return self.flag.replace(".", "_").replace("-", "_")
 
     @property
     def variable(self) -> str:
-        """Environment variable."""
+        """Name of the environment variable."""
         return f"SIDESTEP_{self.key.upper()}"
 
 
 SETTINGS: tuple[Setting, ...] = (
     Setting(
         "web.listen-address",
-        "Where to serve the page; repeatable, an empty host means all addresses. Empty: nobody is"
-        " served, as where everything is forwarded.",
+        "Address to serve metrics on; repeatable. An empty host means all addresses; an empty value"
+        " disables the HTTP server, for an exporter that only forwards.",
         parsing.addresses,
         ("127.0.0.1:9857",),
         repeatable=True,
@@ -96,23 +96,23 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "web.default-view",
-        "What the page shows where the request names no view: each engine by itself, or all"
-        " engines as one, as request routers want it. See views.md.",
+        "View of the metrics page if the request names none: each engine separately, or all engines"
+        " aggregated, as request routers expect. See views.md.",
         parsing.one_of(VIEWS),
         "engine",
         metavar="VIEW",
     ),
     Setting(
         "web.config.file",
-        "YAML file of exporter-toolkit's format: TLS, client certificates, passwords, rate limit;"
-        " read again when it changes. See security.md.",
+        "YAML file in the exporter-toolkit format: TLS, client certificates, passwords, rate limit;"
+        " reloaded when it changes. See security.md.",
         parsing.text,
         "",
         metavar="FILE",
     ),
     Setting(
         "ingest.endpoint",
-        "Where engines connect, ipc:// or tcp://; repeatable.",
+        "Endpoint that engines connect to, ipc:// or tcp://; repeatable.",
         parsing.text,
         (),
         repeatable=True,
@@ -120,50 +120,49 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "ingest.curve-key",
-        "File with the exporter's secret key (sidestep keygen); tcp:// then requires CURVE.",
+        "File with the exporter's secret key (sidestep keygen); tcp:// endpoints then require CURVE.",
         parsing.text,
         "",
         metavar="FILE",
     ),
     Setting(
         "ingest.authorized-keys",
-        "Directory of the engines' public keys, NAME.pub, read again every second.",
+        "Directory of the engines' public keys, NAME.pub, reloaded every second.",
         parsing.text,
         "",
         metavar="DIR",
     ),
     Setting(
         "ingest.allow-plain-tcp",
-        "Let tcp:// beyond this host be open to anyone who can reach it.",
+        "Allow tcp:// endpoints that other hosts can reach without authentication.",
         parsing.boolean,
         default=False,
         switch=True,
     ),
     Setting(
         "ingest.ipc-group",
-        "Group that may connect to ipc:// paths as well: the directory is made with mode 2770.",
+        "Group that may also connect to ipc:// paths; their directory is created with mode 2770.",
         parsing.text,
         "",
         metavar="GROUP",
     ),
     Setting(
         "forward",
-        "Another exporter's ingest endpoint, which all that is counted here is told to. See"
-        " forwarding.md.",
+        "Ingest endpoint of an upstream exporter to forward all metrics to. See forwarding.md.",
         parsing.forward_endpoint,
         "",
         metavar="ENDPOINT",
     ),
     Setting(
         "forward.interval",
-        "Seconds between two times that what is new is forwarded, 10 at most.",
+        "Seconds between forwards of changed metrics, at most 10.",
         parsing.often,
         1.0,
         metavar="SECONDS",
     ),
     Setting(
         "forward.label",
-        "Label that all series get on the way; repeatable, in the variable blanks separate.",
+        "Label to add to all forwarded series; repeatable, space-separated in the variable.",
         parsing.named_label,
         (),
         repeatable=True,
@@ -172,17 +171,17 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "forward.source",
-        "What this exporter calls itself: no other that forwards to the same one may, and it stays"
-        " the same. By default the host's name.",
+        "Name of this exporter, unique among those that forward to the same upstream and stable over"
+        " restarts. Default: the host name.",
         parsing.source,
         "",
         metavar="NAME",
     ),
     Setting(
         "subscribe",
-        "Read a stream that an engine publishes by itself: kv-events, forward-pass or load, such"
-        " as kv-events=tcp://host:5557,replay=tcp://host:5558; a port may be a range, one for"
-        " each rank. Repeatable; in the variable blanks separate. See streams.md.",
+        "Stream of an engine's own publisher to read: kv-events, forward-pass or load, such"
+        " as kv-events=tcp://host:5557,replay=tcp://host:5558; a port range has one port per"
+        " rank. Repeatable; space-separated in the variable. See streams.md.",
         subscriptions.parse,
         (),
         repeatable=True,
@@ -191,8 +190,9 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "scrape",
-        "Fetch another exporter's page, such as http://host:8002/metrics,label.pod=a, and show its"
-        " families beside ours. Repeatable; in the variable blanks separate. See scrape.md.",
+        "Metrics page of another exporter to scrape, such as http://host:8002/metrics,label.pod=a;"
+        " its families are exposed too. Repeatable; space-separated in the variable. See"
+        " scrape.md.",
         polls.parse,
         (),
         repeatable=True,
@@ -202,8 +202,8 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "triton",
-        "Poll the statistics of a Triton server, http://HOST:8000, and show them beside engines."
-        " Repeatable; in the variable blanks separate. See triton.md.",
+        "Triton server to poll statistics from, http://HOST:8000; its models are exposed as engines."
+        " Repeatable; space-separated in the variable. See triton.md.",
         triton_servers.parse,
         (),
         repeatable=True,
@@ -213,53 +213,54 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "limits.memory-soft",
-        "Resident memory from which no new streams are taken; 0 is off.",
+        "Resident memory from which new streams are rejected; 0 disables the limit.",
         parsing.whole,
         384,
         metavar="MIB",
     ),
     Setting(
         "limits.memory-hard",
-        "Resident memory at which all connections are cut and the socket is bound anew; 0 is off.",
+        "Resident memory at which all connections are closed and the socket is bound again; 0"
+        " disables the limit.",
         parsing.whole,
         512,
         metavar="MIB",
     ),
     Setting(
         "state.dir",
-        "Directory for the snapshot that counters outlive this process with; one exporter each,"
-        " best in memory. Without it this process's end is a counter reset.",
+        "Directory for the snapshot that keeps counters across restarts; one directory per exporter,"
+        " preferably on a memory-backed volume. Without it a restart is a counter reset.",
         parsing.text,
         "",
         metavar="DIR",
     ),
     Setting(
         "metrics.legacy",
-        "Also show names that the engines have given up.",
+        "Also expose metric names that the engines have removed.",
         parsing.boolean,
         default=False,
         switch=True,
     ),
     Setting(
         "metrics.common",
-        "Also show families under names that are the same for all engines.",
+        "Also expose families under names that are common to all engines.",
         parsing.boolean,
         default=False,
         switch=True,
     ),
     Setting(
         "histograms",
-        "Which buckets histograms have in the protobuf format, which is served to those who ask for"
-        " it unless this is classic; text always has the classic ones. Of both, Prometheus 2.42"
-        " keeps the native ones only. See native-histograms.md.",
+        "Buckets of histograms in the protobuf format, which is negotiated unless this is classic;"
+        " text formats always have classic buckets. With both, Prometheus 2.42 stores only native"
+        " histograms. See native-histograms.md.",
         parsing.one_of(HISTOGRAMS),
         "classic",
         metavar="KIND",
     ),
     Setting(
         "metrics.drop-label",
-        "Label that no engine's series has; those that it alone told apart are combined."
-        " Repeatable. See views.md.",
+        "Label to drop from all engine series; series that become equal are merged. Repeatable."
+        " See views.md.",
         parsing.label,
         (),
         repeatable=True,
@@ -267,7 +268,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "metrics.allow",
-        "Show only engines' families of such names, * and ? standing for others; repeatable.",
+        "Expose only engine families whose name matches, with wildcards * and ?; repeatable.",
         parsing.families,
         (),
         repeatable=True,
@@ -275,7 +276,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "metrics.deny",
-        "Show no engines' families of such names, whatever is allowed; repeatable.",
+        "Do not expose engine families whose name matches, even if allowed; repeatable.",
         parsing.families,
         (),
         repeatable=True,
@@ -283,7 +284,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "metrics.bucket-thinning",
-        "Show every such bound of a histogram only, the highest and +Inf among them.",
+        "Expose only every NUMBER-th bucket bound of a histogram, including the highest and +Inf.",
         parsing.positive,
         1,
         metavar="NUMBER",
@@ -291,8 +292,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "slo",
         "Count which requests meet an objective, such as ttft=350ms: ttft, inter_token,"
-        " time_per_output_token, e2e or queue; availability; or, with family=, a name and a family of"
-        " your choice. Repeatable; in the variable blanks separate. See slo.md.",
+        " time_per_output_token, e2e or queue; availability; or any name with family=FAMILY."
+        " Repeatable; space-separated in the variable. See slo.md.",
         objectives.parse,
         (),
         repeatable=True,
@@ -302,7 +303,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "kv.sample-rate",
-        "Share of KV blocks whose lifetime is tracked; 0 is off.",
+        "Share of KV blocks whose lifetime is tracked; 0 disables tracking.",
         parsing.share,
         0.01,
         metavar="SHARE",
@@ -310,64 +311,64 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "kv.scale-samples",
-        "Count each sampled block for all it stands for.",
+        "Scale KV block histograms up by the sample rate: a sampled block counts as 1/rate blocks.",
         parsing.boolean,
         default=False,
         switch=True,
     ),
     Setting(
         "kv.max-tracked",
-        "Sampled KV blocks tracked at once, per engine; more are refused and counted. All"
-        " engines together track ten times as many at most, in equal shares.",
+        "Maximum sampled KV blocks tracked at once, per engine; more are refused and counted. All"
+        " engines together track at most ten times as many, in equal shares.",
         parsing.positive,
         100_000,
         metavar="NUMBER",
     ),
     Setting(
         "intervals.scheduled",
-        "Which scheduling of a preempted request ends its queue time and starts its prefill;"
-        " the engine takes the first.",
+        "Scheduling of a preempted request that ends its queue time and starts its prefill; the"
+        " engine uses the first.",
         parsing.one_of(SCHEDULED),
         "first",
         metavar="WHICH",
     ),
     Setting(
         "intervals.inter-token",
-        "Whether the gap before an output of several tokens counts once, as in the engine,"
-        " or divided among its tokens.",
+        "Whether the interval before an output of several tokens is one observation, as in the"
+        " engine, or is divided among its tokens.",
         parsing.one_of(INTER_TOKEN),
         "output",
         metavar="PER",
     ),
     Setting(
         "requests.max-tracked",
-        "Requests in flight followed at once, per engine; all engines together twice as many,"
-        " of which each has its share.",
+        "Maximum requests in flight tracked at once, per engine; all engines together track at most"
+        " twice as many, in equal shares.",
         parsing.positive,
         100_000,
         metavar="NUMBER",
     ),
     Setting(
         "requests.max-age",
-        "After so long a request that has not finished is followed no more.",
+        "Age at which a request that has not finished is no longer tracked.",
         parsing.age,
         parsing.DAY,
         metavar="SECONDS",
     ),
     Setting(
         "log.level",
-        "Lowest level that is logged.",
+        "Lowest log level that is written.",
         parsing.one_of(LOG_LEVELS),
         "info",
         metavar="LEVEL",
         adjustable=True,
     ),
     Setting(
-        "log.format", "Form of a log line.", parsing.one_of(LOG_FORMATS), "text", metavar="FORMAT"
+        "log.format", "Format of log lines.", parsing.one_of(LOG_FORMATS), "text", metavar="FORMAT"
     ),
     Setting(
         "log.stats-interval",
-        "Seconds between the lines of engine statistics; 0 is off.",
+        "Seconds between log lines of engine statistics; 0 disables them.",
         parsing.seconds,
         10.0,
         metavar="SECONDS",
@@ -375,7 +376,11 @@ SETTINGS: tuple[Setting, ...] = (
 )
 
 CONFIG_FILE = Setting(
-    "config.file", "TOML file with these settings; flags win.", parsing.text, "", metavar="FILE"
+    "config.file",
+    "TOML file with these settings; flags and environment variables take precedence.",
+    parsing.text,
+    "",
+    metavar="FILE",
 )
 
 
@@ -425,11 +430,11 @@ class Config:
     shown_buckets: Mapping[str, Bounds]
 
     def adjusted(self, new: Config) -> tuple[Config, list[str], list[str]]:
-        """What ``new`` changes.
+        """Apply the adjustable settings of ``new``.
 
         Returns:
-            The settings from now on, what of them is new, as ``flag value``, and the
-            flags of what differs but needs a restart.
+            The resulting settings; the applied changes, as ``flag value``; and the flags of
+            changed settings that need a restart.
         """
         differing = [s for s in SETTINGS if getattr(self, s.key) != getattr(new, s.key)]
         values = {s.key: getattr(new, s.key) for s in differing if s.adjustable}
@@ -440,7 +445,7 @@ class Config:
 
 
 def read(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
-    """Settings from ``flags`` (None where not given), then the environment, then the file.
+    """Read settings from ``flags`` (None where not given), then the environment, then the file.
 
     Raises:
         ConfigError: One line that names the setting, where it came from and what is wrong.
@@ -460,8 +465,8 @@ def read(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
         try:
             parsed = tuple(setting.parse(one) for one in many)
         except ValueError as error:
-            said = ", ".join(map(setting.shown, many))
-            raise ConfigError(f"{source} {said!r}: {error}") from None
+            values_text = ", ".join(map(setting.shown, many))
+            raise ConfigError(f"{source} {values_text!r}: {error}") from None
         values[setting.key] = parsed if setting.repeatable else parsed[0]
     checks: dict[str, Callable[[Any], Any]] = {
         "subscribe": subscriptions.checked,
@@ -486,31 +491,31 @@ def read(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
 
 
 def refuse_removed(flag: str, source: str) -> None:
-    """Refuse a setting of an earlier release, given in ``source``.
+    """Reject a setting that earlier releases had, given in ``source``.
 
     Raises:
-        ConfigError: ``flag`` is one; the line says what to use instead.
+        ConfigError: ``flag`` was removed; the text names the replacement.
     """
     if flag in REMOVED:
-        raise ConfigError(f"{source} is gone: {REMOVED[flag]}")
+        raise ConfigError(f"{source} was removed: {REMOVED[flag]}")
 
 
 def _check_forwarding(values: Mapping[str, Any]) -> None:
-    """What no setting by itself can say.
+    """Check the forwarding settings together.
 
     Raises:
-        ConfigError: What is counted would be seen nowhere, or it would be told to itself.
+        ConfigError: Metrics are neither served nor forwarded, or the exporter forwards to itself.
     """
     endpoint, names = values["forward"], [name for name, _ in values["forward_label"]]
     if not endpoint:
         if not values["web_listen_address"]:
             raise ConfigError(
-                "nobody would see what is counted: give --web.listen-address or --forward"
+                "metrics are neither served nor forwarded: set --web.listen-address or --forward"
             )
         if names:
-            raise ConfigError("--forward.label: there is no --forward to add it to")
+            raise ConfigError("--forward.label: requires --forward")
     if any(is_reached(endpoint, bound) for bound in values["ingest_endpoint"]):
-        raise ConfigError(f"--forward {endpoint}: this is where engines connect to this exporter")
+        raise ConfigError(f"--forward {endpoint}: this is the exporter's own ingest endpoint")
     if len(set(names)) < len(names):
         raise ConfigError("--forward.label: give each label once")
 
@@ -522,7 +527,7 @@ def _find(
     file: Mapping[str, Any],
     file_name: str,
 ) -> tuple[Any, str]:
-    """The value of ``setting`` and where it came from, for an error line."""
+    """Return the value of ``setting`` and its origin for an error line."""
     flag = flags.get(setting.key)
     if flag is not None and flag != ():
         return flag, f"--{setting.flag}"
@@ -535,7 +540,7 @@ def _find(
 
 
 def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """One level of tables less: what was below a key has the key before its own."""
+    """Flatten one level of tables: join the keys of each table to its own with a dot."""
     return {
         f"{section}.{key}" if key else section: value
         for section, keys in tree.items()
@@ -544,29 +549,31 @@ def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_file(name: str) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """The settings of a file, and its tables by what they are of."""
+    """Return the settings of a file and its ``TABLES``."""
     try:
         tree = tomllib.loads(Path(name).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read {name}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:  # also what tomllib lets through
+    except (ValueError, RecursionError) as error:  # RecursionError escapes tomllib
         raise ConfigError(f"{name} is not TOML: {error}") from None
     tables = {key: _table(name, key, tree.pop(key, {})) for key in TABLES}
     own = tree.pop("slo", None)
     found = _flat(_flat(tree))
     if own is not None:
-        # The names in this table are the operator's own.
+        # The operator chooses the names in this table.
         found["slo"] = list(own.items()) if isinstance(own, dict) else own
     known_flags = {setting.flag for setting in SETTINGS}
     for key in found:
         refuse_removed(key, f"{name}: {key}")
         if key not in known_flags:
-            raise ConfigError(f"{name}: {key.rstrip('.')} is no setting; see sidestep serve --help")
+            raise ConfigError(
+                f"{name}: {key.rstrip('.')} is not a setting; see sidestep serve --help"
+            )
     return found, tables
 
 
 def _table(name: str, key: str, own: object) -> dict[str, Any]:
-    """What a file says under ``key``, of each bucket family or of families by their names."""
+    """Return the table ``key`` of a file, by bucket family or by metric family pattern."""
     if not isinstance(own, dict):
         raise ConfigError(f"{name}: {key} must be a table")
     found: dict[str, Any] = {}

@@ -1,1 +1,1 @@
-"""Records from exporter to exporter: one for each source and engine."""
+"""Federation: records that downstream exporters send to an upstream exporter, per source and engine."""

@@ -1,4 +1,4 @@
-"""The sum of an engine's records, made apart in small steps and then shown at once."""
+"""Sum of an engine's records, computed in small steps and then published at once."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from sidestep.metrics.self_described import adopt_families
 from sidestep.protocol.records import OpenTotals, Record
 
 CHILDREN = 16
-"""Of self-described families, added in one step: about 0.5 ms."""
+"""Children of self-described families added in one step: about 0.5 ms."""
 
 
 class Aggregate:
-    """Adds up checked records of one engine.
+    """Sum of the validated records of one engine.
 
-    Series that no record has are not there, even if an engine of the dialect starts with them at
-    0. Exhaust each iterator before the next one begins.
+    Series that no record has are absent, even those that start at 0 in an engine of this
+    dialect. Exhaust each iterator before starting the next one.
 
     Args:
-        registry: The registry that has the engine, or will have it.
-        engine: An engine of the description that the sum has; it is not changed.
+        registry: Registry of the engine.
+        engine: Engine whose description the sum has; it is not changed.
 
     Attributes:
         refused: The error of the last self-described family that was left out.
@@ -34,7 +34,7 @@ class Aggregate:
     def __init__(self, registry: Registry, engine: Engine) -> None:
         native = registry.native
         if native is not None:
-            # Of what its source does not date, the start is when it was first received.
+            # Where the source sends no creation time, it is the time of the first record.
             native = dataclasses.replace(native, wall=lambda: engine.created)
         self._apart = Registry(registry.layouts, registry.overrides, native=native)
         self._engine = engine.without_series()
@@ -43,7 +43,7 @@ class Aggregate:
         self.refused: WireError | None = None
 
     def add(self, record: Record, *, gauges: bool) -> Iterator[None]:
-        """Add ``record``; its gauges only where ``gauges`` says so."""
+        """Add ``record``, with its gauges if ``gauges`` is true."""
         made = self._engine
         add_counts(self._apart, made, record, gauges=gauges)
         yield
@@ -60,7 +60,7 @@ class Aggregate:
                         done = 0
                         yield
             except WireError as error:
-                # Shown wholly or not at all.
+                # A family is published completely or not at all.
                 self.refused = error
                 made.open_families.pop(family.name, None)
             self._sizes[family.name] = self._sizes.get(family.name, 0) + made.open_bytes - before
@@ -100,11 +100,11 @@ class Aggregate:
 def aggregate(
     registry: Registry, engine: Engine, base: bytes, current: Record, *, gauges: bool = True
 ) -> Generator[None, None, Aggregate]:
-    """Add ``current`` to ``base``, the encoded sum of what came before it, empty if nothing did."""
+    """Add ``current`` to ``base``, the encoded sum of all earlier epochs, which may be empty."""
     total = Aggregate(registry, engine)
     if base:
         before = yield from decode_in_parts(base)
-        # A family that changed its form starts anew.
+        # A family that changed its type or labels starts again at 0.
         forms = {family.name: (family.kind, family.labels) for family in current.totals.open}
         before.totals.open = [
             family

@@ -1,4 +1,4 @@
-"""Records of the engines that are counted here, and how these engines are."""
+"""Records and state of the engines that this exporter counts itself."""
 
 from __future__ import annotations
 
@@ -16,45 +16,45 @@ from sidestep.metrics.registry import Registry
 
 
 class Records(Protocol):
-    """A source of records of which nothing can be taken back."""
+    """A source of records whose counters never decrease within an epoch."""
 
     settles: float
     """Seconds after which senders will not resend what a record holds."""
 
     def version(self, engine: Engine) -> int | None:
-        """Of the record of ``engine``; None where there is none yet."""
+        """Return the version of the record of ``engine``, or None if there is no record yet."""
 
     def record(self, engine: Engine) -> bytes:
-        """It."""
+        """Return the encoded record of ``engine``."""
 
 
 class Present:
-    """Records of now, for a process without state: its end is the end of its epoch.
+    """Current records, for a process without a state directory, whose end is the end of its epoch.
 
-    A sender resends to the next process what was not acknowledged by this one, and the epochs'
-    counters add up: so a record waits until its items have been acknowledged.
+    Senders resend unacknowledged items to the next process, and the counters of epochs are added
+    up. So a record is sent only after its items have been acknowledged.
     """
 
     settles = 0.5
 
     def version(self, engine: Engine) -> int:
-        """Of the record of ``engine``."""
+        """Return the version of the record of ``engine``."""
         return engine.version
 
     def record(self, engine: Engine) -> bytes:
-        """It."""
+        """Return the encoded record of ``engine``."""
         return encode_record(engine, totals_of(engine))
 
 
 def engines(registry: Registry) -> Iterator[Engine]:
-    """Those that are counted here, shown or only remembered."""
+    """Yield the engines that this exporter counts, exposed or retired."""
     for engine in (*registry.engines.values(), *registry.retired.values()):
         if not engine.federated:
             yield engine
 
 
 def standing(registry: Registry, engine: Engine) -> Standing:
-    """How ``engine`` is."""
+    """Return the state of ``engine`` to send with its record."""
     former = registry.engines.get(engine.id) is not engine
     found = (
         {name: computed_gauge(engine, name) for name in _readings(engine.layout)}
@@ -72,6 +72,6 @@ def standing(registry: Registry, engine: Engine) -> Standing:
 
 @functools.cache
 def _readings(layout: Layout) -> tuple[str, ...]:
-    """What only whoever counts can compute."""
+    """Return the names of the gauges that only the counting exporter can compute."""
     sources = (placed.row.source for placed in layout.assignments)
     return tuple(source.name for source in sources if isinstance(source, Computed))

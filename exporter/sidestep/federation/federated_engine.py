@@ -1,4 +1,4 @@
-"""An engine that another exporter counts, and its place among the engines shown here."""
+"""An engine that another exporter counts, and its registration among the engines exposed here."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sidestep.protocol.records import Head
 
 
 class SourceRecord(msgspec.Struct, array_like=True, gc=False, frozen=True):
-    """A source's record of one engine, as the source sent it; see ``wire.forwarded.Forward``.
+    """A source's record of one engine, as the source sent it; see ``federation.messages.Forward``.
 
     Attributes:
         data: The encoded record.
@@ -51,12 +51,12 @@ class FederatedEngine:
     """One engine of one source: its counters are ``base`` + ``current``.
 
     Attributes:
-        engine: What is shown.
-        info: The description that ``engine`` has.
+        engine: Engine in this exporter's registry.
+        info: Description of ``engine``.
         current: The newest record.
         heard: Monotonic time at which the source sent it.
         base: The encoded sum of all ended epochs' last records; empty while none has ended.
-        ended: The last record of the epoch that ended last; part of ``base``, kept to be passed on.
+        ended: The last record of the epoch that ended last; part of ``base``, kept for forwarding.
     """
 
     engine: Engine
@@ -68,16 +68,16 @@ class FederatedEngine:
 
     @property
     def records(self) -> list[SourceRecord]:
-        """The records that another exporter needs to know, in the order in which they were sent."""
+        """Records to forward, in the order in which they were sent."""
         return [self.current] if self.ended is None else [self.ended, self.current]
 
     @property
     def size(self) -> int:
-        """Bytes of all records."""
+        """Total bytes of all records."""
         return len(self.base) + sum(len(record.data) for record in self.records)
 
     def has(self, order: Order) -> bool:
-        """Return whether the counts of the record of this order are part of what is shown."""
+        """Return whether the exposed counters include the record of this order."""
         for record in self.records:
             if record.epoch == order[0]:
                 return order <= record.order
@@ -90,7 +90,7 @@ class FederatedEngine:
         return found == (record.epoch, record.data, record.labels)
 
     def is_silent(self, now: float) -> bool:
-        """Return whether its gauges are too old to be shown."""
+        """Return whether the gauges are too old to be exposed."""
         return now - self.heard >= GAUGES_EXPIRE_SECONDS
 
     def show(self, registry: Registry, head: Head, total: Aggregate) -> WireError | None:
@@ -109,15 +109,15 @@ class FederatedEngine:
         return total.show(registry, engine)
 
     def place(self, registry: Registry, now: float) -> None:
-        """Show, hide or retire the engine as its current record says.
+        """Expose, hide or retire the engine according to its current record.
 
         Raises:
-            WireError: There is no room to show it.
+            WireError: The registry has too many engines.
         """
         engine, standing = self.engine, self.current.standing
-        heard = not self.is_silent(now)
-        streams = {self.current.epoch} if standing.up and heard else set()
-        live = standing.live and heard
+        recent = not self.is_silent(now)
+        streams = {self.current.epoch} if standing.up and recent else set()
+        live = standing.live and recent
         engine.seen_at = max(engine.seen_at, self.heard)
         state = streams, live, standing.absent, standing.readings
         if (engine.streams, engine.live, engine.absent, engine.computed) != state:
@@ -135,10 +135,10 @@ class FederatedEngine:
 
 
 def described(registry: Registry, record: SourceRecord, head: Head) -> EngineInfo:
-    """Return the engine's description, with all labels that were added on the way.
+    """Return the engine's description, including labels that exporters on the way have added.
 
     Raises:
-        WireError: No engine can be described like that.
+        WireError: The description is invalid.
     """
     known = head.engine
     # An engine's own label wins over one that was added.
@@ -153,15 +153,15 @@ def described(registry: Registry, record: SourceRecord, head: Head) -> EngineInf
 
 
 def engine_for(registry: Registry, info: EngineInfo, known: FederatedEngine | None) -> Engine:
-    """Return an engine of the description ``info``: ``known``'s, or a new one without a place yet.
+    """Return the engine of ``known`` if ``info`` describes it, or a new, unregistered engine.
 
     Args:
-        registry: The registry that it is made for.
-        info: Its description; ``id`` is its name here.
-        known: The engine that it is, or replaces.
+        registry: Registry of the engine.
+        info: Description of the engine; ``id`` is its id in this exporter.
+        known: Engine that has this description, or that the new one replaces.
 
     Raises:
-        WireError: There is no room for it, or it cannot be shown.
+        WireError: The engine is invalid or over a limit.
     """
     if known is not None and is_same(known.info, info):
         if info == known.info:
@@ -178,14 +178,14 @@ def engine_for(registry: Registry, info: EngineInfo, known: FederatedEngine | No
 
 
 def check_former(registry: Registry, record: SourceRecord) -> None:
-    """Refuse a retired engine that is new here once enough of them are kept.
+    """Reject a retired engine that is unknown here if the registry has too many retired engines.
 
     Raises:
-        WireError: It would displace engines whose counters only this exporter has.
+        WireError: The engine would evict engines whose counters only this exporter has.
     """
     if record.standing.former and len(registry.retired) >= MAX_ENGINES:
         registry.limited["engines"] += 1
-        raise WireError("over_limit", f"more than {MAX_ENGINES} engines that are gone")
+        raise WireError("over_limit", f"more than {MAX_ENGINES} retired engines")
 
 
 def is_same(known: EngineInfo, info: EngineInfo) -> bool:
@@ -194,14 +194,18 @@ def is_same(known: EngineInfo, info: EngineInfo) -> bool:
 
 
 def name_of(registry: Registry, record: SourceRecord) -> str:
-    """Return an engine id that is free: readable, and the same each time."""
+    """Return an unused engine id, which is readable and deterministic.
+
+    Raises:
+        WireError: The id is in use.
+    """
     name = f"{record.source}/{record.engine}"
     if len(name) > MAX_LABEL_CHARS or name in registry.engines or name in registry.retired:
         key = repr((record.source, record.engine)).encode()
         digest = blake2b(key, digest_size=8).hexdigest()
         name = f"{name[: MAX_LABEL_CHARS - len(digest) - 1]}/{digest}"
     if name in registry.engines or name in registry.retired:
-        raise WireError("engine_conflict", f"{name} is there already")
+        raise WireError("engine_conflict", f"{name} exists already")
     return name
 
 

@@ -1,4 +1,4 @@
-"""The message between exporters: an engine's record, cumulative, and its source."""
+"""The message between exporters: a source's cumulative record of one engine."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ from sidestep.protocol.messages import DECODE_ERRORS
 
 FORWARD_VERSION = 1
 PIECE_BYTES = MAX_FRAME_BYTES - (64 << 10)
-"""Of a record in one frame; what else a frame has is far less than the rest."""
+"""Maximum bytes of a record in one frame; the other fields fit the remaining 64 KiB easily."""
 MAX_PIECES = 16
 MAX_RECORD_BYTES = 2 << 20
-"""An engine with all the series that it may have comes to half of it."""
+"""Maximum bytes of a record; an engine with all allowed series needs half of it."""
 TAG = "F"
 EPOCH_BITS = 20
 """Random bits of an epoch; those above are the Unix milliseconds of its start."""
 Order = tuple[int, int, int]
-"""Epoch, run and seq of a record: of two from one source the higher is the newer."""
+"""Epoch, run and seq of a record: of two records from one source, the higher one is newer."""
 _MARK = bytes([0xA0 | len(TAG)]) + TAG.encode()
 _LONG = 0xDC
 """First byte of an array of more than 15 fields; two more have its length."""
 
 
 class Standing(msgspec.Struct, array_like=True, gc=False, frozen=True):
-    """How an engine is, as the exporter sees it that engines push to.
+    """State of an engine in the exporter that counts it.
 
     Attributes:
-        up: A stream feeds it.
-        live: Its gauges are shown.
-        absent: Its server does not have it now.
-        former: It is not shown any more, only remembered.
-        readings: Gauges that only that exporter can compute, by name.
+        up: Whether a stream feeds the engine.
+        live: Whether its gauges are current.
+        absent: Whether its server currently does not have it.
+        former: Whether it is retired: no longer exposed, but its counters are kept.
+        readings: Gauges that only the counting exporter can compute, by name.
     """
 
     up: bool = False
@@ -58,13 +58,13 @@ class Forward(msgspec.Struct, array_like=True, gc=False, tag=TAG):
     """An engine's current record, or a piece of one that is too large for a frame.
 
     Attributes:
-        source: The stable name of the exporter that counts.
-        engine: The engine's id there.
-        epoch: A number for counters that started at 0 together; see ``new_epoch``.
-        run: A number for the process, larger for each that continues the epoch.
+        source: Stable name of the exporter that counts.
+        engine: Id of the engine there.
+        epoch: Number of the epoch, of counters that started at 0 together; see ``new_epoch``.
+        run: Number of the process, larger for each process that continues the epoch.
         seq: Grows with every record of a run.
         piece: Index of ``data`` among ``pieces``.
-        data: The record (``totals.Record``), or a piece of it.
+        data: Encoded record (``records.Record``), or a piece of it.
         age: Seconds since the source sent it.
         labels: Labels that exporters on the way have added.
     """
@@ -101,18 +101,18 @@ def order_of(message: Forward) -> Order:
 
 
 def is_forward(frame: bytes) -> bool:
-    """Whether ``frame`` is another exporter's, by its tag: nothing is decoded yet."""
+    """Return whether ``frame`` is from another exporter, by its tag and without decoding it."""
     start = 3 if frame[:1] == bytes([_LONG]) else 1
     return frame[start : start + len(_MARK)] == _MARK
 
 
 def encode_forward(message: Forward) -> bytes:
-    """The frame of ``message``."""
+    """Encode ``message`` as a frame."""
     return _encoder.encode(message)
 
 
 def decode_forward(frame: bytes) -> Forward:
-    """What another exporter said.
+    """Decode and check a frame from another exporter.
 
     Raises:
         WireError: The frame is too large, malformed, or of another version.
@@ -135,20 +135,20 @@ def decode_forward(frame: bytes) -> Forward:
 
 
 def split(record: bytes) -> list[bytes]:
-    """``record`` in pieces that each fit a frame.
+    """Split ``record`` into pieces that each fit a frame.
 
     Raises:
-        WireError: It is too large to be told.
+        WireError: The record is too large to forward.
     """
     check_size(len(record))
     return [record[at : at + PIECE_BYTES] for at in range(0, len(record), PIECE_BYTES)]
 
 
 def check_size(size: int) -> None:
-    """Whether a record may have so many bytes.
+    """Check the size of a record in bytes.
 
     Raises:
-        WireError: It may not.
+        WireError: The record is too large.
     """
     if size > MAX_RECORD_BYTES:
-        raise WireError("too_big", f"a record of {size} bytes; {MAX_RECORD_BYTES} are the most")
+        raise WireError("too_big", f"a record of {size} bytes; the limit is {MAX_RECORD_BYTES}")

@@ -1,6 +1,6 @@
-"""Records that another exporter has to get now, as messages; without socket or clock.
+"""Outbox of records that are due to be forwarded, without socket or clock.
 
-No answer is needed: a record that is lost on the way is sent again within ``REFRESH`` seconds.
+Records are not acknowledged: a lost one is sent again within ``REFRESH`` seconds.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from sidestep.metrics.registry import GAUGES_EXPIRE_SECONDS, Registry
 from sidestep.telemetry.self_metrics import SelfMetrics
 
 REFRESH = 10.0
-"""Seconds after which a record is sent again though it did not change."""
+"""Seconds after which an unchanged record is sent again."""
 Key = tuple[str, str, int]
-"""Source, engine and epoch; of the engines counted here the source is empty."""
+"""Source, engine and epoch; the source is empty for engines that this exporter counts."""
 
 
 class Counted(Protocol):
     """The counters of this exporter, and the records that it received.
 
     Attributes:
-        registry: Its engines.
+        registry: Engines and their series.
         federation: Records of other exporters.
-        metrics: Its own metrics.
-        epoch: Of its counters.
+        metrics: Self-metrics.
+        epoch: Epoch of the counters.
         run: Number of this process among those that continued the epoch.
     """
 
@@ -41,7 +41,7 @@ class Counted(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Due:
-    """A message, and the state of its engine to be remembered once it has left."""
+    """A message to send, and the state of its engine to record once it is sent."""
 
     key: Key
     state: object
@@ -49,14 +49,14 @@ class Due:
 
 
 class Outbox:
-    """Decides which records are due: of the engines counted here, and those to be passed on.
+    """Selection of records that are due, of engines counted here and of other exporters.
 
     Args:
         counted: This exporter's counters and records.
-        source: The name of this exporter.
-        records: Encoded records of the engines that are counted here.
+        source: Name of this exporter.
+        records: Encoded records of the engines that this exporter counts.
         labels: Labels to add to all series.
-        clash: Called with an engine that has a label of such a name already.
+        clash: Called with the id of an engine that already has one of these labels.
     """
 
     def __init__(
@@ -75,12 +75,12 @@ class Outbox:
         self._seq = 0
         self._sent: dict[Key, tuple[object, float]] = {}
         self._changed: dict[Key, float] = {}
-        """Since when there is something new to send."""
+        """Time since which the record has unsent changes."""
 
     def mine(self, now: float) -> Iterator[Due | None]:
-        """Yield records of engines that are counted here; None stands for one that is not due.
+        """Yield due records of the engines that this exporter counts, and None for others.
 
-        Each is encoded when it is asked for: items may be applied in between.
+        Each record is encoded when it is requested: items may be applied in between.
         """
         exporter, records = self._exporter, self._records
         counted = list(engines(exporter.registry))
@@ -100,9 +100,9 @@ class Outbox:
             yield Due(key, state, self._message(self._source, engine.id, order, data, state[1]))
 
     def others(self, now: float) -> Iterator[Due]:
-        """Yield other exporters' records as they came, but for the labels and the age."""
+        """Yield due records of other exporters unchanged, except for the labels and the age."""
         for federated in self._exporter.federation:
-            # The ended epoch's last record goes first: after the next epoch's it would be refused.
+            # The last record of the ended epoch comes first: after the next epoch's it is rejected.
             for record in federated.records:
                 key = record.source, record.engine, record.epoch
                 state = record.order, record.labels
@@ -118,16 +118,16 @@ class Outbox:
                 yield Due(key, state, message)
 
     def sent(self, due: Due, now: float) -> None:
-        """Note that ``due`` has left."""
+        """Record that ``due`` was sent."""
         self._sent[due.key] = due.state, now
         self._changed.pop(due.key, None)
 
     def renew(self) -> None:
-        """Let all records be due: another process may be listening."""
+        """Make all records due: the upstream exporter may have restarted."""
         self._sent.clear()
 
     def lag(self, now: float) -> float:
-        """Return the seconds for which something new has waited."""
+        """Return the age of the oldest unsent change in seconds."""
         return now - min(self._changed.values(), default=now)
 
     def _message(
@@ -145,9 +145,11 @@ class Outbox:
         return now - at >= REFRESH
 
     def _forget(self, counted: set[Key]) -> None:
-        """Forget all that is neither ``counted`` here nor passed on."""
-        passed = (record for federated in self._exporter.federation for record in federated.records)
-        kept = counted.union((r.source, r.engine, r.epoch) for r in passed)
+        """Drop the state of engines that are neither ``counted`` here nor forwarded for others."""
+        forwarded = (
+            record for federated in self._exporter.federation for record in federated.records
+        )
+        current = counted.union((r.source, r.engine, r.epoch) for r in forwarded)
         for known in (self._sent, self._changed):
-            for key in known.keys() - kept:
+            for key in known.keys() - current:
                 del known[key]

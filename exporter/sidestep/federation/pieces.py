@@ -1,4 +1,4 @@
-"""Records that are too large for one frame, while pieces of them are missing."""
+"""Reassembly of records that are too large for one frame."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import dataclasses
 from sidestep.federation.messages import Forward, Order, order_of
 
 MAX_BYTES = 32 << 20
-"""Of all pieces that wait."""
+"""Maximum bytes of all buffered pieces; the oldest incomplete records are dropped."""
 PIECE_COST = 4 << 10
-"""Bytes, of them, that a piece takes beside its data, which may be empty."""
+"""Bytes that a piece counts in addition to its data, which may be empty."""
 
 Key = tuple[str, str]
 """Source and engine."""

@@ -1,4 +1,4 @@
-"""Frames of other exporters: which keys may send what, and the answers to those that are refused."""
+"""Receiver of frames from other exporters: authorization, and replies to rejected records."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from sidestep.transport.guard import Guard
 log = logging.getLogger(__name__)
 
 MAX_ANSWERS = 256
-"""Refusals that wait to be sent; each is counted even if it is not sent."""
+"""Maximum queued rejections; each is counted even if it is not sent."""
 
 Replies = list[tuple[bytes, FromExporter]]
 
 
 class RecordReceiver:
-    """Hands records to the store, and queues a refusal for each that it does not take.
+    """Receiver that passes records to the store and queues a reply for each rejected one.
 
     Args:
-        store: The store.
-        receiver: Makes the refusals.
-        metrics: Counts them.
-        clock: Monotonic seconds, for the log alone.
+        store: Store of the records.
+        receiver: Session receiver, which creates the rejections.
+        metrics: Self-metrics that count rejections.
+        clock: Monotonic seconds, for the log only.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class RecordReceiver:
         """Return the steps that apply ``frame``; None if there is nothing to apply.
 
         Raises:
-            WireError: No exporter sends such a frame, or this key is not authorized any more.
+            WireError: The frame is invalid, or its key is no longer authorized.
         """
         try:
             guard.check(key)
@@ -62,7 +62,7 @@ class RecordReceiver:
             guard.admit_source(key, message.source, message.engine, known=known)
             steps = self._store.take(message, now)
         except WireError as error:
-            # It concerns one engine; the source may still send others.
+            # Only this engine is rejected; the source may send others.
             self._metrics.add("sidestep_rejected_total", 1, error.reason)
             self._refuse(peer, error)
             self._note_conflict(message, error)
@@ -70,7 +70,7 @@ class RecordReceiver:
         return None if steps is None else self._guarded(peer, steps)
 
     def answers(self) -> Replies:
-        """Return the refusals that have not been sent."""
+        """Return and clear the queued rejections."""
         found = list(self._answers)
         self._answers.clear()
         return found
@@ -89,6 +89,6 @@ class RecordReceiver:
         if error.reason != ENDED_EPOCH:
             return
         self._metrics.add("sidestep_forward_conflicts_total")
-        text = "two processes use --forward.source %s: give each its own; if there is only one, its"
+        text = "two processes use --forward.source %s: set a unique one for each; if there is only one, its"
         hint = "clock was set back: correct it and restart the process"
         self._lines.warning(message.source, f"{text} {hint}", message.source)

@@ -1,4 +1,4 @@
-"""The connection to an upstream exporter, and what is sent over it."""
+"""Forwarding of records to an upstream exporter."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ from sidestep.transport.peer_limits import TOO_MUCH, Allowance
 log = logging.getLogger(__name__)
 
 WAIT = 0.01
-"""Seconds until a socket that takes nothing more is tried again."""
+"""Seconds between attempts to send on a full socket."""
 PATIENCE = 2.0
-"""Seconds for which one frame may wait: the next round has a newer one."""
+"""Seconds that one frame may wait: the next round sends a newer one."""
 LINGER = 1000
-"""Milliseconds in which the last frames may leave."""
+"""Milliseconds to send the last frames during shutdown."""
 ALONE = 5.0
-"""Seconds without a connection after which the log says so."""
+"""Seconds without a connection after which it is logged."""
 PENALTY = 10.0
-"""Seconds without a connection after the other exporter has sent too much."""
+"""Seconds to stay disconnected after the upstream exporter has sent too much."""
 EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 
 
 class Forwarder:
-    """Sends records to an upstream exporter.
+    """Sender of records to an upstream exporter.
 
     Args:
         counted: This exporter's counters and records.
-        endpoint: The ingest endpoint of the other exporter.
-        source: The stable name of this exporter.
-        records: Encoded records of the engines that are counted here.
+        endpoint: Ingest endpoint of the upstream exporter.
+        source: Stable name of this exporter.
+        records: Encoded records of the engines that this exporter counts.
         labels: Labels to add to all series.
-        clock: Monotonic seconds, as the exporter's.
+        clock: Monotonic seconds, the same clock as the intake's.
 
     Raises:
         ConfigError: The endpoint or the keys cannot be used.
@@ -68,7 +68,7 @@ class Forwarder:
         self._clock = clock
         self._connected = False
         self._alone_since = clock()
-        self._said = RateLimitedLog(log, clock=clock)
+        self._log = RateLimitedLog(log, clock=clock)
         self._context: zmq.Context[Socket] = zmq.Context()
         self._banned_until = float("-inf")
         try:
@@ -92,27 +92,29 @@ class Forwarder:
             await asyncio.sleep(interval)
 
     async def send(self) -> None:
-        """Send changed records, and those that were not sent for long."""
+        """Send changed records, and those that are due for a refresh."""
         if self._clock() < self._banned_until:
             return
         self._listen()
         if not self._connected and self._clock() - self._alone_since >= ALONE:
-            text = "nothing is forwarded: no exporter at %s that takes it; give one's --ingest.endpoint,"
-            self._said.warning("alone", f"{text} and keys to both or neither", self._endpoint)
-        looked = await collect_in_slices(self._outbox.mine(self._clock()))
-        mine = [due for due in looked if due is not None]
+            text = "nothing is forwarded: no exporter accepts it at %s; set its --ingest.endpoint there,"
+            self._log.warning(
+                "alone", f"{text} and keys on both sides or on neither", self._endpoint
+            )
+        found = await collect_in_slices(self._outbox.mine(self._clock()))
+        mine = [due for due in found if due is not None]
         if mine and self._settles:
             await asyncio.sleep(self._settles)
         for due in chain(mine, self._outbox.others(self._clock())):
             if not await self._send(due.message):
                 return
             self._outbox.sent(due, self._clock())
-            # Hundreds at a time would hold the loop.
+            # Sending hundreds at once would block the event loop.
             await asyncio.sleep(0)
 
     async def close(self) -> None:
-        """Send what is due a last time, give it a moment to leave, and close the connection."""
-        # Senders have been acknowledged by now.
+        """Send due records a last time, wait up to ``LINGER`` for them, and close the connection."""
+        # All senders have been acknowledged, so no record has to wait.
         self._settles = 0.0
         await self.send()
         self._close(LINGER)
@@ -136,17 +138,17 @@ class Forwarder:
 
     def _clash(self, engine: str) -> None:
         self._exporter.metrics.add("sidestep_forward_errors_total", 1, "label")
-        text = "--forward.label: %s has a label of that name already, which stands"
-        self._said.warning("label", text, engine)
+        text = "--forward.label: engine %s already has a label of that name, which is kept"
+        self._log.warning("label", text, engine)
 
     async def _send(self, message: Forward) -> bool:
-        """Return whether ``message`` has left; if not, nobody takes it, or not fast enough."""
+        """Send ``message``; return False if the upstream exporter is unreachable or too slow."""
         metrics = self._exporter.metrics
         try:
             pieces = split(message.data)
         except WireError as error:
             metrics.add("sidestep_forward_errors_total", 1, error.reason)
-            self._said.warning(error.reason, "%s cannot be forwarded: %s", message.engine, error)
+            self._log.warning(error.reason, "%s cannot be forwarded: %s", message.engine, error)
             return True
         message.pieces = len(pieces)
         for message.piece, message.data in enumerate(pieces):
@@ -171,21 +173,21 @@ class Forwarder:
                 return True
 
     def _listen(self) -> None:
-        """Read the state of the connection, and refusals."""
+        """Read the connection state and pending rejections."""
         while self._monitor.poll(0):
             event = recv_monitor_message(self._monitor)["event"]
             if self._connected:
                 self._alone_since = self._clock()
             self._connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
             if self._connected:
-                # It may be another process, which has no record yet.
+                # The upstream exporter may have restarted and have no records.
                 self._outbox.renew()
             elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-                self._refused("unauthorised", "it does not know this exporter's key")
+                self._refused("unauthorised", "this exporter's key is not authorized there")
         while (frame := receive(self._socket)) is not None:
             if not self._allowance.spend(1, len(frame), self._clock()):
-                self._said.warning(
-                    "flood", "%s: %s; cut off for %d s", self._endpoint, TOO_MUCH, PENALTY
+                self._log.warning(
+                    "flood", "%s: %s; disconnected for %d s", self._endpoint, TOO_MUCH, PENALTY
                 )
                 self._banned_until = self._clock() + PENALTY
                 self.cut()
@@ -199,5 +201,5 @@ class Forwarder:
 
     def _refused(self, code: str, detail: str) -> None:
         self._exporter.metrics.add("sidestep_forward_errors_total", 1, code)
-        text = "the exporter at %s refuses what is forwarded: %s"
-        self._said.warning(code, text, self._endpoint, detail or code)
+        text = "the exporter at %s rejects forwarded records: %s"
+        self._log.warning(code, text, self._endpoint, detail or code)

@@ -1,8 +1,8 @@
-"""What each source has counted of each engine: the sum of its ended epochs, and its current record.
+"""Store of records by source and engine: the sum of ended epochs, and the current record.
 
-A source's record is cumulative within its epoch, so the newest one replaces all before it. Epochs
-only grow: the first record of a larger epoch ends the one before for good. Sources are never added
-up with each other.
+A record is cumulative within its epoch, so the newest one replaces all earlier ones. Epochs only
+grow: the first record of a larger epoch ends the previous one permanently. Records of different
+sources are never added up.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from sidestep.metrics.validate_record import check, check_in_parts
 from sidestep.protocol.records import Record
 
 MAX_BYTES = 96 << 20
-"""Of all records."""
+"""Maximum total bytes of all records."""
 ENDED_EPOCH = "ended_epoch"
-"""The reason for which records of an ended epoch are refused."""
+"""Rejection reason for records of an ended epoch."""
 
 
 class Store:
     """Engines that other exporters count.
 
     Attributes:
-        own: Source and epoch of this exporter, whose records it does not take back.
-        bytes: Of all records.
+        own: Source and epoch of this exporter; its own records are ignored.
+        bytes: Total bytes of all records.
     """
 
     def __init__(self, registry: Registry) -> None:
@@ -56,15 +56,15 @@ class Store:
         return iter(list(self._engines.values()))
 
     def find(self, source: str, engine: str) -> FederatedEngine | None:
-        """Return what ``source`` counts of ``engine``."""
+        """Return the engine that ``source`` counts as ``engine``, or None."""
         known = self._engines.get((source, engine))
-        if known is not None and not self._is_kept(known):
+        if known is not None and not self._is_registered(known):
             self._drop((source, engine))
             return None
         return known
 
     def sources(self, now: float) -> int:
-        """Count the sources that were heard in the last 30 s."""
+        """Return the number of sources last seen within 30 s."""
         return len({known.current.source for known in self if not known.is_silent(now)})
 
     def take(self, message: Forward, now: float) -> Iterator[None] | None:
@@ -74,9 +74,9 @@ class Store:
             None if the message is a duplicate, late, or a piece of a record that is incomplete.
 
         Raises:
-            WireError: Its epoch has ended, or its record is too large; the steps raise it if the
-                record cannot be shown, and the one before stands, or if self-described families
-                were left out.
+            WireError: The epoch has ended, or the record is too large. The steps raise it if the
+                record cannot be exposed, and the previous one stays, or if self-described
+                families were left out.
         """
         if (message.source, message.epoch) == self.own:
             return None
@@ -106,23 +106,23 @@ class Store:
         shown: bool,
         now: float,
     ) -> None:
-        """Take over an engine from a snapshot; its gauges wait until its source is heard.
+        """Restore an engine from a snapshot; its gauges are hidden until its source sends a record.
 
         Args:
             base: See ``FederatedEngine``.
             records: See ``FederatedEngine.records``.
-            name: Its id here.
-            origin: Whether it has a label ``origin``.
-            shown: Whether it was on the page.
+            name: Id of the engine in this exporter.
+            origin: Whether it has the origin label.
+            shown: Whether it was exposed.
             now: Monotonic seconds.
 
         Raises:
-            WireError: It cannot be shown.
+            WireError: The engine is invalid or over a limit.
         """
         *ended, current = records
         is_taken = name in self._registry.engines or name in self._registry.retired
         if is_taken or self.find(current.source, current.engine) is not None:
-            raise WireError("engine_conflict", f"{name} is there already")
+            raise WireError("engine_conflict", f"{name} exists already")
         record = decode_record(current.data)
         info = replace(described(self._registry, current, record.head), id=name)
         engine = engine_for(self._registry, info, None)
@@ -138,9 +138,9 @@ class Store:
             made.place(self._registry, now)
 
     def pass_time(self, now: float) -> None:
-        """Hide gauges of engines whose source has been silent, and forget what was forgotten."""
+        """Hide gauges of engines whose source is silent, and drop engines that the registry has evicted."""
         for key, known in list(self._engines.items()):
-            if not self._is_kept(known):
+            if not self._is_registered(known):
                 self._drop(key)
             elif (known.engine.live or known.engine.streams) and known.is_silent(now):
                 with contextlib.suppress(WireError):
@@ -168,7 +168,7 @@ class Store:
         base, ended = yield from self._before(known, record, found)
         total = yield from aggregate(self._registry, engine, base, found)
         if self.find(record.source, record.engine) is not known:
-            # It was forgotten between two steps; the source repeats its record.
+            # The engine was dropped between two steps; its source sends the record again.
             return
         goes_on = known is not None and is_same(known.info, info)
         shown = known.engine if known is not None and goes_on else engine
@@ -190,21 +190,23 @@ class Store:
         if record.epoch == known.current.epoch:
             return known.base, known.ended
         if found.totals.looked:
-            # A server that keeps its own totals tells each epoch all of them.
+            # A polled server keeps its own totals, so each epoch includes all of them.
             return b"", known.current
         last = yield from decode_in_parts(known.current.data)
         total = yield from aggregate(self._registry, known.engine, known.base, last, gauges=False)
         return total.encoded(), known.current
 
     def _put(self, known: FederatedEngine | None, made: FederatedEngine) -> None:
-        """Let ``made`` take the place of ``known``.
+        """Replace ``known`` by ``made``.
 
         Raises:
-            WireError: There is no room; ``known`` still stands.
+            WireError: The limit on total bytes is reached; ``known`` stays.
         """
         size = self.bytes + made.size - (0 if known is None else known.size)
         if size > MAX_BYTES:
-            raise WireError("over_limit", "other exporters send more than there is room for")
+            raise WireError(
+                "over_limit", f"records of other exporters exceed {MAX_BYTES >> 20} MiB"
+            )
         self.bytes = size
         self._engines[made.current.source, made.current.engine] = made
         if known is None or known.engine is not made.engine:
@@ -212,9 +214,9 @@ class Store:
                 self._registry.discard(known.engine)
             self._registry.retired[made.engine.id] = made.engine
 
-    def _is_kept(self, known: FederatedEngine) -> bool:
-        there = self._registry.engines, self._registry.retired
-        return any(engines.get(known.engine.id) is known.engine for engines in there)
+    def _is_registered(self, known: FederatedEngine) -> bool:
+        registered = self._registry.engines, self._registry.retired
+        return any(engines.get(known.engine.id) is known.engine for engines in registered)
 
     def _drop(self, key: Key) -> None:
         self.bytes -= self._engines.pop(key).size
@@ -231,5 +233,5 @@ def _run(steps: Generator[None, None, Aggregate]) -> Aggregate:
 
 
 def _ended(source: str) -> str:
-    text = "another process began later and ended this one's epoch: give each its own"
+    text = "another process started later and ended this one's epoch: set a unique"
     return f"{source}: {text} --forward.source, or correct a clock that was set back and restart"

@@ -1,1 +1,1 @@
-"""From a frame to an engine: decode it, run it through the session protocol, apply its items."""
+"""Ingest: decode frames, run them through the session protocol and apply their items."""

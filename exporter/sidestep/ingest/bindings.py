@@ -1,4 +1,4 @@
-"""Which streams feed which engines: what their items' engine indices mean, and who is still heard."""
+"""Bindings of streams to engines: engine indices of items, and streams that have gone silent."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from sidestep.protocol.receiver import Receiver, Stream
 Work = Callable[[], None]
 
 
-class Feeding:
-    """Binds streams to the engines that they name.
+class EngineBindings:
+    """Bindings of streams to the engines that they feed.
 
     Attributes:
-        engines: By incarnation: what a stream's engine indices mean.
+        engines: Engines by incarnation; an item's engine index is a position in the list.
     """
 
     def __init__(self, registry: Registry, receiver: Receiver) -> None:
@@ -29,30 +29,33 @@ class Feeding:
         self.engines: dict[int, list[Engine]] = {}
 
     def check(self, hello: Hello) -> None:
-        """Whether the engines that ``hello`` names can be shown.
+        """Check that the engines of ``hello`` can be registered.
 
         Raises:
-            WireError: They cannot.
+            WireError: They are malformed or over a limit.
         """
         streams = self._receiver.streams.values()
         named = sum(len(stream.engines) for stream in streams if stream.id != hello.stream)
         check_engines(self._registry, named, hello.engines)
 
-    def greet(self, stream: Stream, retired: int | None, now: float) -> list[Work]:
-        """Bind the stream's engine indices to engines, one at a time: hundreds take a while."""
+    def attach(self, stream: Stream, retired: int | None, now: float) -> list[Work]:
+        """Return the work that binds the engines of ``stream``, one call per engine.
+
+        A stream can have hundreds of engines, so the calls run in separate slices.
+        """
         if retired is not None:
-            self._leave(retired, now)
-        # What this process named before; None where it said nothing yet, or to another exporter.
+            self._remove(retired, now)
+        # Engines of this incarnation's previous Hello; None if this exporter has had none.
         named = self.engines.get(stream.incarnation)
         before = [] if named is None else named
         engines = self.engines[stream.incarnation] = []
         stream.silent = False
 
         def is_new(engine: Engine) -> bool:
-            """Whether it had another process, which this one has replaced."""
+            """Return whether this process has replaced the engine's previous one."""
             if retired is not None or named is None:
                 return retired is not None
-            # A process names some engines only when it hears of them itself.
+            # A process may discover some of its engines only after its first Hello.
             return bool(stream.retired and engine.last_seen) and engine not in named
 
         works: list[Work] = [
@@ -61,35 +64,35 @@ class Feeding:
         ]
         return [*works, partial(self._bound, stream, before, now)]
 
-    def wake(self, stream: Stream) -> None:
-        """A silent stream is heard again."""
+    def resume(self, stream: Stream) -> None:
+        """Bind a silent stream to its engines again."""
         stream.silent = False
-        # Another process may have come with other labels for one of them meanwhile.
-        there = self._registry.engines
-        engines = [there.get(e.id, e) for e in self.engines[stream.incarnation]]
+        # Meanwhile another process may have registered one of them with other labels.
+        registered = self._registry.engines
+        engines = [registered.get(e.id, e) for e in self.engines[stream.incarnation]]
         self.engines[stream.incarnation] = engines
         for engine in engines:
             self._feed(stream, engine)
 
-    def join(self, stream: Stream, info: EngineInfo) -> Engine:
-        """Let a stream of this process feed the engine that ``info`` names.
+    def bind(self, stream: Stream, info: EngineInfo) -> Engine:
+        """Bind a stream of this process to the engine of ``info`` and return the engine.
 
         Raises:
-            WireError: The engine cannot be shown.
+            WireError: The engine is malformed or over a limit.
         """
         named = sum(len(each.engines) for each in self._receiver.streams.values())
         check_engines(self._registry, named, [info])
         engine = self._registered(info)
         fed = self.engines.setdefault(stream.incarnation, [])
-        # It may have been forgotten meanwhile, and be another now.
+        # The engine may have expired and been registered again as a new object.
         fed[:] = [*(each for each in fed if each.id != engine.id), engine]
         stream.engines = [*(each for each in stream.engines if each.id != info.id), info]
         self._receiver.changes += 1
         self._feed(stream, engine)
         return engine
 
-    def part(self, stream: Stream, identity: str) -> None:
-        """A stream of this process feeds one of its engines no more."""
+    def unbind(self, stream: Stream, identity: str) -> None:
+        """Unbind a stream of this process from the engine with this identity."""
         stream.engines = [info for info in stream.engines if info.id != identity]
         self._receiver.changes += 1
         fed = self.engines.get(stream.incarnation, [])
@@ -100,28 +103,28 @@ class Feeding:
                 self._registry.touch(engine)
         fed[:] = [engine for engine in fed if engine.id != identity]
 
-    def silence(self, stream: Stream, heard: float) -> None:
-        """Nothing was heard of ``stream`` since ``heard``: it feeds nobody until it is heard again."""
+    def mark_silent(self, stream: Stream, seen_at: float) -> None:
+        """Detach ``stream``, last seen at ``seen_at``, until its next message."""
         stream.silent = True
-        self.cease(stream, heard)
+        self.detach(stream, seen_at)
 
-    def cease(self, stream: Stream, heard: float) -> None:
-        """The stream does not feed its engines any more, since ``heard``."""
+    def detach(self, stream: Stream, seen_at: float) -> None:
+        """Detach ``stream`` from its engines as of ``seen_at``."""
         for engine in self.engines.get(stream.incarnation, ()):
             engine.streams.discard(stream.incarnation)
-            engine.seen_at = max(engine.seen_at, heard)
+            engine.seen_at = max(engine.seen_at, seen_at)
 
-    def pass_time(self, now: float) -> None:
-        """Notice which streams have fallen silent."""
+    def expire(self, now: float) -> None:
+        """Detach silent streams and drop the bindings of expired ones."""
         for stream in self._receiver.streams.values():
             if stream.open and not stream.silent and now - stream.seen_at >= GAUGES_EXPIRE_SECONDS:
-                self.silence(stream, stream.seen_at)
+                self.mark_silent(stream, stream.seen_at)
             if (
                 stream.incarnation in self.engines
                 and now - stream.seen_at >= ENGINE_EXPIRES_SECONDS
             ):
-                # Its engines are not shown any more: before it feeds any it has to greet.
-                self._leave(stream.incarnation, stream.seen_at)
+                # Its engines have expired: the stream needs a new Hello to feed any.
+                self._remove(stream.incarnation, stream.seen_at)
                 stream.peer = b""
 
     def _bind(
@@ -132,9 +135,9 @@ class Feeding:
         index: int,
         is_new: Callable[[Engine], bool],
     ) -> None:
-        """The next of ``engines``; ``is_new``: whether it has another process than before."""
+        """Append the engine of ``info`` to ``engines``; ``is_new`` detects a restarted engine."""
         if len(engines) < index:
-            # One before it failed: better no engine than the wrong one.
+            # An earlier one failed; without this check the indices would be shifted.
             raise WireError("unknown_engine")
         engine = self._registered(info)
         if is_new(engine):
@@ -144,16 +147,16 @@ class Feeding:
         engines.append(engine)
 
     def _bound(self, stream: Stream, before: Sequence[Engine], now: float) -> None:
-        """The stream feeds what it named, and not any more what it named ``before``."""
+        """Detach the stream from the engines that it named ``before`` and no longer names."""
         fed = set(self.engines.get(stream.incarnation, ()))
         for engine in before:
             if engine not in fed:
                 engine.streams.discard(stream.incarnation)
                 engine.seen_at = max(engine.seen_at, now)
-        # A stream that the receiver has forgotten has nothing more to say here either.
+        # Drop the bindings of streams that the receiver has forgotten.
         known = {stream.incarnation for stream in self._receiver.streams.values()}
-        for gone in self.engines.keys() - known:
-            self._leave(gone, now)
+        for incarnation in self.engines.keys() - known:
+            self._remove(incarnation, now)
 
     def _registered(self, info: EngineInfo) -> Engine:
         engine = self._registry.register(info)
@@ -165,7 +168,7 @@ class Feeding:
         engine.live = True
         self._registry.touch(engine)
 
-    def _leave(self, incarnation: int, now: float) -> None:
+    def _remove(self, incarnation: int, now: float) -> None:
         for engine in self.engines.pop(incarnation, ()):
             engine.streams.discard(incarnation)
             engine.seen_at = max(engine.seen_at, now)

@@ -1,4 +1,4 @@
-"""Self-metrics of the engines and streams that are there: what each of them is just now."""
+"""Self-metrics of the current engines and streams."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from sidestep.protocol.receiver import Receiver, Stream
 from sidestep.telemetry.rows import PER_ENGINE
 from sidestep.telemetry.self_metrics import Labels, Reading, Sample, SelfMetrics
 
-AT_ONCE = 100
-"""Engines that are looked at between two turns of the loop: up to 5 us each."""
+BATCH = 100
+"""Engines read between two yields to the event loop: up to 5 us each."""
 
 
 def read_metrics(metrics: SelfMetrics, registry: Registry, receiver: Receiver) -> None:
-    """Have ``metrics`` tell of what ``registry`` and ``receiver`` hold when a page is made."""
+    """Register the self-metrics that are read from ``registry`` and ``receiver`` at each scrape."""
     read, engines = metrics.read, Engines(registry)
     read("sidestep_engine_up", engines.reading(lambda engine: float(bool(engine.streams))))
     read("sidestep_engine_restarts_total", engines.reading(lambda engine: engine.restarts))
@@ -49,62 +49,62 @@ def read_metrics(metrics: SelfMetrics, registry: Registry, receiver: Receiver) -
 
 
 class Engines:
-    """Engines by the labels of self-metrics, which are kept while engines look the same."""
+    """Engines by the labels of self-metrics; the labels are cached while no engine's labels change."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
-        self._marks: tuple[Sequence[int], Sequence[str]] | None = None
+        self._cached_key: tuple[Sequence[int], Sequence[str]] | None = None
         self._found: Sequence[tuple[Labels, Engine]] = ()
 
     def reading(self, value: Callable[[Engine], float]) -> Reading:
-        """``value`` of each engine, for ``SelfMetrics.read``."""
+        """Return a reading of ``value`` of each engine for ``SelfMetrics.read``."""
 
         def read() -> Iterator[Sample | None]:
-            yield from self._look()
+            yield from self._refresh()
             yield from [(labels, value(engine)) for labels, engine in self._found]
 
         return read
 
-    def _look(self) -> Iterator[None]:
-        """See the engines that there are now; a turn is due at each step."""
-        there = list(self._registry.engines.values())
-        # An engine can be called something else without looking so.
-        marks = [engine.label_version for engine in there], [engine.id for engine in there]
-        if marks == self._marks:
+    def _refresh(self) -> Iterator[None]:
+        """Rebuild the labels if engines have changed; the caller yields to the loop at each step."""
+        current = list(self._registry.engines.values())
+        # An engine's identity can change without a new label version.
+        cache_key = [engine.label_version for engine in current], [engine.id for engine in current]
+        if cache_key == self._cached_key:
             return
         keys: list[tuple[Labels, Engine]] = []
-        for number, engine in enumerate(there, start=1):
+        for number, engine in enumerate(current, start=1):
             if not engine.layout.tables.is_part(engine.labels):
                 others = (engine.labels.get(name, "") for name in PER_ENGINE[1:])
                 keys.append(((engine.name, *others), engine))
-            if not number % AT_ONCE:
+            if not number % BATCH:
                 yield
-        often = Counter(key for key, _ in keys)
-        # What a stream tells of an engine that also pushes does not change how that one is shown.
-        first = Counter(key for key, engine in keys if not engine.layout.has_own_namespace)
-        # Those that have more labels than these are told apart by their identities.
+        counts = Counter(key for key, _ in keys)
+        # A stream about an engine that also pushes does not change that engine's labels.
+        own_counts = Counter(key for key, engine in keys if not engine.layout.has_own_namespace)
+        # Engines that differ only in other labels are distinguished by their identities.
         self._found = [
             (
                 (*key[:-1], engine.id)
-                if (often if engine.layout.has_own_namespace else first)[key] > 1
+                if (counts if engine.layout.has_own_namespace else own_counts)[key] > 1
                 else key,
                 engine,
             )
             for key, engine in keys
         ]
-        self._marks = marks
+        self._cached_key = cache_key
 
 
 class SeriesCount:
-    """How many series there are; only engines that have changed are counted again."""
+    """Number of series; only engines that have changed are counted again."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
         self._known: dict[int, tuple[int, int]] = {}
-        """By looks: the version of an engine, and how many it had then."""
+        """By label version: the version of an engine, and its number of series then."""
 
     def reading(self) -> Iterator[Sample | None]:
-        """For ``SelfMetrics.read``; each engine's are those of the moment it is looked at."""
+        """Read the number of series for ``SelfMetrics.read``; each engine is read at its own moment."""
         before, self._known = self._known, {}
         known = self._known
         for number, engine in enumerate(list(self._registry.engines.values()), start=1):
@@ -112,13 +112,13 @@ class SeriesCount:
             if found is None or found[0] != engine.version:
                 found = engine.version, series_of(engine)
             known[engine.label_version] = found
-            if not number % AT_ONCE:
+            if not number % BATCH:
                 yield None
         yield (), sum(count for _, count in known.values())
 
 
 def series_of(engine: Engine) -> int:
-    """Children of all its families that are shown; a histogram is one."""
+    """Return the number of exposed children of all families; a histogram counts as one."""
     values, histograms = engine.values, engine.histograms
     return (
         len(values)

@@ -1,4 +1,4 @@
-"""The event loop that the exporter runs on: uvloop's where it is installed."""
+"""The exporter's event loop: uvloop's where uvloop is installed."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What becomes of a frame: decode, session, apply. All of an exporter but its socket and its pages.
+"""The intake: decode a frame, run it through the session protocol and apply its items.
 
-No I/O here, and no clock: whoever owns the socket brings frames and the time, asks
-for a slice of work at a time, and sends the answers. Whatever is wrong with a frame or
-an item is counted by reason and costs itself.
+There is no I/O and no clock here. The socket loop passes frames and the time, runs one slice of
+work at a time and sends the replies. A bad frame or item is counted by reason and dropped;
+everything else continues.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sidestep.errors import WireError
 from sidestep.federation.messages import is_forward, new_epoch
 from sidestep.federation.receiver import RecordReceiver, Replies
 from sidestep.federation.store import Store
-from sidestep.ingest.bindings import Feeding, Work
+from sidestep.ingest.bindings import EngineBindings, Work
 from sidestep.ingest.engine_metrics import read_metrics
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.load_inputs import LoadTracker
@@ -35,29 +35,30 @@ from sidestep.transport.guard import Guard
 
 log = logging.getLogger(__name__)
 
-MANY = 4
-"""Items of an engine in one frame from which on it is worth while to gather what they observe."""
-PART = 8 << 10
-"""Bytes of small items that are applied in one go: 0.3 ms; at worst what one dear item takes."""
+BUFFERED_ITEMS = 4
+"""Items per engine in one frame from which buffering their observations pays off."""
+SLICE_BYTES = 8 << 10
+"""Bytes of small items applied in one slice: 0.3 ms, or as long as one expensive item takes."""
 
-WAITING = 16 << 10
-"""Bytes of items whose observations may wait: to make those takes up to 1 ms, of the same turn."""
+MAX_BUFFERED = 16 << 10
+"""Bytes of items whose observations may be buffered; flushing them takes up to 1 ms."""
 
 
 class Intake:
-    """Takes frames, and has the state that they come to.
+    """Decoder of frames and owner of the state that they update.
 
     Args:
-        wall: Unix time, told to people only.
-        guard: Knows who may say what; by default everybody may say everything.
+        wall: Unix time, for display only.
+        guard: Authorization and throttling of peers; by default everything is allowed.
 
     Attributes:
-        feeding: Which streams feed which engines.
+        bindings: Streams and the engines that they feed.
         federation: Engines that other exporters count.
-        loads: Follows how saturated those are that are counted here.
-        epoch: Of the counters here; see ``wire.forwarded``. A snapshot continues its own.
-        run: A number for the process, larger for each that continues the epoch.
-        refused: Frames that could not be taken, so far.
+        loads: Saturation of the engines that are counted here.
+        epoch: Epoch of this exporter's counters; see ``federation.messages``. A snapshot
+            continues its own.
+        run: Number of the process, larger for each process that continues the epoch.
+        refused: Frames rejected so far.
         items: Items applied so far.
     """
 
@@ -82,10 +83,10 @@ class Intake:
         self._records = RecordReceiver(self.federation, self.receiver, metrics, clock)
         self.epoch, self.run = new_epoch(wall(), boot), 1
         self._wall = wall
-        self.feeding = Feeding(registry, self.receiver)
+        self.bindings = EngineBindings(registry, self.receiver)
         self._work: deque[Work] = deque()
-        self._waiting = 0
-        """Bytes of items whose observations are not made yet."""
+        self._buffered = 0
+        """Bytes of items whose observations are buffered."""
         self._arrived = 0.0
         """Unix time of the frame whose items are being applied."""
         self._lines = RateLimitedLog(log, clock=clock)
@@ -95,19 +96,19 @@ class Intake:
 
     @property
     def busy(self) -> bool:
-        """Whether there is something to apply; until then no further frame may be taken."""
+        """Whether work is queued; while it is, no further frame may be taken."""
         return bool(self._work)
 
     def take(self, peer: bytes, frames: Sequence[bytes], now: float, key: str = "") -> Replies:
-        """Take in a message of the connection ``peer``; the answers to it.
+        """Process a message of the connection ``peer`` and return the replies to it.
 
         Args:
-            peer: Where the answers go.
-            frames: One, in a message as it should be.
+            peer: The connection that replies go to.
+            frames: Frames of the message; a valid message has exactly one.
             now: Monotonic seconds.
-            key: What the peer has proved to own, if it had to.
+            key: Public key that the peer has authenticated with; empty where none is required.
         """
-        if not self.guard.hears(peer, key, now):
+        if not self.guard.allows(peer, key, now):
             return []
         refused = self.refused
         replies = self._take(peer, frames, now, key)
@@ -128,7 +129,7 @@ class Intake:
         self.metrics.add("sidestep_messages_total", 1, type(message).__name__.lower())
         if isinstance(message, Hello):
             try:
-                self.feeding.check(message)
+                self.bindings.check(message)
                 self.guard.admit(key, message, self.receiver.streams.get)
             except WireError as error:
                 refusal = self.receiver.refuse_hello(peer, message, error)
@@ -143,18 +144,18 @@ class Intake:
         if stream is None:
             return received.replies
         if received.opened:
-            self._work.extend(self.feeding.greet(stream, received.retired, now))
+            self._work.extend(self.bindings.attach(stream, received.retired, now))
         elif stream.silent:
-            self.feeding.wake(stream)
+            self.bindings.resume(stream)
         self._arrived = self._wall()
-        engines = self.feeding.engines[stream.incarnation]
-        raws = self._sized(frame, received.items)
+        engines = self.bindings.engines[stream.incarnation]
+        raws = self._without_oversized(frame, received.items)
         if raws:
-            # The next one last, where it is cheap to take away.
+            # Reversed: the next item is popped from the end.
             self._work.append(partial(self._apply_items, engines, [*raws][::-1], len(raws)))
         self._work.extend(partial(self._add_record, engines, raw) for raw in received.records)
         if not stream.open:
-            self.feeding.cease(stream, now)
+            self.bindings.detach(stream, now)
         return received.replies
 
     def _take_forward(self, peer: bytes, frame: bytes, now: float, key: str) -> Replies:
@@ -163,68 +164,69 @@ class Intake:
         except WireError as error:
             return self._refuse(error.reason)
         if steps is not None:
-            self._begin(steps)
+            self._enqueue_steps(steps)
         return []
 
     def answers(self) -> Replies:
-        """Return the refusals of other exporters' records that have not been sent."""
+        """Return the unsent rejections of records from other exporters."""
         return self._records.answers()
 
-    def _begin(self, steps: Iterator[None]) -> None:
-        """Let work that takes ``steps`` have its turn: others wait until it has taken all."""
-        self._work.append(partial(self._go_on, steps))
+    def _enqueue_steps(self, steps: Iterator[None]) -> None:
+        """Queue work that runs in ``steps``; later work waits until all steps are done."""
+        self._work.append(partial(self._run_step, steps))
 
-    def _go_on(self, steps: Iterator[None]) -> None:
+    def _run_step(self, steps: Iterator[None]) -> None:
         for _ in steps:
-            self._work.appendleft(partial(self._go_on, steps))
+            self._work.appendleft(partial(self._run_step, steps))
             return
 
     def work(self) -> None:
-        """Apply an item or some small ones, take a step, or bind an engine; what is wrong costs that one alone.
+        """Run one slice of work: apply an item or several small ones, run a step or bind an engine.
 
-        Where ``busy`` says that there is more, ``settle`` before others have their turn.
+        An error affects only that slice. While ``busy`` is true, call ``flush`` before anything
+        else reads the series.
         """
         try:
             self._work.popleft()()
         except WireError as error:
             self.reject(error.reason)
-        except Exception as error:  # noqa: BLE001 - a bug of ours costs its item, and is loud
-            self._has_bug(error)
-        if not self._work or self._waiting >= WAITING:
-            self.settle()
+        except Exception as error:  # noqa: BLE001 - a bug costs only its item, and is logged
+            self._report_bug(error)
+        if not self._work or self._buffered >= MAX_BUFFERED:
+            self.flush()
 
-    def settle(self) -> None:
-        """Have all that was applied be in the series, before anybody looks at them."""
-        self._waiting = 0
-        settled = False
-        while not settled:
+    def flush(self) -> None:
+        """Write all buffered observations to the series."""
+        self._buffered = 0
+        flushed = False
+        while not flushed:
             try:
                 self.applier.flush()
-                settled = True
-            except Exception as error:  # noqa: BLE001 - likewise; what others observed goes on
-                self._has_bug(error)
+                flushed = True
+            except Exception as error:  # noqa: BLE001 - likewise; other observations are kept
+                self._report_bug(error)
 
-    def _has_bug(self, error: Exception) -> None:
+    def _report_bug(self, error: Exception) -> None:
         self.reject("bug")
         self._lines.error(
             "bug", "an item could not be applied; this is a bug in sidestep", trace=error
         )
 
     def enqueue(self, work: Work) -> None:
-        """Let ``work`` have its turn after all that waits."""
+        """Append ``work`` to the queue."""
         self._work.append(work)
 
     def insert(self, works: Sequence[Work]) -> None:
-        """Let ``works`` have their turn before all that waits: parts of the work under way."""
+        """Put ``works`` at the front of the queue: they are parts of the work in progress."""
         self._work.extendleft(reversed(works))
 
     def reject(self, reason: str, count: int = 1) -> None:
-        """Count what was refused."""
+        """Count a rejected frame, item or record by ``reason``."""
         self.metrics.add("sidestep_rejected_total", count, reason)
-        log.debug("refused: %s", reason)
+        log.debug("rejected: %s", reason)
 
     def put(self, engine: Engine, item: Item) -> None:
-        """Apply an item of a stream of this process.
+        """Apply an item from a source in this process.
 
         Raises:
             WireError: See ``Applier.apply``.
@@ -233,9 +235,9 @@ class Intake:
         self._arrived = self._wall()
         self._applied(engine)
 
-    def pass_time(self, now: float) -> None:
-        """Notice who has fallen silent; about once a second."""
-        self.feeding.pass_time(now)
+    def expire(self, now: float) -> None:
+        """Expire silent streams, sources and engines; call about once a second."""
+        self.bindings.expire(now)
         self.federation.pass_time(now)
         self.registry.expire(now)
         self._log_refused_blocks()
@@ -252,21 +254,22 @@ class Intake:
         self.registry.refused_blocks.clear()
 
     def restore(self, streams: Sequence[Stream], now: float) -> None:
-        """Know streams from a snapshot; what they feed shows no gauges until they greet."""
+        """Restore streams from a snapshot; their engines expose no gauges until a stream's next Hello."""
         for stream in streams:
             stream.seen_at = now
             stream.silent = True
             self.receiver.restore(stream)
 
     def _apply_items(self, engines: list[Engine], raws: list[msgspec.Raw], count: int) -> None:
-        """Apply the next of ``raws``, which a frame brought ``count`` of: one that is dear, or some.
+        """Apply the next items of ``raws``: one expensive item or several small ones.
 
-        The last one is next. Those after one that cannot be applied have another turn.
+        ``raws`` is in reverse order; ``count`` is how many items the frame held. The items after
+        one that cannot be applied are queued again.
         """
-        are_many = count >= MANY * len(engines)
+        are_many = count >= BUFFERED_ITEMS * len(engines)
         size = 0
         try:
-            while raws and size < PART:
+            while raws and size < SLICE_BYTES:
                 raw = raws.pop()
                 item = decode_item(raw)
                 if item.engine >= len(engines):
@@ -274,10 +277,10 @@ class Intake:
                 engine = engines[item.engine]
                 if are_many and self.applier.apply_buffered(engine, item):
                     size += len(raw)
-                    self._waiting += len(raw)
+                    self._buffered += len(raw)
                 else:
                     self.applier.apply(engine, item)
-                    size = PART
+                    size = SLICE_BYTES
                 self._applied(engine)
         finally:
             if raws:
@@ -296,14 +299,16 @@ class Intake:
         engine.last_seen = self._arrived
         self.items += 1
 
-    def _sized(self, frame: bytes, items: Sequence[msgspec.Raw]) -> Sequence[msgspec.Raw]:
-        """``items`` without those over the limit, which only a large frame can hold."""
+    def _without_oversized(
+        self, frame: bytes, items: Sequence[msgspec.Raw]
+    ) -> Sequence[msgspec.Raw]:
+        """Return ``items`` without those over the size limit, which only a large frame can hold."""
         if len(frame) <= MAX_ITEM_BYTES:
             return items
-        kept = [raw for raw in items if len(raw) <= MAX_ITEM_BYTES]
-        for _ in range(len(items) - len(kept)):
+        allowed = [raw for raw in items if len(raw) <= MAX_ITEM_BYTES]
+        for _ in range(len(items) - len(allowed)):
             self.reject("too_big")
-        return kept
+        return allowed
 
     def _refuse(self, reason: str) -> Replies:
         self.refused += 1

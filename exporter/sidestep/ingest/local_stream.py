@@ -1,4 +1,4 @@
-"""A source's way in: its stream, where it stopped, and the engines that it feeds."""
+"""Streams of sources in this process: their position and the engines that they feed."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from sidestep.protocol.messages import EngineInfo
 
 DIALECT = "stream"
 MAX_FED = 64
-"""Engines of one publisher, which has one: a rank that changes is a lie."""
+"""Engines of one publisher; a well-behaved publisher has one rank, so one engine."""
 
 
 class Feed:
-    """What one source in this process knows of the intake, and says to it.
+    """Stream of one source in this process, as the source uses it.
 
     Args:
-        name: Of its stream, the same each time.
+        name: Stable name of the stream.
 
     Attributes:
-        intake: Where work and refusals go.
+        intake: Intake that applies items and counts rejections.
     """
 
     def __init__(self, intake: Intake, name: str) -> None:
@@ -36,16 +36,16 @@ class Feed:
 
     @property
     def seq(self) -> int:
-        """The number of the last message that was taken."""
+        """Sequence number of the last accepted message."""
         return self._stream.seq
 
     @property
     def mark(self) -> Sequence[int]:
-        """What else to go on with; empty before any message."""
+        """Further state to resume from; empty before the first message."""
         return self._stream.mark
 
     def took(self, seq: int, *mark: int) -> None:
-        """Remember how far the stream is taken."""
+        """Record the position of the stream."""
         self._stream.seq, self._stream.mark = seq, list(mark)
         self.intake.receiver.changes += 1
 
@@ -58,12 +58,12 @@ class Feed:
         self.intake.put(engine, item)
 
     def is_fed(self, engine: Engine) -> bool:
-        """Whether the stream feeds ``engine``: after a long silence it does not."""
+        """Return whether the stream feeds ``engine``; after a long silence it does not."""
         return self._stream.incarnation in engine.streams
 
 
 class ServerFeed(Feed):
-    """The way in of a poller: a server, and the versions of its models."""
+    """Stream of a poller: one server and its model versions as engines."""
 
     def __init__(self, intake: Intake, name: str) -> None:
         super().__init__(intake, name)
@@ -71,35 +71,35 @@ class ServerFeed(Feed):
 
     @property
     def engines(self) -> Mapping[str, EngineInfo]:
-        """Those that it feeds by their identities, a snapshot's among them."""
+        """Engines of the stream by identity, including those from a snapshot."""
         return {info.id: info for info in self._stream.engines}
 
     def tell(self, info: EngineInfo, item: Item) -> None:
-        """Apply ``item`` to the engine that ``info`` names.
+        """Apply ``item`` to the engine of ``info``, binding the engine if needed.
 
         Raises:
-            WireError: It cannot be shown, or the item contradicts itself.
+            WireError: The engine is over a limit, or the item contradicts itself.
         """
         engine = self._engines.get(info.id)
-        shown = self.intake.registry.engines.get(info.id)
-        # A server that is not there is told of, too, and is not up for that.
+        registered = self.intake.registry.engines.get(info.id)
+        # An unreachable server also gets items; they must not mark it as up.
         if (
             engine is None
-            or engine is not shown
+            or engine is not registered
             or not (self.is_fed(engine) or self._stream.silent)
         ):
-            engine = self._engines[info.id] = self.intake.feeding.join(self._stream, info)
+            engine = self._engines[info.id] = self.intake.bindings.bind(self._stream, info)
         engine.seen_at = max(engine.seen_at, item.stamp)
         engine.live = True
         self.intake.put(engine, item)
 
     def leave(self, engine: str) -> None:
-        """Feed ``engine`` no more."""
+        """Stop feeding ``engine``."""
         self._engines.pop(engine, None)
-        self.intake.feeding.part(self._stream, engine)
+        self.intake.bindings.unbind(self._stream, engine)
 
     def heard(self, now: float) -> None:
-        """The server is there, and whatever it had."""
+        """Record that the server answered; resume its engines after a silence."""
         self._stream.seen_at = now
         if self._stream.silent:
             self._stream.silent = False
@@ -107,27 +107,27 @@ class ServerFeed(Feed):
                 self.intake.enqueue(partial(self._bind_again, info))
 
     def doubt(self) -> None:
-        """It has not answered for long: what its gauges say may not be true any more."""
+        """Mark the gauges of all engines as stale: the server has not answered for long."""
         for engine in self._engines.values():
             engine.live = False
             self.intake.registry.touch(engine)
 
     def lost(self, now: float) -> None:
-        """It is not there."""
-        self.intake.feeding.silence(self._stream, now)
+        """Detach the stream: the server is unreachable."""
+        self.intake.bindings.mark_silent(self._stream, now)
 
     def _bind_again(self, info: EngineInfo) -> None:
-        """It may have left meanwhile, or been told of."""
+        """Bind the engine of ``info`` again unless it has left or is already bound."""
         known = self._engines.get(info.id)
         if info.id in self.engines and (known is None or not self.is_fed(known)):
-            self._engines[info.id] = self.intake.feeding.join(self._stream, info)
+            self._engines[info.id] = self.intake.bindings.bind(self._stream, info)
 
 
 class RankFeed(Feed):
-    """The way in of a subscription: the rank that a publisher is.
+    """Stream of a subscription: each rank of the publisher is an engine.
 
     Args:
-        feature: What its engines have from it.
+        feature: Feature that the subscription adds to its engines.
     """
 
     def __init__(self, intake: Intake, subscription: Subscription, feature: str) -> None:
@@ -138,19 +138,19 @@ class RankFeed(Feed):
 
     @property
     def engines(self) -> Sequence[Engine]:
-        """Those that it feeds."""
+        """Engines that the stream feeds."""
         return list(self._engines.values())
 
     def check(self) -> None:
-        """Whether its engines can be shown.
+        """Check that the subscription's engines can be registered.
 
         Raises:
-            WireError: They cannot.
+            WireError: They are malformed or over a limit.
         """
         self.intake.registry.check(self._info("0"))
 
     def heard(self, now: float) -> None:
-        """The publisher is there."""
+        """Record that the publisher sent data; resume its engines after a silence."""
         self._stream.seen_at = now
         if self._stream.silent:
             self._stream.silent = False
@@ -160,10 +160,10 @@ class RankFeed(Feed):
                     self._bind_again(label)
 
     def engine(self, label: str) -> Engine:
-        """The engine that the publisher's rank ``label`` is, unless its label is given.
+        """Return the engine of the publisher's rank ``label``, or of the configured label.
 
         Raises:
-            WireError: It cannot be shown, or is another publisher's.
+            WireError: The engine is over a limit, or belongs to another publisher.
         """
         label = self.subscription.engine or label
         engine = self._engines.get(label)
@@ -179,8 +179,8 @@ class RankFeed(Feed):
         known = engines.get(info.id)
         if known is not None and any(map(known.streams.__contains__, self._rivals())):
             raise WireError("engine_conflict", f"another {self.subscription.kind} names {info.id}")
-        engine = self._engines[label] = self.intake.feeding.join(self._stream, info)
-        # Of this process's clock, or of another's that is over.
+        engine = self._engines[label] = self.intake.bindings.bind(self._stream, info)
+        # The old stamp may come from the clock of another process.
         engine.gauge_stamp = 0.0
         return engine
 
@@ -191,7 +191,7 @@ class RankFeed(Feed):
             self.intake.reject(error.reason)
 
     def _rivals(self) -> list[int]:
-        """Incarnations of the other streams of its kind."""
+        """Return the incarnations of the other subscriptions of this kind."""
         kind = f"{self.subscription.kind} "
         return [
             stream.incarnation

@@ -1,4 +1,4 @@
-"""What other installed packages bring, by their entry points."""
+"""Sources and collectors of installed packages, found by entry points."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from sidestep.ingest.intake import Intake
 from sidestep.ingest.source import Source
 
 SOURCES_GROUP = "sidestep.sources"
-"""Entry points of what brings items by itself: functions of the configuration and the intake that
-return ``sources.Source`` objects."""
+"""Entry point group of sources: functions of the configuration and the intake that return
+``source.Source`` objects."""
 COLLECTORS_GROUP = "sidestep.collectors"
-"""Entry points of a user's own prometheus_client collectors: classes or functions without
+"""Entry point group of additional prometheus_client collectors: classes or functions without
 arguments that return one."""
 
 
 def collectors() -> list[Collector]:
-    """What other installed packages register under ``sidestep.collectors``.
+    """Return the collectors that installed packages register under ``sidestep.collectors``.
 
     Raises:
-        ConfigError: One of them cannot be made, or there is none to do what is asked for.
+        ConfigError: A collector cannot be created.
     """
     found: list[Collector] = []
     for point in entry_points(group=COLLECTORS_GROUP):
@@ -43,10 +43,10 @@ def sources(config: Config, intake: Intake, passthrough: object) -> list[Source]
         passthrough: Registry of other exporters' pages.
 
     Raises:
-        ConfigError: One of them cannot be made.
+        ConfigError: A source cannot be created, or a setting needs one and none is installed.
     """
     found: list[Source] = []
-    # A package that was installed in two ways registers the same twice.
+    # A package that is installed twice registers the same entry point twice.
     points = {point.value: point for point in entry_points(group=SOURCES_GROUP)}
     for point in points.values():
         try:
@@ -57,6 +57,6 @@ def sources(config: Config, intake: Intake, passthrough: object) -> list[Source]
             raise ConfigError(f"source {point.name}: {error!r}") from error
     if (config.subscribe or config.scrape or config.triton) and not found:
         raise ConfigError(
-            "nothing here can subscribe or poll: install sidestep anew, with its entry points"
+            "no source is installed that can subscribe or poll: reinstall sidestep with its entry points"
         )
     return found

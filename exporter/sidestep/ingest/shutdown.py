@@ -1,4 +1,4 @@
-"""What ends a process that serves: a signal, or a bug in what the event loop calls."""
+"""Shutdown of a serving process: by a signal, or by a bug in an event loop callback."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from sidestep.errors import RunError
 log = logging.getLogger(__name__)
 
 
-class Ending:
-    """Watches for the end of this process, in the running event loop.
+class Shutdown:
+    """Shutdown conditions of this process, in the running event loop.
 
     Attributes:
-        stop: Set when it is time to end.
+        stop: Set when the process should stop.
     """
 
     def __init__(self) -> None:
@@ -28,11 +28,11 @@ class Ending:
             loop.add_signal_handler(number, self.stop.set)
 
     def check(self) -> None:
-        """Whether it ended as it should.
+        """Raise the error that stopped the process, if any.
 
         Raises:
-            RunError: A bug outside of one item's or one request's handling; better to be
-                started again than to go on with what stands still.
+            RunError: A bug outside the handling of one item or request; restarting is better
+                than continuing with a stalled part.
         """
         if self._bugs:
             raise RunError(f"stopped by a bug: {self._bugs[0]!r}; please report it with the log")
@@ -40,7 +40,7 @@ class Ending:
     def _on_error(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
         log.error("%s", context.get("message"), exc_info=error)
-        # Only a callback of the loop has a handle; the rest are connections that broke.
+        # Only a callback of the loop has a handle; other contexts are broken connections.
         if error is not None and "handle" in context:
             self._bugs.append(error)
             self.stop.set()

@@ -1,4 +1,4 @@
-"""The ROUTER socket: whose turn it is, how long it may take, and who gets an answer."""
+"""The event loop of the ingest socket: time budgets, ticks and replies."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from sidestep.transport.upkeep import Upkeep
 from sidestep.transport.watchdog import Watchdog
 
 BUDGET = 0.002
-"""Seconds of the event loop that one turn of draining may take."""
+"""Seconds of the event loop that one slice of draining may take."""
 TICK = 0.05
-"""libzmq's descriptor is edge-triggered: look at the socket this often all the same."""
-LOOK_AROUND = 1.0
-"""Seconds between two looks for what fell silent."""
+"""Seconds between polls of the socket: libzmq's descriptor is edge-triggered."""
+EXPIRE_INTERVAL = 1.0
+"""Seconds between checks for silent streams, sources and engines."""
 CLOSING = 1.0
+"""Seconds that the final drain may take."""
 
 
 class Ingest:
-    """Owns the socket, and gives the intake its turns.
+    """Owner of the ingest socket that runs the intake in slices of the event loop.
 
     Args:
-        access: Who may connect.
-        watchdog: Says when the socket holds too much; by default never.
+        access: Keys and groups that may connect.
+        watchdog: Memory limits; by default none.
     """
 
     def __init__(
@@ -52,12 +53,12 @@ class Ingest:
         self._scheduled = self._ack_due = self._is_sources_turn = False
         self._holds = 0
         self._tick: asyncio.TimerHandle | None = None
-        self._look_at = 0.0
+        self._expire_at = 0.0
         intake.metrics.read("sidestep_loop_lag_seconds", self.lag.reading)
 
     @property
     def endpoints(self) -> list[str]:
-        """Where engines connect; a port 0 shows as the one that was found."""
+        """The bound ingest endpoints; port 0 is replaced by the actual port."""
         return [] if self._listener is None else self._listener.endpoints
 
     def open(
@@ -66,12 +67,12 @@ class Ingest:
         sources: Iterable[Source] = (),
         cut: Callable[[], None] = lambda: None,
     ) -> None:
-        """Bind and start to drain in the running event loop, the socket and ``sources``.
+        """Bind the socket, and drain it and ``sources`` in the running event loop.
 
         Args:
-            endpoints: Where engines connect.
-            sources: What runs in this process and feeds engines.
-            cut: Frees what other connections hold, where memory has reached its limit.
+            endpoints: Endpoints that engines connect to.
+            sources: Sources that run in this process and feed engines.
+            cut: Frees the memory of other connections when the hard memory limit is reached.
 
         Raises:
             ConfigError: An endpoint is malformed, taken, or may not be bound.
@@ -95,32 +96,32 @@ class Ingest:
         self._tick = loop.call_later(TICK, self._on_tick, loop.time() + TICK)
 
     def drain(self) -> None:
-        """Apply what has arrived; nothing more is taken in."""
+        """Apply all messages that have arrived, then stop reading."""
         if self._listener is None:
             return
         self._unwatch(self._listener)
         if self._tick is not None:
             self._tick.cancel()
-        # What has arrived, but not for as long as a flood lasts.
+        # Bounded, so that a flood of messages cannot delay the shutdown.
         self._turn(CLOSING)
         while self.intake.busy:
             self.intake.work()
         self._sources.close()
 
     async def wait_closed(self) -> None:
-        """Once no source has a connection left."""
+        """Return when every source has closed its connections, or after ``PATIENCE``."""
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._sources.wait_closed(), PATIENCE)
-        # A transport says goodbye in a turn of its own.
+        # asyncio closes a transport in the next iteration of the loop.
         await asyncio.sleep(0)
 
     def leave(self) -> None:
-        """Say a last time what is safe, and unbind."""
+        """Send the final acknowledgements and unbind."""
         if self._listener is None:
             return
         self._reply(self.intake.answers())
         self._reply(self.intake.receiver.acks(float("inf")))
-        # The final acknowledgements still sit in libzmq: give them a moment to leave.
+        # libzmq still holds the final acknowledgements: give it time to send them.
         self._listener.close(linger=200)
         self._listener = None
 
@@ -132,8 +133,8 @@ class Ingest:
         for descriptor in listener.descriptors:
             asyncio.get_running_loop().remove_reader(descriptor)
 
-    # Two sources that re-arm each other would take the loop hostage: one flag
-    # says that a turn is coming, and whoever finds it set leaves.
+    # Readers that re-arm each other would starve the loop, so one flag marks that a slice
+    # is scheduled, and no second one is.
     def _drain(self) -> None:
         if self._upkeep is not None and self._upkeep.has_too_many():
             self._act(self._clock())
@@ -147,10 +148,10 @@ class Ingest:
 
     @contextlib.asynccontextmanager
     async def held(self) -> AsyncIterator[None]:
-        """Between two frames: until the block ends nothing is applied, and all is consistent."""
+        """Pause the intake between two frames, where its state is consistent, until the block ends."""
         self._holds += 1
         try:
-            while self.intake.busy:  # noqa: ASYNC110 - the turns that end this come every pass
+            while self.intake.busy:  # noqa: ASYNC110 - each pass of the loop runs a slice
                 await asyncio.sleep(0)
             yield
         finally:
@@ -158,7 +159,7 @@ class Ingest:
             self._drain()
 
     def acknowledge(self) -> None:
-        """Tell senders what is safe now, without waiting for the next tick; others what is refused."""
+        """Send due acknowledgements and rejections now instead of at the next tick."""
         self._reply(self.intake.answers())
         self._reply(self.intake.receiver.acks(self._clock()))
 
@@ -170,9 +171,9 @@ class Ingest:
         if not self._holds:
             self.intake.applier.flush_block_lifetimes()
             self.intake.loads.update(now)
-            if now >= self._look_at:
-                self._look_at = now + LOOK_AROUND
-                self.intake.pass_time(now)
+            if now >= self._expire_at:
+                self._expire_at = now + EXPIRE_INTERVAL
+                self.intake.expire(now)
             self._sources.pass_time(now)
         self._keep_up(now)
         self._drain()
@@ -180,7 +181,7 @@ class Ingest:
         self._tick = loop.call_at(due, self._on_tick, due)
 
     def _keep_up(self, now: float) -> None:
-        """What the socket needs now and then; nothing of it touches what is applied."""
+        """Refresh keys and maintain the socket; no applied state changes."""
         if self._access.keys is not None:
             self.intake.guard.release(self._access.keys.refresh(now))
         if self._upkeep is not None and self._upkeep.due(now):
@@ -193,7 +194,7 @@ class Ingest:
             self._watch(self._listener)
 
     def _turn(self, budget: float) -> bool:
-        """Work for ``budget`` seconds at most; whether there is more to do."""
+        """Work for at most ``budget`` seconds; return whether more work is pending."""
         listener, intake = self._listener, self.intake
         if listener is None:
             return False
@@ -203,23 +204,23 @@ class Ingest:
             while intake.busy:
                 intake.work()
                 if time.perf_counter() > deadline:
-                    intake.settle()
+                    intake.flush()
                     return True
             if self._ack_due:
-                # Between two frames all that was consumed is applied. Waiting for a turn that
-                # finds nothing to do would starve the senders of a busy exporter.
+                # Between two frames everything received is applied. Waiting for an idle slice
+                # would starve the senders of a busy exporter.
                 self._ack_due = False
                 self.acknowledge()
             if self._holds:
                 return False
             if not self._take(listener):
                 return more
-            # Most frames bring items, whose time is counted above; a flood of others would not.
+            # Frames without items queue no work: check the deadline for them here.
             if not intake.busy and time.perf_counter() > deadline:
                 return True
 
     def _take(self, listener: Listener) -> bool:
-        """Take in one message, from the socket and the sources by turns; whether there was any."""
+        """Read one message, alternating between the socket and the sources; return whether one was found."""
         self._is_sources_turn = not self._is_sources_turn
         if self._is_sources_turn and self._sources.take(self._clock()):
             return True

@@ -1,4 +1,4 @@
-"""What brings items by itself, in this process: whose turn it is."""
+"""Sources inside the exporter process, such as pollers and subscribers, and their scheduling."""
 
 from __future__ import annotations
 
@@ -7,48 +7,48 @@ from functools import partial
 from typing import Protocol
 
 PATIENCE = 1.0
-"""Seconds for all connections to end in, once nobody needs them any more."""
+"""Seconds to wait for connections to close during shutdown."""
 
 
 class Source(Protocol):
-    """One that runs inside the exporter; found by the entry points ``sidestep.ingest.source``."""
+    """A source that runs inside the exporter; found by the entry points ``sidestep.sources``."""
 
     def open(self, wake: Callable[[], None]) -> None:
-        """Begin, in the running event loop; call ``wake`` when there may be something.
+        """Start in the running event loop; call ``wake`` when a message may be ready.
 
         Raises:
-            ConfigError: What it reads cannot be had.
+            ConfigError: The source's input is not available.
         """
 
     def receive(self, now: float) -> bool:
-        """Hand over one message at most; whether there may be more."""
+        """Apply at most one message; return whether more may be ready."""
 
     def pass_time(self, now: float) -> None:
-        """Look after what nobody wakes it for; several times a second."""
+        """Run periodic work, such as timeouts; called several times a second."""
 
     def cut(self) -> None:
-        """Let go of all memory that others filled, and begin anew."""
+        """Close connections, free the memory that peers filled and start again."""
 
     def close(self) -> None:
-        """End."""
+        """Start closing all connections."""
 
     async def wait_closed(self) -> None:
-        """Once no connection is left."""
+        """Return when all connections are closed."""
 
 
 class Sources:
-    """All of them; those that may have something take turns."""
+    """All sources; those that may have messages are read in turn."""
 
     def __init__(self, sources: Iterable[Source]) -> None:
         self._all = list(sources)
         self._ready: dict[Source, None] = {}
-        """In the order of their turns."""
+        """Sources that may have messages, in the order in which they are read."""
 
     def open(self, drain: Callable[[], None]) -> None:
-        """Begin; ``drain`` is called when there is something to take.
+        """Start all sources; ``drain`` is called when a message may be ready.
 
         Raises:
-            ConfigError: What one reads cannot be had.
+            ConfigError: The input of a source is not available.
         """
 
         def wake(source: Source) -> None:
@@ -60,7 +60,7 @@ class Sources:
             self._ready.setdefault(source)
 
     def take(self, now: float) -> bool:
-        """Take in one message; whether there was any."""
+        """Apply one message of the next ready source; return whether there was one."""
         while self._ready:
             source = next(iter(self._ready))
             del self._ready[source]
@@ -70,22 +70,22 @@ class Sources:
         return False
 
     def pass_time(self, now: float) -> None:
-        """Let each look around, and look at each."""
+        """Run the periodic work of each source, and read each once."""
         for source in self._all:
             source.pass_time(now)
             self._ready.setdefault(source)
 
     def cut(self) -> None:
-        """Let go of all memory that others filled."""
+        """Free the memory that peers filled, in each source."""
         for source in self._all:
             source.cut()
 
     def close(self) -> None:
-        """End."""
+        """Start closing all sources."""
         for source in self._all:
             source.close()
 
     async def wait_closed(self) -> None:
-        """Once none of them has a connection left; all end at the same time."""
+        """Return when every source has closed its connections; they close concurrently."""
         for source in self._all:
             await source.wait_closed()

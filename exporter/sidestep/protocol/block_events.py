@@ -1,4 +1,4 @@
-"""Raw events of KV blocks: of sampled physical blocks, and of what a cache holds by hash."""
+"""Raw KV block events: of sampled physical blocks, and of a prefix cache's blocks by hash."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from msgspec import Meta
 from sidestep.protocol.limits import MAX_OBSERVATIONS, Count, Seconds, Text
 
 ALLOCATED, TOUCHED, EVICTED, RESET = range(4)
-"""A block was handed out; was hit by another request's prefix; was handed out again or
-evicted; the whole cache was emptied (of any block)."""
+"""A block was allocated; was hit by another request's prefix; was reallocated or evicted; the whole
+cache was reset (``blocks`` is then ignored)."""
 
 MAX_CHANGES = 1024
 MAX_HASHES = 4 * MAX_OBSERVATIONS
-"""Of all changes of one item; a sender makes several."""
+"""Maximum hashes in all changes of one item; a sender splits larger ones."""
 
 FIRST_MEDIUM = "GPU"
-"""The one of a cache that has no other, and of events that name none."""
+"""Medium of a cache that has only one, and of events without a medium."""
 
 Rate = Annotated[float, Meta(ge=0.0, le=1.0)]
 Hash = Annotated[int, Meta(ge=0)]
@@ -32,8 +32,9 @@ class BlockEvents(msgspec.Struct, array_like=True, gc=False, tag="be"):
         source: Changes with the sending process.
         rate: Share of all blocks that the sender samples: at ``ALLOCATED``, and
             from then on all events of that block until it is evicted.
-        kinds: One byte an event.
-        stamps: Monotonic seconds of the sender, one an event.
+        kinds: One byte per event.
+        blocks: Number of the block, one per event.
+        stamps: Monotonic seconds of the sender, one per event.
     """
 
     engine: Count
@@ -48,8 +49,8 @@ class BlockEvents(msgspec.Struct, array_like=True, gc=False, tag="be"):
 class CacheChange(msgspec.Struct, array_like=True, gc=False):
     """Blocks that a prefix cache stored or removed at ``stamp``; ``cleared``: all of them.
 
-    ``begun``: whoever tells is new, and all that it does will be told; ``lost``: some of it was
-    not. Both go with another ``source``.
+    ``begun``: a new sender starts, whose events are complete from now on; ``lost``: some events
+    were lost. Both come with a new ``source``.
     """
 
     kind: Literal["stored", "removed", "cleared", "begun", "lost"]
@@ -59,7 +60,7 @@ class CacheChange(msgspec.Struct, array_like=True, gc=False):
 
 
 class CacheEvents(msgspec.Struct, array_like=True, gc=False, tag="ce"):
-    """Changes of a prefix cache by block hash, in order, on the sender's one clock."""
+    """Changes of a prefix cache by block hash, in order, with stamps of the sender's clock."""
 
     engine: Count
     stamp: Seconds

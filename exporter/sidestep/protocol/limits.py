@@ -1,4 +1,4 @@
-"""Bounds on everything a sender may say; both ends hold them."""
+"""Limits on the content of messages; sender and receiver enforce them."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ MAX_ITEM_BYTES = 256 << 10
 MAX_BATCH_ITEMS = 512
 MAX_OBSERVATIONS = 4096
 MAX_STRUCTS = 1024
-"""Finished requests, or evicted blocks, of one item."""
+"""Maximum finished requests, or evicted blocks, of one item."""
 MAX_ENGINES_PER_STREAM = 256
 MAX_LABELS = 128
 MAX_LABEL_CHARS = 256
 MAX_FAMILIES = 256
 MAX_BOUNDS = 256
 MAX_OPEN_VALUES = 64
-"""Label values that nobody knows beforehand, per family and engine."""
+"""Maximum label values that are not known in advance, per family and engine."""
 OTHER = "__other__"
-"""The label value that takes what no other may."""
+"""Label value that counts updates over the limit on label values."""
 COUNT_LIMIT = 1 << 40
-"""No delta, gauge or id of one item is larger: 2**40 tokens a step is not an engine."""
+"""Maximum delta, gauge or id in an item: no engine handles 2**40 tokens per step."""
 TOKENS_LIMIT = 1 << 20
-"""Nor does one request get more tokens out of one step: its running total fits into 64 bits."""
+"""Maximum tokens of one request per step, so that its running total fits 64 bits."""
 FLOPS_LIMIT = 1 << 62
-"""Operations and bytes of one step are the exception: an H100 passes 2**40 in a millisecond."""
+"""Maximum operations or bytes of one step: an H100 exceeds 2**40 in a millisecond."""
 VALUE_LIMIT = 1e15
 
 Count = Annotated[int, Meta(ge=0, le=COUNT_LIMIT)]
 Tokens = Annotated[int, Meta(ge=0, le=TOKENS_LIMIT)]
 Volume = Annotated[int, Meta(ge=0, le=FLOPS_LIMIT)]
 Number = Annotated[float, Meta(ge=-VALUE_LIMIT, le=VALUE_LIMIT)]
-"""A bound also keeps NaN and the infinities out: msgspec compares, and NaN never fits."""
+"""The bounds also reject NaN and infinities: msgspec compares, and NaN never compares true."""
 Ratio = Annotated[float, Meta(ge=0.0, le=1e6)]
 Share = Annotated[float, Meta(ge=0.0, le=1.0)]
 Seconds = Annotated[float, Meta(ge=0.0, le=VALUE_LIMIT)]
@@ -45,10 +45,10 @@ LabelName = Annotated[str, Meta(pattern=r"^(?!__)[a-zA-Z_][a-zA-Z0-9_]{0,127}\Z"
 FamilyName = Annotated[str, Meta(pattern=r"^[a-zA-Z_:][a-zA-Z0-9_:]{0,127}\Z")]
 Seq = Annotated[int, Meta(ge=0, le=1 << 62)]
 Random64 = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
-"""63 bits: msgspec bounds integers within a signed 64-bit word."""
+"""63 bits: msgspec supports bounds only within signed 64-bit integers."""
 
-# What a list holds is checked where it is used: the accumulators sort every
-# batch anyway, so its two ends and its sum prove the rest finite.
+# List elements are checked where they are used: the accumulators sort every batch anyway,
+# so its two ends and its sum prove that all elements are finite.
 Observations = Annotated[list[float], Meta(max_length=MAX_OBSERVATIONS)]
 Counts = Annotated[list[Count], Meta(max_length=MAX_OBSERVATIONS)]
 Tally = Annotated[dict[Text, Count], Meta(max_length=MAX_LABELS)]
@@ -56,5 +56,5 @@ Labels = Annotated[dict[LabelName, Text], Meta(max_length=MAX_LABELS)]
 
 
 def is_printable(text: str) -> bool:
-    """Whether ``text`` may be a label value: printable, so never a newline or a NUL."""
+    """Return whether ``text`` is a valid label value: printable, so without newline or NUL."""
     return text.isprintable()

@@ -1,4 +1,4 @@
-"""Envelopes: what one frame holds. The rules they serve live in ``session``."""
+"""Messages of the session protocol; a frame holds one. ``sender`` and ``receiver`` have the rules."""
 
 from __future__ import annotations
 
@@ -38,23 +38,23 @@ ENGINE_CORE = "engine_core"
 """Feature of engines whose core sends raw events of requests and blocks."""
 CORE_INFO = "core:"
 KV_SAMPLING = "kv_sampling"
-"""Info that is no metric: at which ``rate`` the engine itself samples KV blocks."""
+"""Info key that is not a metric: the ``rate`` at which the engine itself samples KV blocks."""
 
 
 class EngineInfo(msgspec.Struct, array_like=True, gc=False):
     """One engine that a stream feeds.
 
     Attributes:
-        id: Identity over restarts and over streams: namespace, model, rank.
-        dialect: Which catalogue its items belong to, such as ``vllm``.
-        labels: The labels every one of its series carries.
-        info: Info metrics by short name, such as ``cache_config``: their labels. Where
-            a name begins with ``core:`` it is the engine's core that says all of
-            them, which yields to what a front end says.
+        id: Identity, stable over restarts and streams: namespace, model, rank.
+        dialect: Catalogue that its items belong to, such as ``vllm``.
+        labels: Labels of all its series.
+        info: Labels of info metrics by short name, such as ``cache_config``. A name that
+            begins with ``core:`` comes from the engine's core; the front end's info of the
+            same name takes precedence.
         bounds: Bucket bounds by bucket family where they differ from the default.
-        features: Options that are on; families that need one appear at once.
-        closed: Label values known beforehand by label name, so that their
-            series start at 0, such as the positions of a draft.
+        features: Enabled options; families that need one are exposed at once.
+        closed: Label values known in advance, by label name, such as the positions of a
+            draft; their series start at 0.
     """
 
     id: Identifier
@@ -69,7 +69,7 @@ class EngineInfo(msgspec.Struct, array_like=True, gc=False):
 
 
 class Hello(msgspec.Struct, array_like=True, gc=False, tag="H"):
-    """Opens a connection. ``first`` is the lowest seq the sender still holds."""
+    """First message of a connection; ``first`` is the lowest seq that the sender still holds."""
 
     version: int
     stream: Identifier
@@ -88,10 +88,10 @@ class Batch(msgspec.Struct, array_like=True, gc=False, tag="B"):
 
 
 class Aggregate(msgspec.Struct, array_like=True, gc=False, tag="G"):
-    """What items that found the ring full came to; they are the seqs ``first`` to ``last``.
+    """Sum of the items ``first`` to ``last``, which were folded because the ring was full.
 
-    ``records`` are of engines of the stream (``totals.Record``) and hold what the items
-    add; each is decoded by itself, later.
+    ``records`` (``records.Record``), one per engine of the stream, hold what the items add;
+    each is decoded separately, later.
     """
 
     incarnation: Random64
@@ -101,11 +101,12 @@ class Aggregate(msgspec.Struct, array_like=True, gc=False, tag="G"):
 
 
 class Heartbeat(msgspec.Struct, array_like=True, gc=False, tag="b"):
-    """Every second: how the sender is. All but ``head`` and ``ring_bytes`` are running totals.
+    """State of the sender, sent every second; all but ``head`` and ``ring_bytes`` are running totals.
 
     Attributes:
         head: Highest seq assigned.
-        dropped: Items that never got a seq because the queue was full, or could not be read.
+        ring_bytes: Bytes in the sender's ring.
+        dropped: Items without a seq, because the queue was full or they could not be read.
         errors: Records that could not be translated or encoded.
         folded: Items that were folded because the ring was full.
     """
@@ -119,7 +120,7 @@ class Heartbeat(msgspec.Struct, array_like=True, gc=False, tag="b"):
 
 
 class Bye(msgspec.Struct, array_like=True, gc=False, tag="X"):
-    """The sender closes; ``last`` is its highest seq."""
+    """Last message of a sender that closes; ``last`` is its highest seq."""
 
     incarnation: Random64
     last: Seq
@@ -127,7 +128,7 @@ class Bye(msgspec.Struct, array_like=True, gc=False, tag="X"):
 
 
 class Objective(msgspec.Struct, array_like=True, gc=False, frozen=True):
-    """What an operator calls good: at most ``threshold`` seconds, of these families' observations."""
+    """A service level objective: observations of ``families`` of at most ``threshold`` seconds are good."""
 
     name: Text
     families: Annotated[list[FamilyName], Meta(max_length=16)]
@@ -135,16 +136,16 @@ class Objective(msgspec.Struct, array_like=True, gc=False, frozen=True):
 
 
 class Settings(msgspec.Struct, array_like=True, gc=False, frozen=True):
-    """What a sender has to know so that what it folds fits the exporter's series.
+    """Exporter settings that a sender needs, so that folded records fit the exporter's series.
 
     Attributes:
         buckets: Bounds by bucket family where the operator has set them.
-        scheduled: See ``lifecycle.rules``, like ``latency``, ``max_tracked``, ``max_age``.
-        kv_scale: Whether a sampled block counts for all that it stands for.
-        kv_max_tracked: Sampled blocks followed at once, per engine.
-        schemas: Of native histograms by bucket family, where the operator has set them; None:
-            no native histograms are kept.
-        objectives: What observations are held against.
+        scheduled: See ``tracking.requests.rules``, as for ``latency``, ``max_tracked``, ``max_age``.
+        kv_scale: Whether an observation of a sampled block is scaled up by the sample rate.
+        kv_max_tracked: Maximum sampled blocks tracked at once, per engine.
+        schemas: Schemas of native histograms by bucket family where the operator has set them;
+            None: no native histograms.
+        objectives: Objectives that observations are compared with.
     """
 
     buckets: Annotated[dict[Text, Bounds], Meta(max_length=64)] = {}
@@ -159,12 +160,12 @@ class Settings(msgspec.Struct, array_like=True, gc=False, frozen=True):
 
 
 class Ack(msgspec.Struct, array_like=True, gc=False, tag="A"):
-    """``applied`` moves the sender's window, ``durable`` frees its ring.
+    """Acknowledgement: ``applied`` moves the sender's window, ``durable`` frees its ring.
 
     Attributes:
-        kv_sample_rate: Share of KV blocks whose life the sender is to follow; ``None``:
-            the exporter says nothing about it.
-        settings: With the answer to a Hello.
+        kv_sample_rate: Share of KV blocks whose lifetime the sender should track; ``None``:
+            not specified.
+        settings: Exporter settings; only in the reply to a Hello.
     """
 
     version: int
@@ -178,10 +179,10 @@ class Ack(msgspec.Struct, array_like=True, gc=False, tag="A"):
 
 
 class Nack(msgspec.Struct, array_like=True, gc=False, tag="N"):
-    """A refusal; ``incarnation`` is 0 where unknown.
+    """Rejection of a message; ``incarnation`` is 0 where unknown.
 
-    Codes: need_hello, unauthorised, id_conflict, over_limit, bad_schema, version; to exporters
-    that forward also ended_epoch: another process under the same name began later.
+    Codes: need_hello, unauthorised, id_conflict, over_limit, bad_schema, version; for
+    forwarding exporters also ended_epoch: another process of the same name started later.
     """
 
     boot: Random64
@@ -203,12 +204,12 @@ DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, Memory
 
 
 def encode(message: FromSender | FromExporter) -> bytes:
-    """The frame of ``message``."""
+    """Encode ``message`` as a frame."""
     return _encoder.encode(message)
 
 
 def decode_from_sender(frame: bytes | memoryview) -> FromSender:
-    """What a sender said.
+    """Decode and check a frame from a sender.
 
     Raises:
         WireError: The frame is too large, malformed, or of another version.
@@ -225,10 +226,10 @@ def decode_from_sender(frame: bytes | memoryview) -> FromSender:
 
 
 def decode_from_exporter(frame: bytes | memoryview) -> FromExporter:
-    """What the exporter answered.
+    """Decode a frame from an exporter.
 
     Raises:
-        WireError: The frame is no answer.
+        WireError: The frame is not a valid reply.
     """
     try:
         return _from_exporter.decode(frame)
@@ -237,23 +238,23 @@ def decode_from_exporter(frame: bytes | memoryview) -> FromExporter:
 
 
 def _check(hello: Hello) -> None:
-    """What field types cannot say.
+    """Check what the field types cannot express.
 
     Raises:
-        WireError: Another version, an unprintable name, bounds out of order.
+        WireError: The version differs, a name is not printable, or bounds are not increasing.
     """
     if hello.version != VERSION:
-        raise WireError("version", f"sender speaks {hello.version}, this exporter {VERSION}")
+        raise WireError("version", f"sender uses version {hello.version}, this exporter {VERSION}")
     check_printable([hello.stream])
     for engine in hello.engines:
         check_engine(engine)
 
 
 def check_engine(engine: EngineInfo) -> None:
-    """Likewise, of one engine.
+    """Check what the field types of one engine cannot express.
 
     Raises:
-        WireError: An unprintable name, bounds out of order.
+        WireError: A name is not printable, or bounds are not increasing.
     """
     texts = [engine.id, *engine.labels.values()]
     texts += [value for labels in engine.info.values() for value in labels.values()]
@@ -265,10 +266,10 @@ def check_engine(engine: EngineInfo) -> None:
 
 
 def check_printable(texts: Iterable[str]) -> None:
-    """Whether all may be label values.
+    """Check that all ``texts`` are valid label values.
 
     Raises:
-        WireError: One may not.
+        WireError: A text is not printable.
     """
     if not all(map(is_printable, texts)):
         raise WireError("bad_label", "a name or label value is not printable")

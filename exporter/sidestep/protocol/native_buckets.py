@@ -1,4 +1,4 @@
-"""A native histogram's buckets, as they travel beside the classic ones."""
+"""Native histogram buckets in a record, in addition to the classic ones."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from msgspec import Meta
 from sidestep.protocol.limits import Seconds
 
 COARSEST, FINEST = -4, 8
-"""Schemas that Prometheus knows."""
+"""Range of schemas that Prometheus supports."""
 MAX_NATIVE = 512
-"""Buckets of one histogram: more than any release of ours keeps."""
+"""Maximum buckets of one histogram; every release of sidestep uses fewer."""
 
 Schema = Annotated[int, Meta(ge=COARSEST, le=FINEST)]
 Index = Annotated[int, Meta(ge=-(1 << 20), le=1 << 20)]
 Wide = Annotated[str, Meta(max_length=64)]
-"""An integer that 64 bits do not hold."""
+"""An integer over 64 bits."""
 
 
 class NativeBuckets(msgspec.Struct, array_like=True, gc=False):
-    """Counts of exponential buckets; with ``zeros`` they come to the classic histogram's count.
+    """Counts of exponential buckets; with ``zeros`` they add up to the classic histogram's count.
 
     Attributes:
-        zeros: Observations of nothing, or of next to nothing.
-        indices: Of the buckets, in any order.
-        counts: Of each, not cumulative.
-        created: Unix time since when they count; 0.0 where that is not told.
+        zeros: Observations in the zero bucket.
+        indices: Indices of the buckets, in any order.
+        counts: Count of each bucket, not cumulative.
+        created: Unix time at which counting started; 0.0 where unknown.
     """
 
     schema: Schema

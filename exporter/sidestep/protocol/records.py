@@ -1,8 +1,8 @@
-"""An engine's series as one value: what was folded while nothing could be sent, what is kept.
+"""Records: an engine's series as one value, for folding, snapshots and forwarding.
 
-Positions mean what the head's lists of names say, so that two releases whose
-catalogues differ understand each other. Amounts are checked where they are added
-(``records``): what is kept may have grown over what a single item may say.
+The head names what each position of a list means, so that releases with different catalogues
+are compatible. Amounts are checked where they are added (``metrics.validate_record``): the
+totals in a record may exceed the limits of a single item.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from sidestep.protocol.messages import Bounds, EngineInfo
 from sidestep.protocol.native_buckets import NativeBuckets
 
 MAX_PLACES = 4096
-"""Scalars, histograms or self-described families of one engine."""
+"""Maximum number of scalars, histograms or self-described families of one engine."""
 MAX_KEYED = 64
 MAX_OPEN = 640
-"""Families with label values that nobody knows, of the catalogue and not."""
+"""Maximum number of families whose label values are not known in advance, in the catalogue or not."""
 MAX_CHILDREN = 256
 MAX_OPEN_CHILDREN = 96
-"""Of one family: more than the caps on label values let in, and few enough for all to be read."""
+"""Maximum children of one family: above the limits on label values, and few enough to decode."""
 TOTAL_LIMIT = 1 << 62
 
 Amount = int | float | str
-"""A string is an integer that 64 bits do not hold: operations of a GPU are such."""
+"""A string is an integer over 64 bits, such as the operations of a GPU."""
 Total = Annotated[int, Meta(ge=0, le=TOTAL_LIMIT)]
 Names = Annotated[list[Text], Meta(max_length=MAX_PLACES)]
-# All adapters in use are one label value, as the engine has it: longer than any other.
+# All LoRA adapters in use form one label value, as in the engine: longer than any other.
 Values = Annotated[list[Annotated[str, Meta(max_length=1 << 17)]], Meta(max_length=MAX_LABELS)]
 
 
@@ -63,7 +63,7 @@ Children = Annotated[list[Child], Meta(max_length=MAX_CHILDREN)]
 
 
 class OpenTotals(msgspec.Struct, array_like=True, gc=False):
-    """A family that described itself."""
+    """A self-described family."""
 
     name: FamilyName
     kind: Literal["counter", "gauge", "histogram", "summary"]
@@ -74,7 +74,7 @@ class OpenTotals(msgspec.Struct, array_like=True, gc=False):
 
 
 class Hits(msgspec.Struct, array_like=True, gc=False):
-    """Cache lookups of the recent past, as one."""
+    """Sum of recent cache lookups."""
 
     requests: Total = 0
     queries: Total = 0
@@ -82,15 +82,15 @@ class Hits(msgspec.Struct, array_like=True, gc=False):
 
 
 class Head(msgspec.Struct, array_like=True, gc=False):
-    """Which engine it is, and what the positions mean; changes with a Hello only.
+    """Description of the engine and of the positions in ``Totals``; only a Hello changes it.
 
     Attributes:
-        engine: As its front ends say.
-        core_info: Info metrics as its core says.
-        scalars: Family and, where the family has a label, its value.
-        histograms: Families.
-        bounds: Of each of them.
-        keyed: Families with label values that nobody knows beforehand.
+        engine: Description by the engine's front ends.
+        core_info: Info metrics from the engine's core.
+        scalars: Family of each scalar and, where the family has a label, its value.
+        histograms: Family of each histogram.
+        bounds: Bucket bounds of each histogram.
+        keyed: Families whose label values are not known in advance.
     """
 
     engine: EngineInfo
@@ -102,23 +102,23 @@ class Head(msgspec.Struct, array_like=True, gc=False):
 
 
 class Totals(msgspec.Struct, array_like=True, gc=False):
-    """The values.
+    """Values of an engine's series.
 
     Attributes:
-        scalars: None is no sample.
-        histograms: None is not shown yet.
+        scalars: Values; None: no sample.
+        histograms: Histograms; None: not exposed yet.
         gauge_stamp: Host-monotonic stamp of the newest gauges; 0.0 where there are none.
-        held_tokens: Tokens of the step whose scheduler has not told of it.
-        hits: Of the prefix cache, of an external one, and of the multimodal one.
-        seen: Options whose families are shown.
-        restarts: Times that a stream of the engine came back as a new process.
-        limited: Updates that went to ``__other__``.
-        cut_off: Requests that began in what was folded, and did not end in it; None
+        held_tokens: Tokens of a step whose scheduler event has not arrived.
+        hits: Lookups of the prefix cache, of an external cache, and of the multimodal cache.
+        seen: Options whose families are exposed.
+        restarts: Times that a stream of the engine resumed with a new process.
+        limited: Updates that were counted under ``__other__``.
+        cut_off: Requests that began in the folded items and did not end in them; None
             where no request events were folded.
         blocks: Whether block events were folded.
-        looked: The last statistics that were polled of the engine's server, if it is polled;
-            encoded, in the form of its dialect.
-        created: Unix time since when it counts; 0.0 where that is not told.
+        looked: Last polled statistics of the engine's server, if it is polled; encoded in the
+            format of its dialect.
+        created: Unix time at which counting started; 0.0 where unknown.
     """
 
     scalars: Annotated[list[Amount | None], Meta(max_length=MAX_PLACES)] = []
@@ -139,14 +139,14 @@ class Totals(msgspec.Struct, array_like=True, gc=False):
 
 
 class Record(msgspec.Struct, array_like=True, gc=False):
-    """One engine."""
+    """Record of one engine."""
 
     head: Head
     totals: Totals
 
 
 class EncodedRecord(msgspec.Struct, array_like=True, gc=False):
-    """Likewise, with a head that is kept encoded."""
+    """Record of one engine whose head stays encoded."""
 
     head: msgspec.Raw
     totals: Totals

@@ -1,7 +1,6 @@
-"""Raw request events: what a scheduler did and when, nothing computed.
+"""Raw request events of a scheduler with their times; all intervals are computed in the exporter.
 
-Requests go by numbers that the sending process gives them, never by their ids:
-those are the users'. ``stamp`` is that process's monotonic clock in seconds,
+Requests are identified by numbers that the sending process assigns, never by the users' ids. ``stamp`` is that process's monotonic clock in seconds,
 ``arrival`` and ``wall`` are Unix times of its host.
 """
 
@@ -15,12 +14,12 @@ from msgspec import Meta
 from sidestep.protocol.limits import Count, Seconds, Text, Tokens
 
 MAX_EVENTS = 512
-"""Of one item; an iteration is one event whatever the size of its batch."""
+"""Maximum events of one item; an iteration is one event, regardless of its batch size."""
 MAX_BATCH = MAX_REQUESTS = 1 << 15
-"""Requests of one iteration, and of all of one item, each as often as it is named: to
-follow as many that are new takes 50 ms, in which nothing else is done."""
+"""Maximum requests of one iteration, and mentions of requests in one item. Tracking this many new
+requests blocks the event loop for 50 ms."""
 MAX_CLIENTS = 256
-"""API servers whose requests one iteration had output for."""
+"""Maximum API servers with output in one iteration."""
 
 WAITING, PREEMPTED, RUNNING = range(3)
 """States of a request that is not finished."""
@@ -31,8 +30,8 @@ class Queued(msgspec.Struct, array_like=True, gc=False, tag=1):
 
     Attributes:
         adapter: Its LoRA adapter, or empty.
-        group: What the parallel samples of one question share; 0 for a lone request.
-        sample: Its number among them, from 0.
+        group: Number that the parallel samples of one prompt share; 0 for a single request.
+        sample: Index of this sample, from 0.
     """
 
     request: Count
@@ -52,14 +51,14 @@ class Scheduled(msgspec.Struct, array_like=True, gc=False, tag=2):
 
 
 class Preempted(msgspec.Struct, array_like=True, gc=False, tag=3):
-    """The request lost its place in the batch, and its KV."""
+    """The request was preempted: it left the batch and lost its KV."""
 
     request: Count
     stamp: Seconds
 
 
 class Prompt(msgspec.Struct, array_like=True, gc=False):
-    """Where the KV of a request's prompt came from, said with its first output, in tokens."""
+    """Origin of the KV of a request's prompt, in tokens; sent with its first output."""
 
     request: Count
     computed: Count = 0
@@ -68,9 +67,9 @@ class Prompt(msgspec.Struct, array_like=True, gc=False):
 
 
 class Output(msgspec.Struct, array_like=True, gc=False):
-    """What one API server's requests got out of an iteration.
+    """Output of one iteration for the requests of one API server.
 
-    ``tokens`` is empty where every request got one.
+    ``tokens`` is empty if every request got one token.
     """
 
     stamp: Seconds
@@ -82,12 +81,14 @@ class Iteration(msgspec.Struct, array_like=True, gc=False, tag=4):
     """One step of the engine.
 
     Attributes:
-        started: When its scheduling began.
-        stamp: When its output was there.
-        scheduled: Its batch; None where that is who got output, with as many tokens.
-        tokens: Tokens scheduled for each of them; empty where it is one each.
-        kv_tokens: Tokens whose KV the batch had computed before.
-        prompts: Of the requests that had their first output.
+        started: Start of scheduling.
+        stamp: Time at which its output was ready.
+        wall: Unix time of ``stamp``.
+        outputs: Output by API server.
+        scheduled: Requests of the batch; None if they are those with output, with as many tokens.
+        tokens: Tokens scheduled for each request; empty if it is one each.
+        kv_tokens: Tokens whose KV was computed before this step.
+        prompts: Prompts of the requests with their first output.
     """
 
     started: Seconds
@@ -101,7 +102,7 @@ class Iteration(msgspec.Struct, array_like=True, gc=False, tag=4):
 
     @property
     def batch(self) -> tuple[list[int], list[int]]:
-        """Who was in the batch, and with how many tokens; none where it is one each."""
+        """Requests of the batch and their scheduled tokens; no tokens if it is one each."""
         if self.scheduled is not None:
             return self.scheduled, self.tokens
         outputs = self.outputs
@@ -112,13 +113,13 @@ class Iteration(msgspec.Struct, array_like=True, gc=False, tag=4):
 
     @property
     def size(self) -> int:
-        """How many requests it names, each as often as it does."""
+        """Number of mentions of requests."""
         outputs = sum(len(output.requests) for output in self.outputs)
         return outputs + len(self.scheduled or ()) + len(self.prompts)
 
     @property
     def even(self) -> bool:
-        """Whether columns that belong together are of one length."""
+        """Whether columns that belong together have equal lengths."""
         columns = [(output.requests, output.tokens) for output in self.outputs]
         columns.append((self.scheduled or [], self.tokens))
         return all(not tokens or len(tokens) == len(requests) for requests, tokens in columns)
@@ -129,11 +130,11 @@ class Finished(msgspec.Struct, array_like=True, gc=False, tag=5):
 
     Attributes:
         reason: Index into ``FINISH_REASONS``.
-        stop_strings: It asked for stop strings, which the front end looks for.
-        corrupted: Its logits held a NaN.
-        refused: Why it was turned away without being worked on, or empty.
-        cached_tokens: Prompt tokens cached, where not what its ``Prompt`` says is
-            reported but what another engine, which computed the prompt, had cached.
+        stop_strings: Whether it has stop strings, which the front end detects.
+        corrupted: Whether its logits contained a NaN.
+        refused: Reason for which it was rejected before any work, or empty.
+        cached_tokens: Cached prompt tokens as reported by another engine that computed the
+            prompt; None: those of its ``Prompt``.
     """
 
     request: Count
@@ -151,7 +152,7 @@ class Finished(msgspec.Struct, array_like=True, gc=False, tag=5):
 
 
 class Alive(msgspec.Struct, array_like=True, gc=False, tag=6):
-    """A request in the scheduler, said to an exporter that did not hear how it came there."""
+    """A request in the scheduler, sent to an exporter that missed its earlier events."""
 
     request: Count
     stamp: Seconds
@@ -165,7 +166,7 @@ Event = Queued | Scheduled | Preempted | Iteration | Finished | Alive
 
 
 class RequestEvents(msgspec.Struct, array_like=True, gc=False, tag="re"):
-    """What one engine's scheduler did until ``stamp``, in order; none is a sign of time passing.
+    """Events of one engine's scheduler until ``stamp``, in order; without events, only the time advances.
 
     ``source`` changes with the sending process.
     """

@@ -1,1 +1,1 @@
-"""Snapshots of the state: what they hold, the file, and when they are written."""
+"""Snapshots of the exporter's state: content, file format and schedule."""

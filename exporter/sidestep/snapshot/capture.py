@@ -1,7 +1,7 @@
-"""What a snapshot holds: streams with their seqs, engines with their series, requests in flight.
+"""Content of a snapshot: streams with their seqs, engines with their series, requests in flight.
 
-It is consistent: nothing is applied between its first piece and its last. Sampled lives of KV
-blocks are not in it; they start anew.
+A snapshot is consistent: nothing is applied between its first piece and its last. It does not
+include sampled KV block lifetimes, whose tracking starts again after a restart.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class KeptStream(msgspec.Struct, array_like=True, gc=False, tag="s"):
 
 
 class KeptEngine(msgspec.Struct, array_like=True, gc=False, tag="e"):
-    """An engine; ``shown``: it was on the page; ``origin``: with that label."""
+    """An engine; ``shown``: it was exposed; ``origin``: it had the origin label."""
 
     shown: bool
     record: msgspec.Raw
@@ -56,13 +56,13 @@ class KeptEngine(msgspec.Struct, array_like=True, gc=False, tag="e"):
 
 
 class KeptFederated(msgspec.Struct, array_like=True, gc=False, tag="f"):
-    """An engine that another exporter counts; see ``forwarding.federated_engine``.
+    """An engine that another exporter counts; see ``federation.federated_engine``.
 
     Attributes:
-        name: Its id here.
-        shown: It was on the page.
-        origin: It had that label.
-        key: The key that the source's name belongs to; None where none is required.
+        name: Id of the engine in this exporter.
+        shown: Whether the engine was exposed.
+        origin: Whether the engine had the origin label.
+        key: Key that owns the source's name; None where no key is required.
     """
 
     base: bytes
@@ -74,11 +74,11 @@ class KeptFederated(msgspec.Struct, array_like=True, gc=False, tag="f"):
 
 
 class KeptFormer(msgspec.Struct, array_like=True, gc=False, tag="w"):
-    """What earlier releases kept of other exporters' engines: it is not read any more."""
+    """Engines of other exporters in the format of earlier releases; ignored."""
 
 
 class KeptProcess(msgspec.Struct, array_like=True, gc=False, tag="p"):
-    """The exporter's own counters, which go on like the engines'."""
+    """The exporter's own counters, which are restored like the engines'."""
 
     release: str
     items: int
@@ -92,16 +92,16 @@ State = tuple[int, int]
 Kept = KeptStream | KeptEngine | KeptFederated | KeptFormer | KeptProcess
 Piece = Kept | TrackerState | RequestsState | GroupState
 Known = dict[str, tuple[int, list[bytes]]]
-"""By engine: its version, and what was said of it then."""
+"""By engine: its version and its encoded pieces."""
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Piece] = msgspec.msgpack.Decoder(Piece)
 
 
 class Capture:
-    """Makes snapshots of an intake; what did not change since the last one is not made again.
+    """Encoder of snapshots of an intake; unchanged engines are not encoded again.
 
     Attributes:
-        saved: The state that the last snapshot held which is safe.
+        saved: State in the last snapshot that was written.
     """
 
     def __init__(self, intake: Intake) -> None:
@@ -114,33 +114,33 @@ class Capture:
 
     @property
     def state(self) -> State:
-        """Grows with all that a snapshot would hold."""
+        """Version of the state; it grows with every change that a snapshot would include."""
         return self._intake.registry.version, self._intake.receiver.changes
 
     @property
     def has_saved(self) -> bool:
-        """Whether any snapshot of this process is safe."""
+        """Whether this process has written a snapshot."""
         return self.saved[0] >= 0
 
     def safe(self) -> None:
-        """The snapshot taken last outlives this process: senders may let go of what it holds."""
+        """Mark the last snapshot as written: senders may free the frames that it includes."""
         self.saved = self._taken
         self._safe = self._known
         self._intake.receiver.mark_durable(self._marks)
 
     def version(self, engine: Engine) -> int | None:
-        """Of ``engine`` in the last snapshot that is safe."""
+        """Return the version of ``engine`` in the last written snapshot, or None."""
         found = self._safe.get(engine.id)
         return None if found is None else found[0]
 
     def record(self, engine: Engine) -> bytes:
-        """Of ``engine`` in the last snapshot that is safe, which has it."""
+        """Return the record of ``engine`` in the last written snapshot, which must include it."""
         piece = _decoder.decode(self._safe[engine.id][1][0])
         assert isinstance(piece, KeptEngine)
         return bytes(piece.record)
 
     def pieces(self) -> Iterator[bytes]:
-        """A snapshot of now; nothing may be applied until its last piece is taken."""
+        """Encode a snapshot; the caller must apply nothing until the last piece is read."""
         intake = self._intake
         registry = intake.registry
         self._taken, self._marks = self.state, intake.receiver.cursors()
@@ -190,10 +190,10 @@ class Capture:
 
 
 def restore(intake: Intake, pieces: Iterable[bytes], now: float) -> None:
-    """Go on where the exporter was that made ``pieces``.
+    """Restore the state that a previous process captured in ``pieces``.
 
     Raises:
-        WireError: They cannot be understood; nothing of them is there.
+        WireError: A piece is invalid; nothing is restored.
     """
     try:
         _restore(intake, [_decoder.decode(piece) for piece in pieces], now)
@@ -230,10 +230,10 @@ def _restore(intake: Intake, pieces: Sequence[Piece], now: float) -> None:
                 registry.limited.update(piece.limited)
                 intake.metrics.restore(piece.counters)
                 if piece.epoch:
-                    # Also after a process that went on with a later snapshot than this one.
+                    # The maximum also covers an earlier process that restored a later snapshot.
                     epoch, run = piece.epoch, max(piece.run + 1, intake.epoch >> EPOCH_BITS)
-    _settle(registry, groups)
-    # The last: an engine's gauges are hidden until one of its streams greets.
+    _restore_requests(registry, groups)
+    # Last, because gauges are hidden until a stream of the engine sends a Hello.
     intake.restore(streams, now)
     intake.epoch, intake.run = epoch, run
 
@@ -242,7 +242,7 @@ def _restore_engine(registry: Registry, piece: KeptEngine, now: float) -> None:
     engine = restore_engine(registry, decode_record(piece.record))
     engine.seen_at = now
     if piece.origin:
-        # Whom it looked like may have gone: its series stay the same all the same.
+        # Keep the label even if the duplicate engine is gone, so that the series stay the same.
         engine.labels[ORIGIN] = engine.id
     if piece.shown:
         registry.expose(engine)
@@ -253,14 +253,14 @@ def _restore_engine(registry: Registry, piece: KeptEngine, now: float) -> None:
 def _restore_federated(intake: Intake, piece: KeptFederated, now: float) -> None:
     if piece.key is not None:
         intake.guard.own(piece.key, piece.records[-1].source)
-    # What cannot be shown any more must not cost all counters; its source sends it again.
+    # An engine that can no longer be registered must not fail the restore; its source resends it.
     with contextlib.suppress(WireError):
         intake.federation.restore(
             piece.base, piece.records, piece.name, origin=piece.origin, shown=piece.shown, now=now
         )
 
 
-def _settle(registry: Registry, groups: Sequence[GroupState]) -> None:
+def _restore_requests(registry: Registry, groups: Sequence[GroupState]) -> None:
     following = {e.id: e.requests for e in registry.engines.values() if e.requests is not None}
     for lifecycle in following.values():
         inflight_state.sort_preempted(lifecycle)
@@ -268,7 +268,7 @@ def _settle(registry: Registry, groups: Sequence[GroupState]) -> None:
 
 
 def _siblings(registry: Registry) -> dict[str, EngineSamples]:
-    """By engine, where its requests are followed."""
+    """Return the parallel samples by engine, for engines with tracked requests."""
     return {
         engine.id: engine.requests.samples
         for engine in registry.engines.values()

@@ -1,4 +1,4 @@
-"""When snapshots are made: while anything changes, and before a page may be seen."""
+"""Snapshot schedule: periodically while state changes, and before a scrape is answered."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ log = logging.getLogger(__name__)
 
 INTERVAL = 0.25
 SHARE = 4
-"""Of the time a snapshot takes, so many times must pass until the next that no page waits for."""
+"""The interval between snapshots is at least this many times the duration of the last one."""
 RETRY = 1.0
-"""Seconds between two tries while the directory takes nothing."""
+"""Seconds between attempts while the directory cannot be written."""
 PATIENCE = 4.0
-"""Seconds that a page waits for a snapshot: less than a scrape may take."""
+"""Seconds that a page waits for a snapshot: less than a scrape timeout."""
 SLICE = 0.001
-"""Seconds of encoding after which the loop gets a turn."""
+"""Seconds of encoding after which control returns to the event loop."""
 
 
 class Safe:
-    """Records that a snapshot has, for whom nobody may take anything back.
+    """Engine records from the last written snapshot, so that forwarded counters never decrease.
 
-    While the directory takes nothing, those of now: what they say would not outlive this process
-    then, as on its own page.
+    While the directory cannot be written, the current records; they would then be lost with this
+    process, as the series on its own page would.
     """
 
     settles = 0.0
@@ -44,21 +44,21 @@ class Safe:
         self._present = Present()
 
     def version(self, engine: Engine) -> int | None:
-        """Of the record of ``engine``; None where there is none yet."""
-        # Before the first snapshot nobody would know of this process as one that had spoken.
+        """Return the version of the record of ``engine``, or None if there is no record yet."""
+        # Until the first snapshot is written, a successor would not know of anything sent.
         if self._is_healthy() or not self._capture.has_saved:
             return self._capture.version(engine)
         return self._present.version(engine)
 
     def record(self, engine: Engine) -> bytes:
-        """It."""
+        """Return the encoded record of ``engine``."""
         if self._is_healthy():
             return self._capture.record(engine)
         return self._present.record(engine)
 
 
 class Snapshots:
-    """Keeps the state directory's snapshot close behind what was applied."""
+    """Schedule that keeps the state directory's snapshot close to the applied state."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Snapshots:
         self._intake.receiver.durable = True
 
     def recover(self) -> str:
-        """Take over the directory's snapshot, if there is one; what was found, for people."""
+        """Restore the directory's snapshot if there is one, and return the outcome as text."""
         try:
             pieces = self._directory.read()
             if pieces is not None:
@@ -90,22 +90,22 @@ class Snapshots:
         except WireError as error:
             self._directory.set_aside()
             self._intake.metrics.add("sidestep_recovered_total", 1, "damaged")
-            log.error(  # noqa: TRY400 - what is wrong with the file is all there is to say
+            log.error(  # noqa: TRY400 - the error text suffices, no traceback
                 "the snapshot in %s cannot be read (%s) and was set aside as snapshot.damaged:"
-                " all counters start anew",
+                " all counters start at 0",
                 self._directory.path,
                 error,
             )
-            return "a damaged snapshot was set aside, counters start anew"
+            return "a damaged snapshot was set aside, counters start at 0"
         found = "none" if pieces is None else "snapshot"
         self._intake.metrics.add("sidestep_recovered_total", 1, found)
         if pieces is None:
-            return "no snapshot yet, counters start anew"
+            return "no snapshot yet, counters start at 0"
         engines = len(self._intake.registry.engines)
-        return f"went on with the counters of {engines} engine{'s' if engines != 1 else ''}"
+        return f"restored the counters of {engines} engine{'s' if engines != 1 else ''}"
 
     async def run(self) -> None:
-        """Make snapshots until cancelled."""
+        """Write snapshots until cancelled."""
         while True:
             started = self._clock()
             await self._save()
@@ -113,10 +113,10 @@ class Snapshots:
             await asyncio.sleep(max(INTERVAL, SHARE * took) if self._healthy else RETRY)
 
     async def settled(self) -> None:
-        """Return when all that was applied before the call outlives this process.
+        """Return when everything applied before the call is in a written snapshot.
 
-        Where the directory takes nothing it returns at once: to show what might be
-        taken back is better than to show nothing.
+        While the directory cannot be written, return at once: a page whose counters might
+        decrease after a restart is better than no page.
         """
         if not self._healthy:
             return
@@ -128,24 +128,24 @@ class Snapshots:
             self._healthy = False
             self._lines.warning(
                 "slow",
-                "writing the snapshot in %s takes over %g s; pages do not wait for it any more",
+                "writing the snapshot in %s takes over %g s; pages no longer wait for it",
                 self._directory.path,
                 PATIENCE,
             )
 
     @property
     def records(self) -> Safe:
-        """Engines' records that the directory has."""
+        """Engine records of the last written snapshot."""
         return Safe(self._capture, lambda: self._healthy)
 
     async def close(self) -> None:
-        """Make the last snapshot; the directory is free afterwards."""
+        """Write the last snapshot and release the directory."""
         await self._save()
         self._writer.shutdown()
         self._directory.release()
 
     async def _save(self) -> None:
-        """A snapshot of now, unless one that began after the call is there by then."""
+        """Write a snapshot, unless another task has written one that includes the current state."""
         wanted = self._capture.state
         async with self._lock:
             if self._capture.saved < wanted:
@@ -164,8 +164,8 @@ class Snapshots:
             metrics.add("sidestep_snapshot_errors_total")
             self._lines.warning(
                 "write",
-                "cannot write the snapshot in %s: %s; pages are served, but what they show would"
-                " not outlive this process, and senders hold what they have",
+                "cannot write the snapshot in %s: %s; pages are served, but a restart would lose what"
+                " they show, and senders keep their unacknowledged frames",
                 self._directory.path,
                 error.strerror or error,
             )

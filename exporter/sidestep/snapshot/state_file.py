@@ -1,7 +1,7 @@
-"""The snapshot file: written whole or not at all, read whole or not at all.
+"""The snapshot file, which is replaced and read atomically.
 
-Killed processes are what it is for, not power loss: nothing is synced to a disk. A
-memory-backed directory will do, and costs microseconds.
+It survives a killed process, not a power loss: nothing is synced to disk. A memory-backed
+directory is sufficient, and takes only microseconds.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from sidestep.errors import ConfigError, WireError
 MAGIC = b"sidestep"
 FORMAT = 1
 HEADER = struct.Struct("<8sIQI")
-"""Magic, format, length of what follows, its CRC-32: of 5,000 flipped bits 4,229 went unnoticed
-by a decoder alone."""
+"""Magic, format, length of the payload and its CRC-32. Without the checksum the decoder missed 4,229
+of 5,000 flipped bits."""
 LENGTH = struct.Struct("<I")
 SNAPSHOT = "snapshot"
 DAMAGED = "snapshot.damaged"
 
 
 class StateDirectory:
-    """A directory that one exporter has to itself while it runs.
+    """A state directory, locked by one exporter while it runs.
 
     Raises:
-        ConfigError: It cannot be made, or written to, or another exporter has it.
+        ConfigError: The directory cannot be created or written, or another exporter uses it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -49,10 +49,10 @@ class StateDirectory:
             ) from None
 
     def write(self, pieces: Sequence[bytes]) -> int:
-        """Replace the snapshot; its size.
+        """Replace the snapshot and return its size in bytes.
 
         Raises:
-            OSError: The old one stands.
+            OSError: Writing failed; the previous snapshot is unchanged.
         """
         payload = b"".join(part for piece in pieces for part in (LENGTH.pack(len(piece)), piece))
         data = HEADER.pack(MAGIC, FORMAT, len(payload), zlib.crc32(payload)) + payload
@@ -67,10 +67,10 @@ class StateDirectory:
         return len(data)
 
     def read(self) -> list[bytes] | None:
-        """The pieces of the snapshot; None where there is none.
+        """Return the pieces of the snapshot, or None if there is none.
 
         Raises:
-            WireError: It is not what was written, or cannot be read.
+            WireError: The snapshot is damaged or cannot be read.
         """
         try:
             data = (self.path / SNAPSHOT).read_bytes()
@@ -81,27 +81,27 @@ class StateDirectory:
         return list(verified(data))
 
     def set_aside(self) -> None:
-        """Keep a damaged snapshot for whoever wants to look at it, and never read it again."""
+        """Rename a damaged snapshot, so that it is kept for analysis but not read again."""
         with contextlib.suppress(OSError):
             (self.path / SNAPSHOT).replace(self.path / DAMAGED)
 
     def release(self) -> None:
-        """Leave the directory to another exporter."""
+        """Release the lock, so that another exporter can use the directory."""
         os.close(self._lock)
 
 
 def verified(data: bytes) -> Iterator[bytes]:
-    """The pieces of a snapshot's ``data``.
+    """Verify the header and checksum of ``data`` and return its pieces.
 
     Raises:
-        WireError: Not a byte may differ from what was written.
+        WireError: The data differs from what was written, or has another format.
     """
     if len(data) < HEADER.size:
-        raise WireError("torn", f"{len(data)} bytes are no snapshot")
+        raise WireError("torn", f"{len(data)} bytes are not a snapshot")
     magic, form, length, checksum = HEADER.unpack_from(data)
     payload = memoryview(data)[HEADER.size :]
     if magic != MAGIC:
-        raise WireError("damaged", "no snapshot of sidestep")
+        raise WireError("damaged", "not a sidestep snapshot")
     if form != FORMAT:
         raise WireError("version", f"format {form}; this release reads {FORMAT}")
     if len(payload) != length:
@@ -121,7 +121,7 @@ def _pieces(payload: memoryview) -> Iterator[bytes]:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Write all of ``data``: a full disk takes a part and says nothing."""
+    """Write all of ``data``; on a full disk os.write can write only a part without an error."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         left = memoryview(data)

@@ -1,5 +1,5 @@
-"""The ROUTER socket: bound where engines find it, open to whom keys and paths let in.
+"""Transport: ZeroMQ sockets, authentication and the limits that peers are held to.
 
-What a peer may name, how much nonsense it may send and how much memory it may take is
-decided here; what its messages mean is not.
+This package limits the names, the invalid messages and the memory of a peer. It does not
+interpret messages.
 """

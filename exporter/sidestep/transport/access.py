@@ -1,4 +1,4 @@
-"""Who may connect over what: the settings of the ingest's endpoints, checked together."""
+"""Access settings of the ingest endpoints, checked together."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Access:
-    """What a peer needs.
+    """Keys and groups that may connect.
 
     Attributes:
         secret: The exporter's own key: every ``tcp://`` endpoint then requires CURVE.
-        keys: Those of engines; with ``secret``, and only then.
-        plain_tcp: Let ``tcp://`` reach beyond this host without any key.
-        group: Group that may enter the directory of an ``ipc://`` path; ``None``: nobody else.
+        keys: Public keys of engines; set if and only if ``secret`` is.
+        plain_tcp: Whether ``tcp://`` may reach beyond this host without a key.
+        group: Group that may enter the directory of an ``ipc://`` path; ``None``: this user only.
     """
 
     secret: bytes | None = None
@@ -34,26 +34,26 @@ class Access:
 
     @classmethod
     def of(cls, curve_key: str, authorized: str, group: str, *, plain_tcp: bool) -> Access:
-        """From settings, each empty where it is not given.
+        """Return the access of these settings; an empty setting is not given.
 
         Raises:
-            ConfigError: One of them is wrong, or goes with another that is missing.
+            ConfigError: A setting is invalid, or requires another one that is missing.
         """
         if bool(curve_key) != bool(authorized):
             missing = "ingest.authorized-keys" if curve_key else "ingest.curve-key"
-            # One key alone would encrypt, and let everybody in.
+            # A key without authorized keys would encrypt, but let every peer connect.
             raise ConfigError(f"ingest.curve-key and ingest.authorized-keys: {missing} is missing")
         secret = read_secret(Path(curve_key)) if curve_key else None
         keys = AuthorizedKeys(Path(authorized)) if authorized else None
         if keys is not None and not keys:
-            log.warning("no key in %s yet: no engine is let in over tcp", keys.directory)
+            log.warning("no key in %s yet: no engine can connect over tcp", keys.directory)
         return cls(secret, keys, plain_tcp, _gid(group) if group else None)
 
     def check(self, endpoint: str) -> None:
-        """Refuse an endpoint that would let in whom nobody named.
+        """Reject an unauthenticated endpoint that other hosts can reach.
 
         Raises:
-            ConfigError: It reaches beyond this host, and neither a key nor a word allows it.
+            ConfigError: Other hosts can reach it, and neither a key nor ``plain_tcp`` is set.
         """
         if self.is_open(endpoint) and not self.plain_tcp:
             raise ConfigError(
@@ -63,15 +63,15 @@ class Access:
             )
 
     def is_open(self, endpoint: str) -> bool:
-        """Whether anyone who can reach ``endpoint`` from beyond this host may send to it."""
+        """Return whether other hosts can send to ``endpoint`` without a key."""
         return endpoint.startswith(TCP) and self.secret is None and not is_loopback(endpoint)
 
 
 def is_loopback(endpoint: str) -> bool:
-    """Whether only this host can reach a ``tcp://`` endpoint.
+    """Return whether only this host can reach a ``tcp://`` endpoint.
 
-    A name other than localhost, an interface's or ``*`` included, counts as beyond: what
-    it stands for is decided elsewhere, and may change.
+    Names other than localhost, including interface names and ``*``, count as reachable by other
+    hosts: what they resolve to can change.
     """
     host = endpoint.removeprefix(TCP).rpartition(":")[0].strip("[]")
     if host == "localhost":
@@ -86,4 +86,4 @@ def _gid(name: str) -> int:
     try:
         return int(name) if name.isdecimal() else grp.getgrnam(name).gr_gid
     except KeyError:
-        raise ConfigError(f"ingest.ipc-group {name!r}: there is no such group") from None
+        raise ConfigError(f"ingest.ipc-group {name!r}: no such group") from None

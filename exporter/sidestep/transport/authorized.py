@@ -1,4 +1,4 @@
-"""The directory of public keys that may connect, read again while the exporter runs."""
+"""The directory of authorized public keys, reloaded while the exporter runs."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ log = logging.getLogger(__name__)
 
 INTERVAL = 1.0
 _GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ELOOP})
-"""The operator has taken it away. Anything else, such as too many open files, is trouble that a
-stranger can cause, and must not cut off everybody else."""
+"""Errors that mean the operator removed the file or its permission. Others, such as too many open
+files, can be caused by an untrusted peer and must not revoke keys."""
 
 Stamp = tuple[int, ...]
 
 
 class AuthorizedKeys:
-    """Keys of the ``NAME.pub`` files in a directory.
+    """Public keys of the ``NAME.pub`` files in a directory.
 
     Raises:
-        ConfigError: The directory cannot be read now.
+        ConfigError: The directory cannot be read.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -31,9 +31,9 @@ class AuthorizedKeys:
         self._files: dict[Path, tuple[Stamp, PublicKey | None]] = {}
         self._keys: dict[str, PublicKey] = {}
         self._read_at = float("-inf")
-        self._complaint = ""
+        self._last_error = ""
         try:
-            self._look()
+            self._load()
         except OSError as error:
             raise ConfigError(
                 f"cannot read the directory of authorized keys {directory}: {error.strerror}"
@@ -46,35 +46,35 @@ class AuthorizedKeys:
         return len(self._keys)
 
     def engines(self, key: str) -> tuple[str, ...]:
-        """Patterns of the engine ids that ``key`` may feed; empty: all."""
+        """Return patterns of the engine ids that ``key`` may feed; empty: all."""
         found = self._keys.get(key)
         return found.engines if found is not None else ()
 
     def refresh(self, now: float) -> frozenset[str]:
-        """Read what has changed, at most once a second.
+        """Reload changed files, at most once a second.
 
         Returns:
-            The keys that are authorized no more.
+            Keys that are no longer authorized.
         """
         if now - self._read_at < INTERVAL:
             return frozenset()
         self._read_at = now
         before = self._keys
         try:
-            self._look()
-            self._complaint = ""
+            self._load()
+            self._last_error = ""
         except OSError as error:
             if error.errno in _GONE:
                 self._files, self._keys = {}, {}
-            self._complain(f"cannot read {self.directory}: {error.strerror}")
+            self._log_error(f"cannot read {self.directory}: {error.strerror}")
         for key in self._keys.keys() - before.keys():
             log.info("key %s is authorized", key)
         removed = frozenset(before.keys() - self._keys.keys())
         for key in removed:
-            log.warning("key %s is authorized no more", key)
+            log.warning("key %s is no longer authorized", key)
         return removed
 
-    def _look(self) -> None:
+    def _load(self) -> None:
         files: dict[Path, tuple[Stamp, PublicKey | None]] = {}
         for path in sorted(self.directory.iterdir()):
             if path.suffix != PUBLIC:
@@ -92,17 +92,17 @@ class AuthorizedKeys:
             )  # fmt: skip
             files[path] = known if known and known[0] == stamp else (stamp, _read(path))
         self._files = files
-        # Of two files with one key each may name engines: the later one wins, as a rule at all.
+        # Two files with one key may name different engines: the last file wins.
         self._keys = {key.text: key for _, key in files.values() if key is not None}
 
-    def _complain(self, complaint: str) -> None:
-        if complaint != self._complaint:
-            self._complaint = complaint
-            log.error("%s; %d keys are authorized", complaint, len(self._keys))
+    def _log_error(self, error: str) -> None:
+        if error != self._last_error:
+            self._last_error = error
+            log.error("%s; %d keys are authorized", error, len(self._keys))
 
 
 def _read(path: Path) -> PublicKey | None:
-    """The file's key; a file that is none is said aloud and lets nobody in."""
+    """Return the key of a file; log a file without a valid key, and return None."""
     try:
         return read_public(path)
     except ConfigError as error:

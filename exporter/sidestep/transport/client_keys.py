@@ -1,4 +1,4 @@
-"""The keys that a sender reads from its environment, for a ``tcp://`` exporter that asks for them."""
+"""CURVE keys of a sender, from its environment, for an exporter that requires them on ``tcp://``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SERVER_KEY, CLIENT_KEY = "SIDESTEP_SERVER_KEY", "SIDESTEP_CLIENT_KEY"
 
 
 class Keys(NamedTuple):
-    """The exporter's public key, and a pair of one's own."""
+    """The exporter's public key and the sender's own key pair."""
 
     server: bytes
     public: bytes
@@ -24,11 +24,11 @@ class Keys(NamedTuple):
 def keys_for(endpoint: str, environ: Mapping[str, str] = os.environ) -> Keys | None:
     """Return the keys that a connection to ``endpoint`` needs; ``None``: no keys.
 
-    An ipc path needs none: its directory decides who may connect. Over tcp keys that are
-    named are used or it is an error, never a plain connection.
+    An ipc path needs none: file permissions protect it. Over tcp, configured keys are used or
+    an error is raised; there is never a fallback to a plain connection.
 
     Raises:
-        ConfigError: One of two is missing, or a file is no key.
+        ConfigError: One of the two variables is missing, or a file is not a key.
     """
     server, client = environ.get(SERVER_KEY, ""), environ.get(CLIENT_KEY, "")
     if not endpoint.startswith("tcp://") or not (server or client):
@@ -49,10 +49,10 @@ def _of(variable: str, file: str) -> bytes:
 
 
 def _server_key(given: str) -> bytes:
-    # A path may have 40 letters, too, and then its file decides.
+    # A path can also have 40 characters: an existing file wins.
     if is_key(given) and not Path(given).is_file():
         return given.encode()
     try:
         return read_public(Path(given)).text.encode()
     except ConfigError as error:
-        raise ConfigError(f"{SERVER_KEY} is no key and names no key file: {error}") from None
+        raise ConfigError(f"{SERVER_KEY} is neither a key nor a key file: {error}") from None

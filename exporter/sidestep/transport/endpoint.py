@@ -1,4 +1,4 @@
-"""Binding a ROUTER socket where engines find it, and nobody else already is."""
+"""Binding of a ROUTER socket to endpoints that no other process uses."""
 
 from __future__ import annotations
 
@@ -20,51 +20,53 @@ from sidestep.transport.reach import IPC, TCP
 from sidestep.transport.zap import DOMAIN
 
 IPC_PATH_CHARS = 107
-"""Of a Unix socket's address, less its closing NUL."""
+"""Maximum length of a Unix socket's path, without the trailing NUL."""
 BACKLOG = 100
-"""Connections that wait to be accepted, as many as libzmq lets wait by itself."""
+"""Connections waiting to be accepted; the same as libzmq's default."""
 
-Place = tuple[int, int]
-"""Device and inode: what tells a file from another one of its name."""
+FileId = tuple[int, int]
+"""Device and inode, which distinguish a file from another one with the same name."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Claim:
-    """A bound endpoint; of an ipc one also the lock that keeps others off its path.
+    """A bound endpoint and, for an ipc endpoint, the lock on its path.
 
     Attributes:
-        place: Of an ipc path's socket file, as it was bound.
+        lock: Descriptor of the lock file; None for a tcp endpoint.
+        group: Group that may connect to an ipc path, besides this user.
+        file_id: Identity of the socket file of an ipc path when it was bound.
     """
 
     endpoint: str
     lock: int | None = None
     group: int | None = None
-    place: Place | None = None
+    file_id: FileId | None = None
 
     @property
     def path(self) -> Path:
-        """Of an ipc endpoint."""
+        """Path of an ipc endpoint."""
         return Path(self.endpoint.removeprefix(IPC))
 
     def lost(self) -> bool:
-        """Whether engines that connect to the path no longer reach us."""
-        return self.place is not None and self.place != _place(self.path)
+        """Return whether the path's socket file has been replaced or removed."""
+        return self.file_id is not None and self.file_id != _file_id(self.path)
 
     def rebind(self, socket: zmq.Socket[bytes]) -> Claim:
-        """Bind ``socket``, the last one's successor, to the same endpoint.
+        """Bind ``socket``, which replaces the previous one, to the same endpoint.
 
         Raises:
-            ConfigError: Somebody else has it by now.
+            ConfigError: Another process uses the endpoint now.
         """
         lock = self.lock
-        if lock is not None and _place(_lock_path(self.path)) != _place(lock):
-            # Whoever cleaned the directory took the lock's file along: it locks nothing.
+        if lock is not None and _file_id(_lock_path(self.path)) != _file_id(lock):
+            # The lock file was deleted, so the old lock no longer protects the path.
             lock = _lock(self.path, self.endpoint, self.group)
             os.close(self.lock or 0)
         return _bind(socket, dataclasses.replace(self, lock=lock))
 
     def release(self) -> None:
-        """Give the path free, if it is ours, once the socket is closed."""
+        """Remove the socket file if it is still this process's, and release the lock."""
         if self.lock is not None:
             if not self.lost():
                 self.path.unlink(missing_ok=True)
@@ -72,25 +74,25 @@ class Claim:
 
 
 def router(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
-    """Return a ROUTER that no peer can block or make hold more than the watchdog allows."""
+    """Return a ROUTER that no peer can block or fill beyond the watchdog's limit."""
     socket = context.socket(zmq.ROUTER)
-    # A little more than a frame may have: the refusal of a larger one is ours to count.
+    # Slightly over the frame limit, so that the exporter itself rejects and counts larger frames.
     for option, value in reachable(MAX_FRAME_BYTES + 4096):
         socket.setsockopt(option, value)
     return socket
 
 
 def require_keys(socket: zmq.Socket[bytes], secret: bytes) -> None:
-    """Demand CURVE of whoever connects to what ``socket`` is bound to from now on.
+    """Require CURVE on all endpoints that ``socket`` is bound to from now on.
 
-    An endpoint keeps the options of the moment it was bound, so one socket can have
-    plain ipc paths and encrypted ports. The way back is closed: libzmq refuses an empty
-    domain, so that later plain peers would have to be authenticated as well.
+    An endpoint keeps the options it was bound with, so one socket can have plain ipc paths
+    and encrypted ports. This cannot be undone: libzmq rejects an empty ZAP domain, so
+    endpoints bound later require authentication as well.
     """
     socket.curve_server = True
     socket.curve_secretkey = secret
     socket.setsockopt_string(zmq.ZAP_DOMAIN, DOMAIN)
-    # Without it, no handler would mean that any key may connect.
+    # Otherwise any key may connect while there is no ZAP handler.
     socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
 
 
@@ -103,14 +105,14 @@ def claim(socket: zmq.Socket[bytes], endpoint: str, group: int | None = None) ->
         group: Group that may connect to an ipc path, besides this user.
 
     Raises:
-        ConfigError: Malformed, taken, or not ours to bind; one line that says which.
+        ConfigError: The endpoint is malformed, in use, or may not be bound.
     """
     if endpoint.startswith(TCP):
         return _bind(socket, Claim(endpoint))
     if not endpoint.startswith(IPC):
         raise ConfigError(f"ingest endpoint {endpoint!r}: must begin with ipc:// or tcp://")
     if endpoint.removeprefix(IPC)[:1] in ("", "@", "*"):
-        # An abstract name has no directory and no mode: everybody on the host may connect.
+        # An abstract name has no file mode: every user of the host may connect.
         raise ConfigError(f"ingest endpoint {endpoint!r}: must be the path of a file")
     lock = _lock(Path(endpoint.removeprefix(IPC)), endpoint, group)
     try:
@@ -131,23 +133,23 @@ def _bind(socket: zmq.Socket[bytes], claim: Claim) -> Claim:
         raise ConfigError(
             f"cannot bind ingest endpoint {claim.endpoint}: {error.strerror}"
         ) from None
-    return dataclasses.replace(claim, place=_place(claim.path))
+    return dataclasses.replace(claim, file_id=_file_id(claim.path))
 
 
 def _listen(socket: zmq.Socket[bytes], claim: Claim) -> None:
-    """Make the path's socket, and give it to libzmq.
+    """Create the path's socket with its mode, and pass it to libzmq.
 
-    libzmq's own way asks the umask for the mode, and removes whatever has the path's name,
-    when it binds and when it closes: somebody else's socket as well.
+    libzmq itself would take the mode from the umask, and would remove any file at the path,
+    including another process's socket, when it binds and when it closes.
     """
     path = claim.path
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(path.lstat().st_mode):
-            raise FileExistsError(errno.EEXIST, "there is a file of that name, and no socket")
+            raise FileExistsError(errno.EEXIST, "a file that is not a socket has this name")
         path.unlink()
     with unix.socket(unix.AF_UNIX) as listening:
         listening.bind(str(path))
-        # Nobody can connect before it listens: no moment in which the mode is another.
+        # Set before listen(): no peer can connect while the mode is still the default.
         if claim.group is not None:
             os.chown(path, -1, claim.group)
         path.chmod(0o600 if claim.group is None else 0o660)
@@ -158,12 +160,12 @@ def _listen(socket: zmq.Socket[bytes], claim: Claim) -> None:
             socket.bind(claim.endpoint)
         finally:
             socket.setsockopt(zmq.USE_FD, -1)
-        # libzmq closes it now.
+        # libzmq owns the descriptor now.
         listening.detach()
 
 
 def _lock(path: Path, endpoint: str, group: int | None) -> int:
-    """Lock the socket's path: a second bind to it would steal it without a word."""
+    """Lock the socket's path: a second bind would silently replace the socket."""
     if len(os.fsencode(path)) > IPC_PATH_CHARS:
         raise ConfigError(f"{endpoint}: the path is longer than {IPC_PATH_CHARS} bytes")
     try:
@@ -178,7 +180,7 @@ def _lock(path: Path, endpoint: str, group: int | None) -> int:
     except OSError:
         os.close(lock)
         raise ConfigError(
-            f"cannot bind ingest endpoint {endpoint}: another exporter has it"
+            f"cannot bind ingest endpoint {endpoint}: another exporter uses it"
         ) from None
     return lock
 
@@ -188,10 +190,10 @@ def _lock_path(path: Path) -> Path:
 
 
 def _prepare(directory: Path, group: int | None) -> None:
-    """Make ``directory`` for this user and ``group`` alone, or see that it is fit.
+    """Create ``directory`` for this user and ``group`` alone, or check an existing one.
 
     Raises:
-        OSError: It is not; the text says what to do.
+        OSError: The directory is unsafe; the text names the remedy.
     """
     try:
         directory.mkdir(mode=0o700, parents=True)
@@ -200,19 +202,17 @@ def _prepare(directory: Path, group: int | None) -> None:
         return
     if group is not None:
         os.chown(directory, -1, group)
-        # The set-group bit is lost to whoever is not of the group, so after the owner.
+        # chown by a non-member clears the set-group bit, so chmod comes after it.
         directory.chmod(0o2770)
 
 
 def _inspect(found: os.stat_result, group: int | None) -> None:
     ours = found.st_uid == os.getuid()
     if not ours and found.st_uid != 0:
-        raise PermissionError(errno.EPERM, "the directory belongs to somebody else")
-    # In such a one anybody may put a socket of his own in this one's place.
+        raise PermissionError(errno.EPERM, "the directory belongs to another user")
+    # In a world-writable directory any user could replace the socket.
     if found.st_mode & stat.S_IWOTH and not (ours and found.st_mode & stat.S_ISVTX):
-        raise PermissionError(
-            errno.EPERM, "everybody may write to the directory; use one of its own below it"
-        )
+        raise PermissionError(errno.EPERM, "the directory is world-writable; use a subdirectory")
     if group is None:
         return
     if found.st_gid != group or not found.st_mode & stat.S_IXGRP:
@@ -222,7 +222,7 @@ def _inspect(found: os.stat_result, group: int | None) -> None:
         )
 
 
-def _place(of: Path | int) -> Place | None:
+def _file_id(of: Path | int) -> FileId | None:
     try:
         found = of.stat() if isinstance(of, Path) else os.fstat(of)
     except OSError:

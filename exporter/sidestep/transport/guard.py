@@ -1,4 +1,4 @@
-"""What stands between the socket and the session: who is heard, and what may be named."""
+"""The guard of the session protocol: throttling, authorization and ownership of names."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ log = logging.getLogger(__name__)
 
 
 class Authorized(Protocol):
-    """The keys that may connect, as they are now."""
+    """The public keys that may connect now."""
 
     def __contains__(self, key: str) -> bool: ...
     def __len__(self) -> int: ...
     def engines(self, key: str) -> Sequence[str]:
-        """Patterns of the engine ids that ``key`` may feed; empty: all."""
+        """Return patterns of the engine ids that ``key`` may feed; empty: all."""
 
 
 class Guard:
-    """Decides about peers by their connection and their key, without socket or clock.
+    """Admission of peers by connection and key, without socket or clock.
 
     Args:
-        metrics: Where refusals are counted.
-        clock: Monotonic seconds, for the log alone.
-        keys: Those that are authorized; ``None``: none is asked for.
-        is_full: Whether there is no room for new streams.
+        metrics: Self-metrics that count rejections.
+        clock: Monotonic seconds, for the log only.
+        keys: Authorized keys; ``None``: no key is required.
+        is_full: Returns whether memory is too low for new streams.
     """
 
     def __init__(
@@ -47,38 +47,38 @@ class Guard:
         self._metrics = metrics
         self._keys = keys
         self._is_full = is_full
-        self._said = RateLimitedLog(log, clock=clock)
+        self._log = RateLimitedLog(log, clock=clock)
         if keys is not None:
             metrics.read("sidestep_authorized_keys", lambda: [((), len(keys))])
 
-    def hears(self, peer: bytes, key: str, now: float) -> bool:
-        """Whether a message of ``peer`` is to be read at all; counts it if not."""
+    def allows(self, peer: bytes, key: str, now: float) -> bool:
+        """Return whether to read a message of ``peer``; count a throttled one."""
         if not self._throttle.ignores(key or peer, now):
             return True
         self._metrics.add("sidestep_rejected_total", 1, "throttled")
         return False
 
     def check(self, key: str) -> None:
-        """Refuse what comes over a connection whose key is authorized no more.
+        """Reject messages of a connection whose key is no longer authorized.
 
-        libzmq asks about a key when a connection begins, and never again.
+        libzmq checks a key only when a connection begins.
 
         Raises:
-            WireError: It is.
+            WireError: The key is no longer authorized.
         """
         if self._keys is not None and key != LOCAL and key not in self._keys:
-            raise WireError("unauthorised", "this key is authorized no more")
+            raise WireError("unauthorised", "this key is no longer authorized")
 
     def admit(self, key: str, hello: Hello, known: Callable[[str], object]) -> None:
-        """Let a stream begin, or go on.
+        """Admit a stream that begins or continues.
 
         Args:
-            key: Of the connection.
-            hello: What it said.
-            known: Whether there is a stream of that id.
+            key: Key of the connection.
+            hello: Hello of the stream.
+            known: Returns a truthy value if a stream of that id exists.
 
         Raises:
-            WireError: It names what is another key's, or there is no memory for new streams.
+            WireError: A name belongs to another key, or memory is too low for new streams.
         """
         if self._is_full() and not known(hello.stream):
             raise WireError("over_limit", "no memory for new streams")
@@ -87,16 +87,16 @@ class Guard:
             self._bindings.claim(key, hello.stream, engines, self._keys.engines(key))
 
     def admit_source(self, key: str, source: str, engine: str, *, known: bool) -> None:
-        """Let another exporter tell of an engine, or go on.
+        """Admit a record of another exporter.
 
         Args:
-            key: Of the connection.
-            source: What that exporter calls itself.
-            engine: The engine's identity there.
-            known: Whether ``source`` has told of it before.
+            key: Key of the connection.
+            source: Name of the other exporter.
+            engine: Identity of the engine there.
+            known: Whether ``source`` has sent records of this engine before.
 
         Raises:
-            WireError: It is another key's, or there is no memory for more.
+            WireError: The name belongs to another key, or memory is too low for new sources.
         """
         if self._is_full() and not known:
             raise WireError("over_limit", "no memory for new sources")
@@ -104,22 +104,22 @@ class Guard:
             self._bindings.claim_source(key, source, engine, self._keys.engines(key))
 
     def owner(self, source: str) -> str | None:
-        """The key that the name of an exporter belongs to; None where nobody's."""
+        """Return the key that owns the name of an exporter, or None."""
         return self._bindings.owner(source)
 
     def own(self, key: str, source: str) -> None:
-        """Let the name belong to ``key`` again, as before a restart, if that may still connect."""
+        """Restore the ownership of a name after a restart, if ``key`` may still connect."""
         if self._keys is not None and (key == LOCAL or key in self._keys):
             self._bindings.own(key, source)
 
     def bad(self, peer: bytes, key: str, now: float) -> None:
-        """Count a message that no sender of ours would send."""
+        """Count an invalid message, and start to ignore the peer at the limit."""
         if self._throttle.bad(key or peer, now):
-            who = f"key {key}" if key else f"connection {peer.hex()}"
-            text = "%s sends nothing but nonsense: ignored for %d s"
-            self._said.warning("throttled", text, who, PENALTY)
+            name = f"key {key}" if key else f"connection {peer.hex()}"
+            text = "%s sends too many invalid messages: ignored for %d s"
+            self._log.warning("throttled", text, name, PENALTY)
 
     def release(self, keys: Iterable[str]) -> None:
-        """Give free what ``keys`` owned, which are authorized no more."""
+        """Release all names that ``keys``, which are no longer authorized, own."""
         for key in keys:
             self._bindings.release(key)

@@ -1,4 +1,4 @@
-"""CURVE keys as files: one Z85 text on the first line, the secret for its owner's eyes alone."""
+"""CURVE key files: one Z85 text on the first line; a secret key must not be world-readable."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 
 
 class PublicKey(NamedTuple):
-    """What a public key file says.
+    """Content of a public key file.
 
     Attributes:
-        text: The key as Z85, which is canonical: equal texts are equal keys.
+        text: Key as canonical Z85: equal texts are equal keys.
         engines: Patterns of the engine ids that its owner may feed; empty: all.
     """
 
@@ -33,7 +33,7 @@ class PublicKey(NamedTuple):
 
 
 def is_key(text: str) -> bool:
-    """Whether ``text`` is a key: five characters must also fit 32 bits, not only the alphabet."""
+    """Return whether ``text`` is a key: each five characters must also fit 32 bits."""
     if len(text) != KEY_CHARS or not text.isascii():
         return False
     try:
@@ -43,36 +43,36 @@ def is_key(text: str) -> bool:
 
 
 def require_curve() -> None:
-    """Refuse to go on where libzmq was built without encryption.
+    """Check that libzmq supports CURVE encryption.
 
     Raises:
-        ConfigError: It was.
+        ConfigError: libzmq was built without it.
     """
     if not zmq.has("curve"):
         raise ConfigError("this pyzmq's libzmq has no CURVE; install pyzmq from its wheels")
 
 
 def read_secret(path: Path) -> bytes:
-    """The secret key in ``path``.
+    """Return the secret key in ``path``.
 
     Raises:
-        ConfigError: Not readable, no key, a public one, or readable for everybody.
+        ConfigError: The file is not readable, not a key, a public key, or world-accessible.
     """
     require_curve()
-    # Any 40 characters are a secret key: a mix-up would only show as nobody being let in.
+    # A public key is also a valid secret: the mix-up would only show as failed handshakes.
     if path.suffix == PUBLIC:
         raise ConfigError(f"{path} holds a public key; name the secret one, *{SECRET}")
     lines, mode = _read(path)
     if mode & stat.S_IRWXO:
-        raise ConfigError(f"{path}: everybody may read this secret key; chmod 600 it")
+        raise ConfigError(f"{path}: this secret key is accessible to other users; chmod 600 it")
     return _key(path, lines).encode()
 
 
 def read_public(path: Path) -> PublicKey:
-    """The public key in ``path``, and the engine ids that further lines allow it.
+    """Return the public key in ``path`` and the engine patterns on its further lines.
 
     Raises:
-        ConfigError: Not readable, no key, or a secret one.
+        ConfigError: The file is not readable, not a key, or a secret key.
     """
     if path.suffix == SECRET:
         raise ConfigError(f"{path} holds a secret key; name the public one, *{PUBLIC}")
@@ -82,7 +82,7 @@ def read_public(path: Path) -> PublicKey:
 
 
 def public_of(secret: bytes) -> bytes:
-    """The public key of ``secret``."""
+    """Return the public key of ``secret``."""
     return zmq.curve_public(secret)
 
 
@@ -93,7 +93,7 @@ def generate(directory: Path, name: str) -> tuple[Path, Path]:
         The paths of the secret and of the public key.
 
     Raises:
-        ConfigError: A file is there already, cannot be written, or the name is no name.
+        ConfigError: A file exists already or cannot be written, or the name is invalid.
     """
     require_curve()
     if not _NAME.fullmatch(name):
@@ -101,7 +101,7 @@ def generate(directory: Path, name: str) -> tuple[Path, Path]:
     secret, public = directory / f"{name}{SECRET}", directory / f"{name}{PUBLIC}"
     for path in (secret, public):
         if path.is_symlink() or path.exists():
-            raise ConfigError(f"{path} is there already; keys are never overwritten")
+            raise ConfigError(f"{path} exists already; keys are never overwritten")
     public_key, secret_key = zmq.curve_keypair()
     _write(secret, secret_key, 0o600)
     try:
@@ -116,7 +116,7 @@ def _write(path: Path, key: bytes, mode: int) -> None:
     try:
         opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         with os.fdopen(opened, "wb") as file:
-            # Whatever the umask takes away or, for the secret, a default ACL adds.
+            # Undo what the umask removes and what a default ACL adds.
             os.fchmod(opened, mode)
             file.write(key + b"\n")
     except OSError as error:
@@ -125,7 +125,7 @@ def _write(path: Path, key: bytes, mode: int) -> None:
 
 def _read(path: Path) -> tuple[list[str], int]:
     try:
-        # A pipe would be waited for, and a device read, for ever.
+        # Opening a pipe would block, and reading a device might never end.
         opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(opened, "rb") as file:
             mode = os.fstat(opened).st_mode
@@ -139,5 +139,5 @@ def _read(path: Path) -> tuple[list[str], int]:
 def _key(path: Path, lines: list[str]) -> str:
     key = lines[0].strip() if lines else ""
     if not is_key(key):
-        raise ConfigError(f"{path}: the first line is no key of {KEY_CHARS} Z85 characters")
+        raise ConfigError(f"{path}: the first line is not a key of {KEY_CHARS} Z85 characters")
     return key

@@ -1,4 +1,4 @@
-"""The ROUTER as engines see it: bound, open to whom the keys name, and bound anew at need."""
+"""The ROUTER socket that engines connect to: binding, authentication and rebinding."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ log = logging.getLogger(__name__)
 
 USER = "User-Id"
 SKIPPED = 1000
-"""Parts of an overlong message that are read in one go."""
+"""Parts of an overlong message that one call reads."""
 
 Socket = zmq.Socket[bytes]
 
 
 class Arrival(NamedTuple):
-    """One message.
+    """One received message.
 
     Attributes:
-        peer: The connection, to be answered.
-        key: The CURVE key it connected with; empty where none is asked for.
-        frames: One, in a message as it should be.
+        peer: The connection that replies go to.
+        key: CURVE key of the connection; empty where none is required.
+        frames: Frames of the message; a valid message has exactly one.
     """
 
     peer: bytes
@@ -41,23 +41,23 @@ class Arrival(NamedTuple):
 
 
 SKIPPING = Arrival(b"", "", [])
-"""No message: the rest of one that was too long takes another turn."""
+"""Returned while an overlong message is being skipped: call ``receive`` again."""
 
 
 class Listener:
-    """One ROUTER with all its endpoints, and the handler that its handshakes ask.
+    """One ROUTER socket with all its endpoints and the handler of its CURVE handshakes.
 
     Args:
-        endpoints: Where to bind.
-        access: Who may connect.
+        endpoints: Endpoints to bind.
+        access: Keys and groups that may connect.
         denied: Called for each peer whose key is not authorized.
 
     Attributes:
         socket: ``None`` between ``cut`` and ``reopen``.
-        unbound: Whether the last ``reopen`` could not have all endpoints.
+        unbound: Whether the last ``reopen`` failed to bind an endpoint.
 
     Raises:
-        ConfigError: An endpoint is malformed, taken, or may not be bound.
+        ConfigError: An endpoint is malformed, in use, or may not be bound.
     """
 
     def __init__(
@@ -71,49 +71,50 @@ class Listener:
         self._access = access
         self._denied = denied
         self._skipping = self.unbound = False
-        self._said = RateLimitedLog(log)
+        self._log = RateLimitedLog(log)
         self._claims: dict[int, Claim] = {}
         self.socket: Socket | None = None
         self.zap: Authenticator | None = None
         self._accepts: Socket | None = None
         socket = self._make()
         try:
-            # Ports last: what they demand, later paths would demand as well.
-            for place, endpoint in sorted(enumerate(endpoints), key=lambda e: e[1].startswith(TCP)):
-                self._demand(socket, endpoint)
-                self._claims[place] = claim(socket, endpoint, access.group)
+            # TCP endpoints last: paths bound after them would require CURVE as well.
+            for index, endpoint in sorted(enumerate(endpoints), key=lambda e: e[1].startswith(TCP)):
+                self._require_keys(socket, endpoint)
+                self._claims[index] = claim(socket, endpoint, access.group)
         except ConfigError:
             self.close(0)
             raise
         for endpoint in filter(access.is_open, endpoints):
             log.warning(
-                "%s takes metrics from ANYONE who can reach it: ingest.allow-plain-tcp", endpoint
+                "%s accepts metrics from any host that can reach it (ingest.allow-plain-tcp)",
+                endpoint,
             )
 
     @property
     def endpoints(self) -> list[str]:
-        """Where engines connect; a port 0 shows as the one that was found."""
+        """The bound endpoints; port 0 is replaced by the actual port."""
         return [claimed.endpoint for _, claimed in sorted(self._claims.items())]
 
     @property
     def descriptors(self) -> list[int]:
-        """To be watched for reading; others after ``reopen``."""
+        """File descriptors to watch for reading; they change with ``reopen``."""
         sockets = (self.socket, self._accepts, self.zap.socket if self.zap else None)
         return [socket.fileno() for socket in sockets if socket is not None]
 
     @property
     def lost(self) -> bool:
-        """Whether engines find somebody else, or nobody, where they should find us."""
+        """Whether an endpoint is unbound or its socket file has been replaced or removed."""
         return self.unbound or any(claimed.lost() for claimed in self._claims.values())
 
     def zap_readings(self) -> list[tuple[tuple[str, ...], float]]:
-        """For a gauge: whether handshakes are answered; nothing where none asks."""
+        """Return the samples of ``sidestep_zap_up``; none where CURVE is not required."""
         if self._access.secret is None:
             return []
         return [((), float(self.zap is not None and self.zap.up))]
 
     def authenticate(self) -> bool:
-        """Answer handshakes; whether more may wait."""
+        """Answer pending handshakes; return whether more may be pending."""
         return self.zap is not None and self.zap.serve()
 
     def has_accepted(self) -> bool:
@@ -126,7 +127,7 @@ class Listener:
         return accepted
 
     def receive(self) -> Arrival | None:
-        """The next message, if there is one."""
+        """Return the next message, or None if there is none."""
         if self.socket is None:
             return None
         try:
@@ -140,18 +141,18 @@ class Listener:
             frame = self.socket.recv()
             more = self.socket.getsockopt(zmq.RCVMORE)
         else:
-            # 2 to 4 microseconds more than a copy. A name kept per connection would be
-            # cheaper, and wrong: a peer chooses its routing id, another one's old one too.
+            # 2 to 4 microseconds more than a copy. Caching the key per routing id would be
+            # cheaper, and wrong: a peer may choose the old routing id of another one.
             whole = self.socket.recv(copy=False)
             frame, more = whole.bytes, whole.more
-            # A peer over ipc has no name, which is an error here.
+            # A peer over ipc has no user id, which raises here.
             with contextlib.suppress(zmq.ZMQError):
                 key = str(whole.get(USER))
         self._skipping = bool(more)
         return Arrival(peer, key, [] if more else [frame])
 
     def _skip(self, socket: Socket) -> Arrival | None:
-        """Read on in a message that has too many parts, and give what comes after it."""
+        """Skip the rest of a message with too many parts, and return the message after it."""
         for _ in range(SKIPPED):
             socket.recv(zmq.NOBLOCK)
             if not socket.getsockopt(zmq.RCVMORE):
@@ -160,13 +161,13 @@ class Listener:
         return SKIPPING
 
     def send(self, peer: bytes, frame: bytes) -> None:
-        """Answer ``peer``; where it is gone or does not read, it will ask again."""
+        """Send ``frame`` to ``peer``; drop it if the peer is gone or not reading, as senders retry."""
         if self.socket is not None:
             with contextlib.suppress(zmq.ZMQError):
                 self.socket.send_multipart([peer, frame], zmq.NOBLOCK)
 
     def cut(self, linger: int = 0) -> None:
-        """Close the socket and every connection; when this returns their memory is free."""
+        """Close the socket and all connections; their memory is free when this returns."""
         if self.socket is None:
             return
         self.socket.disable_monitor()
@@ -175,32 +176,32 @@ class Listener:
         self.socket.close(linger=linger)
         if self.zap is not None:
             self.zap.socket.close(linger=0)
-        # Closing is the work of other threads; this waits until they have done it.
+        # libzmq's threads close the connections; this waits for them.
         self._context.term()
         self.socket = self.zap = self._accepts = None
 
     def reopen(self) -> None:
-        """Be where engines look for us again; what cannot be had is tried anew next time."""
+        """Bind all endpoints again; set ``unbound`` if one fails."""
         self.cut()
         socket = self._make()
         self.unbound = False
-        for place, claimed in self._claims.items():
+        for index, claimed in self._claims.items():
             try:
-                self._demand(socket, claimed.endpoint)
-                self._claims[place] = claimed.rebind(socket)
+                self._require_keys(socket, claimed.endpoint)
+                self._claims[index] = claimed.rebind(socket)
             except ConfigError as error:
                 self.unbound = True
-                self._said.warning(claimed.endpoint, "%s; trying again", error)
+                self._log.warning(claimed.endpoint, "%s; retrying", error)
 
     def close(self, linger: int) -> None:
-        """Send what is on its way for ``linger`` milliseconds, then give all endpoints free."""
+        """Send pending replies for at most ``linger`` milliseconds, then release all endpoints."""
         self.cut(linger)
         for claimed in self._claims.values():
             claimed.release()
         self._claims = {}
 
     def _make(self) -> Socket:
-        # A context for each socket: its end is the proof that no connection is left.
+        # One context per socket: when it has terminated, no connection is left.
         self._context = zmq.Context()
         self._skipping = False
         keys = self._access.keys
@@ -211,6 +212,6 @@ class Listener:
         self._accepts = self.socket.get_monitor_socket(zmq.EVENT_ACCEPTED)
         return self.socket
 
-    def _demand(self, socket: Socket, endpoint: str) -> None:
+    def _require_keys(self, socket: Socket, endpoint: str) -> None:
         if self._access.secret is not None and endpoint.startswith(TCP):
             require_keys(socket, self._access.secret)

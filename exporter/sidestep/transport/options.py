@@ -1,9 +1,8 @@
 """libzmq options of every socket that a peer can reach.
 
-libzmq 4.3.5 ends the process by an assertion where a peer made its input stop, at the receive
-mark, and resets the connection before an answer to a heartbeat or the heartbeat timer is due.
-So no socket has a receive mark, and none a heartbeat timer: TCP's keepalive finds peers whose
-host has vanished. See docs/decisions/0011-sockets-that-a-peer-cannot-kill.md.
+libzmq 4.3.5 aborts on an assertion when a peer has filled the queue to the receive high-water
+mark and resets the connection before a heartbeat reply or the heartbeat timer is due. So no
+socket has a receive high-water mark or a heartbeat timer: TCP keepalive detects dead hosts. See docs/decisions/0011-sockets-that-a-peer-cannot-kill.md.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _OPTIONS = (
     (zmq.TCP_KEEPALIVE_IDLE, SILENCE // 3),
     (zmq.TCP_KEEPALIVE_INTVL, SILENCE // 3),
     (zmq.TCP_KEEPALIVE_CNT, 2),
-    # A peer that takes nothing any more: the kernel's own patience is 15 minutes.
+    # For a peer that stops reading: the kernel's default timeout is 15 minutes.
     (zmq.TCP_MAXRT, SILENCE * 1000),
 )
 

@@ -1,15 +1,15 @@
-"""What a peer may send, and how long it may be silent."""
+"""Limits on what an exporter may send to a sender, and on its silence."""
 
 from __future__ import annotations
 
 SILENCE = 15
-"""Seconds after which a peer whose host does not answer is given up."""
+"""Seconds after which a connection to an unresponsive host is closed."""
 MAX_ANSWER_BYTES = 64 << 10
-"""Of one message from an exporter; the largest lists histogram bounds."""
+"""Maximum size of a message from an exporter; the largest lists histogram bounds."""
 FRAMES, FRAMES_PER_SECOND = 1000, 100
-"""An exporter acknowledges at most every 50 ms, and may refuse each frame of a window."""
+"""An exporter acknowledges at most every 50 ms, and may reject each frame of a window."""
 BYTES, BYTES_PER_SECOND = 1 << 20, 64 << 10
-TOO_MUCH = "it sends more than an exporter owes"
+TOO_MUCH = "it sends more than an exporter should"
 
 
 class Allowance:

@@ -1,4 +1,4 @@
-"""What the operating system knows of this process, and may give it."""
+"""Memory, file descriptors and runtime settings of this process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def resident() -> int:
-    """Bytes of memory in use; 0 where there is no /proc."""
+    """Return the resident memory in bytes; 0 where there is no /proc."""
     try:
         return int(Path("/proc/self/statm").read_bytes().split()[1]) * _PAGE
     except (OSError, IndexError, ValueError):
@@ -24,9 +24,10 @@ def resident() -> int:
 
 
 def lowest_free_descriptor() -> int:
-    """Return the number that the next open file gets, or the limit where none can be opened.
+    """Return the descriptor that the next open file gets, or the limit if none can be opened.
 
-    While peers only open connections, this is how many are open; a look costs 2 microseconds.
+    While peers only open connections, this is the number of open files; a call costs
+    2 microseconds.
     """
     try:
         descriptor = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
@@ -37,28 +38,28 @@ def lowest_free_descriptor() -> int:
 
 
 def open_files_limit() -> int:
-    """Return how many file descriptors this process may have."""
+    """Return the maximum number of file descriptors of this process."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def trim() -> None:
-    """Give the allocator's free pages back, which it would keep for the next time."""
+    """Return the allocator's free pages to the operating system."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def seed_library() -> None:
-    """Let the C library's random numbers begin where nobody knows.
+    """Seed the C library's random numbers unpredictably.
 
-    A ROUTER numbers its peers from one of them, which unseeded is 1804289383 in every
-    process, and libzmq 4.3.5 aborts the process when a peer has chosen the number that is next.
+    A ROUTER numbers its peers from such a number, which unseeded is 1804289383 in every
+    process, and libzmq 4.3.5 aborts the process when a peer has chosen the next number.
     """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).srand(secrets.randbits(32))
 
 
 def calm_collector() -> None:
-    """Collect garbage less often, and never look through what exists at start again.
+    """Collect garbage less often, and exclude all objects that exist now.
 
     A full collection over all modules holds the event loop for 10 to 50 ms, and nearly all
     objects that come and go are in no cycle: reference counts free them.
@@ -69,10 +70,10 @@ def calm_collector() -> None:
 
 
 def raise_open_files() -> int:
-    """Take as many file descriptors as the system lets us have; how many those are.
+    """Raise the limit of open files to the hard limit, and return it.
 
-    Every engine and every stranger who connects costs one; where they run out, a
-    listening socket that is readable and cannot be accepted from takes a whole core.
+    Every connected peer costs one descriptor. When they run out, a listening socket that is
+    readable but cannot accept keeps a whole core busy.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):

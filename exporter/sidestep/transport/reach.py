@@ -1,4 +1,4 @@
-"""Whether two endpoints are one place: who connects to the one reaches who is bound to the other."""
+"""Comparison of endpoints: whether a connection to one reaches the socket bound to another."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import os
 import socket
 
 IPC, TCP = "ipc://", "tcp://"
-ANYWHERE = {"*", "0.0.0.0", "::"}  # noqa: S104 - what a user may have written
-"""Hosts that stand for all addresses of this one; to connect to them is to connect to it."""
+ANYWHERE = {"*", "0.0.0.0", "::"}  # noqa: S104 - compared, not bound
+"""Host names that mean all addresses of this host."""
 
 
 def is_reached(endpoint: str, bound: str) -> bool:
-    """Whether a connection to ``endpoint`` arrives where ``bound`` is bound on this host.
+    """Return whether a connection to ``endpoint`` reaches ``bound``, bound on this host.
 
-    Names are looked up, if the ports are the same. What cannot be found out is another place.
+    Host names are resolved if the ports are equal. A name that does not resolve is not reached.
     """
     if endpoint.startswith(IPC) and bound.startswith(IPC):
         one, other = (os.path.realpath(each.removeprefix(IPC)) for each in (endpoint, bound))
         return one == other
     if not (endpoint.startswith(TCP) and bound.startswith(TCP)):
         return False
-    (host, port), (own, own_port) = _place(endpoint), _place(bound)
+    (host, port), (own, own_port) = _host_and_port(endpoint), _host_and_port(bound)
     if port != own_port or not port.isdecimal():
         return False
     addresses = _addresses(host)
@@ -29,8 +29,8 @@ def is_reached(endpoint: str, bound: str) -> bool:
     return not addresses.isdisjoint(_addresses(own))
 
 
-def _place(endpoint: str) -> tuple[str, str]:
-    """Host and port; who connects may have written his own address before a semicolon."""
+def _host_and_port(endpoint: str) -> tuple[str, str]:
+    """Return host and port; a source address before a semicolon is dropped."""
     host, _, port = endpoint.removeprefix(TCP).rpartition(";")[2].rpartition(":")
     return host.strip("[]"), port
 
@@ -42,11 +42,11 @@ def _addresses(host: str) -> set[str]:
         found = socket.getaddrinfo(host, None)
     except OSError:
         return set()
-    return {str(place[0]) for *_, place in found}
+    return {str(address[0]) for *_, address in found}
 
 
 def _is_ours(address: str) -> bool:
-    """Whether it is one of this host's: nobody can bind another's."""
+    """Return whether ``address`` belongs to this host: only then can it be bound."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:

@@ -1,35 +1,36 @@
-"""Peers that send nonsense faster than a mistake can explain are ignored for a while."""
+"""Throttling of peers that send too many invalid messages."""
 
 from __future__ import annotations
 
 from typing import TypeVar
 
 LIMIT = 100
-"""Bad messages within ``PERIOD`` that are forgiven."""
+"""Invalid messages tolerated within ``PERIOD`` seconds."""
 PERIOD = 1.0
 PENALTY = 10.0
+"""Seconds that a throttled peer is ignored."""
 CAPACITY = 1024
-"""Peers remembered of either kind; the one remembered longest makes room."""
+"""Peers tracked per table; the oldest entry is evicted."""
 
 Value = TypeVar("Value")
 Peer = bytes | str
-"""A connection; where it has a key, the key: a new connection is no new start."""
+"""Routing id of a connection, or its key, so that reconnecting does not reset the count."""
 
 
 class Throttle:
-    """Counts bad messages per peer, in a table that no number of peers can grow."""
+    """Counter of invalid messages per peer, in tables of bounded size."""
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         self._capacity = capacity
         self._counts: dict[Peer, tuple[float, int]] = {}
         self._ignored: dict[Peer, float] = {}
-        """Until when."""
+        """By peer: the time until which it is ignored."""
 
     def __len__(self) -> int:
         return len(self._counts) + len(self._ignored)
 
     def ignores(self, peer: Peer, now: float) -> bool:
-        """Whether ``peer`` is not heard at the moment."""
+        """Return whether ``peer`` is ignored at ``now``."""
         if not self._ignored or peer not in self._ignored:
             return False
         if now < self._ignored[peer]:
@@ -38,7 +39,7 @@ class Throttle:
         return False
 
     def bad(self, peer: Peer, now: float) -> bool:
-        """Count a bad message; whether this one makes ``peer`` ignored."""
+        """Count an invalid message; return whether ``peer`` is ignored from now on."""
         since, count = self._counts.pop(peer, (now, 0))
         if now - since >= PERIOD:
             since, count = now, 0

@@ -1,4 +1,4 @@
-"""Memory that strangers can take: a ROUTER keeps the parts of a message that never ends."""
+"""Limits on memory that untrusted peers can fill: a ROUTER buffers the parts of an endless message."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ log = logging.getLogger(__name__)
 
 MIB = 1 << 20
 MARGIN = 4
-"""What the exporter itself needs may be over the limit; peers then get this part of it."""
+"""Where the exporter's own state is over the hard limit, peers may use 1/MARGIN of the limit more."""
 
 
 class Watchdog:
-    """Two limits on resident memory: from the first nothing new, at the second let all go.
+    """Soft and hard limit on resident memory.
 
     Args:
-        soft: Bytes from which no new stream is taken; 0: no limit.
-        hard: Bytes at which the socket is closed, with all that it holds, and bound anew.
+        soft: Bytes from which new streams are rejected; 0: no limit.
+        hard: Bytes at which the socket, with all its buffers, is closed and bound again.
         read: Resident memory of this process in bytes.
 
     Attributes:
@@ -38,7 +38,7 @@ class Watchdog:
         self._read = read
 
     def must_cut(self) -> bool:
-        """Look at the memory; whether the socket is to be closed now."""
+        """Read the memory in use, and return whether to close the socket now."""
         resident = self._read()
         self._note(resident)
         if resident < self._hard:
@@ -46,23 +46,29 @@ class Watchdog:
         return bool(self._hard) and resident >= self._limit
 
     def cut(self) -> None:
-        """The socket is closed and its memory is free: see whether that has helped."""
+        """Check how much memory closing the socket has freed, and log it."""
         resident = self._read()
         self._note(resident)
         if resident < self._hard:
             self._limit = self._hard
-            log.warning("memory had reached its limit; %d MiB are in use now", resident // MIB)
+            log.warning(
+                "memory reached limits.memory-hard, all connections were closed; %d MiB are in use now",
+                resident // MIB,
+            )
             return
-        # Closing the socket again would free as little, so not before there is more.
+        # Closing the socket again would free as little, so raise the limit.
         self._limit = resident + self._hard // MARGIN
         log.error(
             "%d MiB are in use without any connection, more than limits.memory-hard: that is the"
-            " exporter's own state; raise the limit, or feed it fewer engines",
+            " exporter's own state; raise the limit, or connect fewer engines",
             resident // MIB,
         )
 
     def _note(self, resident: int) -> None:
         full = bool(self._soft) and resident >= self._soft
         if full and not self.full:
-            log.warning("%d MiB are in use: no new streams are taken", resident // MIB)
+            log.warning(
+                "%d MiB are in use, more than limits.memory-soft: new streams are rejected",
+                resident // MIB,
+            )
         self.full = full

@@ -1,8 +1,7 @@
-"""The handler that libzmq asks, at every CURVE handshake, whether a key may connect.
+"""The ZAP handler, which libzmq calls at every CURVE handshake to authorize the key.
 
-ZAP is RFC 27. pyzmq's own handler runs in a task, or a thread, that one exception
-ends without a word; this one is called by whoever owns the event loop and answers
-every request.
+ZAP is RFC 27. pyzmq's own handler runs in a task or thread that one exception ends silently;
+this one is called from the event loop and answers every request.
 """
 
 from __future__ import annotations
@@ -20,21 +19,21 @@ log = logging.getLogger(__name__)
 ENDPOINT = "inproc://zeromq.zap.01"
 DOMAIN = "sidestep"
 REQUESTS = 64
-"""Handshakes that are answered in one turn: a flood of them is not to hold the loop."""
+"""Handshakes answered per call, so that a flood of them cannot block the event loop."""
 _CREDENTIALS = 6
 _KEY_BYTES = 32
 
 
 class Authenticator:
-    """Answers for one context.
+    """ZAP handler of one context.
 
     Args:
-        context: That of the sockets which ask; one of its ends is bound here.
-        allows: Whether a key, as Z85, may connect.
-        denied: Called for each that may not.
+        context: Context of the sockets to authenticate.
+        allows: Returns whether a key, as Z85, may connect.
+        denied: Called for each denied handshake.
 
     Attributes:
-        up: False from a request that could not be answered as it should, until one is.
+        up: False after a request that failed to be checked, until one succeeds.
     """
 
     def __init__(
@@ -49,10 +48,10 @@ class Authenticator:
         self.socket.bind(ENDPOINT)
         self._allows = allows
         self._denied = denied
-        self._said = RateLimitedLog(log)
+        self._log = RateLimitedLog(log)
 
     def serve(self) -> bool:
-        """Answer what is asked; whether there may be more."""
+        """Answer pending requests; return whether more may be pending."""
         for _ in range(REQUESTS):
             try:
                 frames = self.socket.recv_multipart(zmq.NOBLOCK)
@@ -61,10 +60,10 @@ class Authenticator:
             try:
                 self._answer(frames)
                 self.up = True
-            except Exception as error:  # noqa: BLE001 - logged, and shown as not being up
-                # Whatever it was, it was answered with no, or its time runs out.
+            except Exception as error:  # noqa: BLE001 - logged, and exposed as sidestep_zap_up 0
+                # The request was denied, or its handshake times out.
                 self.up = False
-                self._said.error("failed", "a key could not be checked", trace=error)
+                self._log.error("failed", "a key could not be checked", trace=error)
         return True
 
     def _answer(self, frames: list[bytes]) -> None:
@@ -80,15 +79,15 @@ class Authenticator:
         try:
             allowed = bool(key) and domain == DOMAIN.encode() and self._allows(key)
         finally:
-            # Not 400: libzmq's client then never tries again, though its key may be added soon.
+            # Not 400: after a 400 libzmq's client never retries, though its key may be added soon.
             status = (b"200", b"OK") if allowed else (b"300", b"Not authorized")
             user = key.encode() if allowed else b""
             self.socket.send_multipart([*envelope, version, request, *status, user, b""])
         if not allowed:
             self._denied()
-            self._said.warning(
+            self._log.warning(
                 "denied",
-                "turned away %s: key %s is not among the authorized ones",
+                "rejected %s: key %s is not authorized",
                 address.decode("ascii", "replace"),
                 key or "-",
             )

@@ -1,4 +1,4 @@
-"""Tracked cached blocks: hashes that media hold, each medium on its own."""
+"""Tracking of cached KV blocks by hash, separately for each medium."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ KINDS = {"stored", "removed", "cleared", "begun", "lost"}
 ALL = 1 << 64
 MASK = ALL - 1
 FIRST, SHIFT, SECOND = 0x9E3779B97F4A7C15, 0x2545F4914F6CDD1D, 0xD6E8FEB86659FD93
-"""Odd and without pattern. No other process has to agree on them but exporters of the
-same engines, which then sample the same hashes."""
+"""Odd numbers without a pattern. Exporters of the same engines need equal ones to sample the same
+hashes."""
 _NEVER = -1.0
-"""No stamp: none is negative."""
+"""Placeholder for no stamp; stamps are never negative."""
 
 
 class _Block(msgspec.Struct, gc=False):
     """A hash in a medium.
 
     Attributes:
-        hit: Stamp of the last hit whose time is known.
+        birth: Stamp at which it was stored.
+        weight: Blocks that it stands for.
+        hit: Stamp of the last hit with a known time.
     """
 
     birth: float
@@ -43,10 +45,10 @@ class _Medium:
 
 
 def check(changes: list[CacheChange]) -> None:
-    """Refuse ``changes`` that cannot be applied, whatever was before.
+    """Reject ``changes`` that are invalid in any state.
 
     Raises:
-        WireError: Not an engine's.
+        WireError: A change is malformed or over a limit.
     """
     if {change.kind for change in changes} - KINDS:
         raise WireError("bad_item", "an unknown kind of cache event")
@@ -59,10 +61,10 @@ def check(changes: list[CacheChange]) -> None:
 
 
 class CachedBlocks(BlockTracker):
-    """The cached blocks of one engine, sampled by a mix of their hash alone.
+    """Cached blocks of one engine, sampled by a mix of their hash alone.
 
-    A hash is tracked through all its events, on all ranks, or not at all, and a sample is part of every
-    sample at a higher rate. The price: all lifetimes of a hash are in the sample together.
+    A hash is tracked through all its events on all ranks or not at all, and a sample is a subset of
+    any sample at a higher rate. The cost: all lifetimes of a hash are in the sample together.
     """
 
     def __init__(self, sampling: Sampling) -> None:
@@ -79,7 +81,7 @@ class CachedBlocks(BlockTracker):
         """Track an item's changes.
 
         Raises:
-            WireError: The item is not one of an engine; nothing of it was applied.
+            WireError: The item is invalid; nothing of it was applied.
         """
         self._check(item.changes)
         if item.source != self._source:
@@ -97,7 +99,7 @@ class CachedBlocks(BlockTracker):
         return self.take()
 
     def resize(self, capacity: int) -> None:
-        """Track at most ``capacity`` blocks; abandon the newest of those that are too many."""
+        """Track at most ``capacity`` blocks; abandon the newest excess ones."""
         self.capacity = capacity
         for medium in self._media.values():
             while medium.blocks and self.tracked > capacity:
@@ -112,7 +114,7 @@ class CachedBlocks(BlockTracker):
             raise WireError("bad_item", "too many media")
 
     def _clear(self, name: str) -> None:
-        """Forget the blocks of one medium, or where none is named of all."""
+        """Drop the blocks of one medium, or of all media if ``name`` is empty."""
         named = [self._media[name]] if name in self._media else []
         for medium in named if name else self._media.values():
             if medium.blocks:

@@ -1,4 +1,4 @@
-"""Tracked physical blocks: numbers that are handed out again and again.
+"""Tracking of physical KV blocks, whose numbers are reused.
 
 The definitions are those of vLLM's ``KVCacheMetricsCollector``
 (vllm/v1/core/kv_cache_metrics.py).
@@ -21,9 +21,9 @@ from sidestep.tracking.kv_blocks.tracker import BlockObservations, BlockTracker
 SLICE = 512
 """Blocks of a reset observed in one call, which takes about a millisecond."""
 _NEVER = -1.0
-"""No stamp and no gap: neither is ever negative."""
+"""Placeholder for no stamp or gap; neither is ever negative."""
 _HITS = Struct("<Q4d")
-"""Number of hits; stamp of the last whose time is known; the last three gaps, oldest first."""
+"""Number of hits; stamp of the last hit with a known time; the last three gaps, oldest first."""
 _NO_HITS = _HITS.pack(0, _NEVER, _NEVER, _NEVER, _NEVER)
 
 
@@ -31,7 +31,9 @@ class _Block(msgspec.Struct, gc=False):
     """A physical block from one allocation to the next.
 
     Attributes:
-        hits: As ``_HITS``. As objects they would take 164 bytes, packed it is 73.
+        birth: Stamp of the allocation.
+        weight: Blocks that it stands for.
+        hits: Packed as ``_HITS``, which takes 73 bytes; objects would take 164.
     """
 
     birth: float
@@ -40,10 +42,10 @@ class _Block(msgspec.Struct, gc=False):
 
 
 def check(item: BlockEvents) -> None:
-    """Refuse an ``item`` that cannot be applied.
+    """Reject an invalid ``item``.
 
     Raises:
-        WireError: It contradicts itself.
+        WireError: The item contradicts itself.
     """
     kinds = item.kinds
     if not len(kinds) == len(item.blocks) == len(item.stamps):
@@ -51,32 +53,32 @@ def check(item: BlockEvents) -> None:
     if kinds and max(kinds) > RESET:
         raise WireError("bad_item", "an unknown kind of block event")
     if ALLOCATED in kinds and item.rate * COUNT_LIMIT < 1.0:
-        raise WireError("bad_item", "a block was sampled at a rate of nothing")
+        raise WireError("bad_item", "a block was sampled at a rate of zero")
 
 
 class PhysicalBlocks(BlockTracker):
-    """The physical blocks of one engine that its sender samples.
+    """Physical blocks of one engine that its sender samples.
 
-    Blocks that a reset evicted are tracked until they are observed: a slice in each call, and one for
-    each allocation that needs the capacity.
+    Blocks that a reset evicted stay tracked until they are observed: a slice in each call, and one
+    block for each allocation that needs capacity.
     """
 
     def __init__(self, sampling: Sampling) -> None:
         super().__init__(sampling)
         self._blocks: dict[int, _Block] = {}
         self._resets: deque[tuple[float, dict[int, _Block]]] = deque()
-        """Stamps of resets, and the blocks evicted that are not observed yet."""
+        """Stamps of resets, and the evicted blocks that are not observed yet."""
         self._source: int | None = None
         self._rate: float | None = None
         self._complete = True
-        """Whether all blocks that the sender samples are tracked."""
+        """Whether all blocks sampled by the sender are tracked."""
         self._lifetimes, self._idles, self._last_gaps = Diffusion(), Diffusion(), Diffusion()
         self._gaps, self._reuses = Diffusion(), Diffusion()
         self._reset_ages, self._reset_idles = Diffusion(), Diffusion()
 
     @property
     def rate(self) -> float | None:
-        """Share of blocks that the sender samples, by its last item."""
+        """Share of blocks that the sender samples, from its last item."""
         return self._rate
 
     @property
@@ -127,12 +129,12 @@ class PhysicalBlocks(BlockTracker):
         return self.take()
 
     def take(self) -> BlockObservations:
-        """Return what was observed since the last call, and a slice of what waits."""
+        """Return the observations since the last call, and a slice of the pending ones."""
         self._observe_resets(SLICE)
         return super().take()
 
     def resize(self, capacity: int) -> None:
-        """Track at most ``capacity`` blocks; abandon the newest of those that are too many."""
+        """Track at most ``capacity`` blocks; abandon the newest excess ones."""
         self.capacity = capacity
         while self._blocks and self.tracked > capacity:
             self._blocks.popitem()
@@ -160,7 +162,7 @@ class PhysicalBlocks(BlockTracker):
             return
         count, before, first, second, third = _HITS.unpack(block.hits)
         if now < max(block.birth, before):
-            # A hit whose time is not known: intervals are taken between the others.
+            # The time of this hit is unknown: intervals are taken between the other hits.
             self._out.unknown += 1
             now = before
         elif before != _NEVER:

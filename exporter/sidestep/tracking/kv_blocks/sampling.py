@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 Observation = tuple[float, int]
-"""Seconds, or a number of hits, and how many blocks it stands for."""
+"""Seconds or a number of hits, and the number of blocks that it stands for."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -23,17 +23,17 @@ class Sampling:
     capacity: int = 100_000
 
     def weight(self, rate: float) -> float:
-        """Blocks that an observation stands for, where a share of ``rate`` is sampled."""
+        """Return how many blocks an observation stands for at the sampling ``rate``."""
         return 1.0 / rate if self.scale and rate else 1.0
 
 
 class Diffusion:
-    """Error diffusion of weights to integers: sums stay right, as the remainder is carried on."""
+    """Error diffusion of weights to integers: the remainder is carried on, so sums are exact."""
 
     __slots__ = ("_carry",)
 
     def __init__(self) -> None:
-        # A half makes it rounding: the error is as often above as below.
+        # Starting at a half rounds to nearest, so the error is unbiased.
         self._carry = 0.5
 
     def observe(self, observed: list[Observation], value: float, weight: float) -> None:

@@ -1,4 +1,4 @@
-"""Limits and results that both kinds of tracked KV blocks share."""
+"""Limits and results that the trackers of physical and cached KV blocks share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sidestep.tracking.kv_blocks.sampling import Observation, Sampling
 
 
 class CachedObservations(msgspec.Struct, gc=False):
-    """Observations of the hashes in one medium; a reuse is being stored again."""
+    """Observations of the hashes in one medium; a hit is a hash that is stored again."""
 
     lifetimes: list[Observation] = []
     idles: list[Observation] = []
@@ -21,12 +21,12 @@ class BlockObservations(msgspec.Struct, gc=False):
     Attributes:
         lifetimes: Birth to eviction.
         idles: Last hit, or birth, to eviction.
-        last_gaps: Between the last four hits, at eviction, as the engine has them.
-        gaps: Between any two hits in succession, at the later one.
+        last_gaps: Gaps between the last four hits, at eviction, as in the engine.
+        gaps: Gaps between any two successive hits, at the later one.
         reuses: Hits from birth to eviction, at eviction.
-        reset_ages: As lifetimes, of blocks that a reset evicted.
-        reset_idles: As idles, of blocks that a reset evicted.
-        resets: Times that the whole cache was emptied.
+        reset_ages: Lifetimes of blocks that a reset evicted.
+        reset_idles: Idle times of blocks that a reset evicted.
+        resets: Number of resets of the whole cache.
         refused: Sampled blocks that were not tracked, at the capacity.
         abandoned: Tracked blocks whose eviction was not seen.
         unknown: Events of blocks whose birth was not seen, and stamps before the block's last one.
@@ -48,7 +48,7 @@ class BlockObservations(msgspec.Struct, gc=False):
 
 
 class BlockTracker:
-    """Tracks sampled blocks of one engine, never more than ``capacity``.
+    """Tracker of sampled blocks of one engine, at most ``capacity`` at once.
 
     Attributes:
         tracked: Blocks held now.
@@ -67,14 +67,14 @@ class BlockTracker:
 
     @property
     def rate(self) -> float | None:
-        """Share of blocks that is sampled; None while that is not known."""
+        """Share of blocks that is sampled; None while unknown."""
         raise NotImplementedError
 
     def resize(self, capacity: int) -> None:
-        """Track at most ``capacity`` blocks; abandon the newest of those that are too many."""
+        """Track at most ``capacity`` blocks; abandon the newest excess ones."""
         raise NotImplementedError
 
     def take(self) -> BlockObservations:
-        """Return what was observed since the last call."""
+        """Return the observations since the last call."""
         out, self._out = self._out, BlockObservations()
         return out
