@@ -14,7 +14,11 @@ command -v apt-get >/dev/null 2>&1 && [ -r "$key" ] || skip "this is no Debian"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir -p "$work/lists/partial" "$work/cache/archives/partial"
-echo "deb [signed-by=$key] http://deb.debian.org/debian $suite main" >"$work/sources.list"
+# The archive is whichever this machine's own apt takes its present release from.
+release=$(. /etc/os-release && echo "${VERSION_CODENAME:-}")
+apt-get --print-uris update 2>/dev/null |
+    sed -n "s|^'\(.*\)/dists/$release/InRelease'.*|deb [signed-by=$key] \1 $suite main|p" >"$work/sources.list"
+[ -s "$work/sources.list" ] || skip "apt knows no archive of Debian $release"
 apt() {
     apt-get -qq -o Dir::Etc::sourcelist="$work/sources.list" -o Dir::Etc::sourceparts=- \
         -o Dir::State::lists="$work/lists" -o Dir::Cache="$work/cache" \
