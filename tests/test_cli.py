@@ -364,7 +364,7 @@ async def test_a_hangup_takes_over_the_log_level_but_no_flag_away(tmp_path: Path
         socket = context.socket(zmq.DEALER)
         socket.connect(endpoint)
         await asyncio.to_thread(socket.send, b"nonsense")
-        assert (await next_line(process)).endswith(" DEBUG refused: bad_schema")
+        assert (await next_line(process)).endswith(" DEBUG rejected: bad_schema")
         socket.close(linger=0)
         context.term()
 

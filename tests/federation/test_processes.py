@@ -172,7 +172,7 @@ async def test_processes_forward_to_each_other(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ({"web_listen_address": ("",)}, "give --web.listen-address or --forward"),
+        ({"web_listen_address": ("",)}, "set --web.listen-address or --forward"),
         ({"forward": "http://x"}, "'http://x': must begin with ipc:// or tcp://"),
         ({"forward_label": ("a=b",)}, "requires --forward"),
         ({"forward_label": ("a",)}, "must be NAME=VALUE"),
@@ -194,7 +194,7 @@ async def test_processes_forward_to_each_other(tmp_path: Path) -> None:
                 ("tcp://localhost:9858", "tcp://127.0.0.1:9858", "own ingest endpoint"),
                 ("tcp://0.0.0.0:9858", "tcp://127.0.0.1:9858", "own ingest endpoint"),
                 ("tcp://[::1]:9858", "tcp://[::]:9858", "own ingest endpoint"),
-                (f"tcp://{socket.gethostname()}:9858", "tcp://*:9858", "this is where engines"),
+                (f"tcp://{socket.gethostname()}:9858", "tcp://*:9858", "own ingest endpoint"),
                 ("tcp://127.0.0.1:9859", "tcp://*:9858", ""),
                 ("tcp://192.0.2.1:9858", "tcp://*:9858", ""),
                 ("tcp://127.0.0.1:9858", "tcp://127.0.0.2:9858", ""),
@@ -257,4 +257,4 @@ async def test_an_exporter_that_is_not_there_is_said(
     """A leaf has no page that would show it."""
     monkeypatch.setattr("sidestep.federation.sender.ALONE", 0.1)
     async with start(forward=root_path, forward_interval="0.05"):
-        await until(lambda: f"no exporter at {root_path}" in caplog.text)
+        await until(lambda: f"no exporter accepts it at {root_path}" in caplog.text)
