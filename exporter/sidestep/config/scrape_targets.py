@@ -72,7 +72,7 @@ class Target:
 
     @property
     def name(self) -> str:
-        """What tells it from others."""
+        """Identity that distinguishes it from others."""
         return self.url
 
 

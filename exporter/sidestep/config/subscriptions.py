@@ -46,7 +46,7 @@ class Subscription:
 
     @property
     def name(self) -> str:
-        """What tells it from others."""
+        """Identity that distinguishes it from others."""
         return f"{self.kind} {self.endpoint}"
 
 

@@ -54,7 +54,7 @@ class FederatedEngine:
         engine: Engine in this exporter's registry.
         info: Description of ``engine``.
         current: The newest record.
-        heard: Monotonic time at which the source sent it.
+        sent_at: Monotonic time at which the source sent it.
         base: The encoded sum of all ended epochs' last records; empty while none has ended.
         ended: The last record of the epoch that ended last; part of ``base``, kept for forwarding.
     """
@@ -62,7 +62,7 @@ class FederatedEngine:
     engine: Engine
     info: EngineInfo
     current: SourceRecord
-    heard: float
+    sent_at: float
     base: bytes = b""
     ended: SourceRecord | None = None
 
@@ -91,7 +91,7 @@ class FederatedEngine:
 
     def is_silent(self, now: float) -> bool:
         """Return whether the gauges are too old to be exposed."""
-        return now - self.heard >= GAUGES_EXPIRE_SECONDS
+        return now - self.sent_at >= GAUGES_EXPIRE_SECONDS
 
     def show(self, registry: Registry, head: Head, total: Aggregate) -> WireError | None:
         """Replace all series by ``total``, and info metrics by those of ``head``.
@@ -118,7 +118,7 @@ class FederatedEngine:
         recent = not self.is_silent(now)
         streams = {self.current.epoch} if standing.up and recent else set()
         live = standing.live and recent
-        engine.seen_at = max(engine.seen_at, self.heard)
+        engine.seen_at = max(engine.seen_at, self.sent_at)
         state = streams, live, standing.absent, standing.readings
         if (engine.streams, engine.live, engine.absent, engine.computed) != state:
             engine.streams, engine.live, engine.absent, engine.computed = state

@@ -112,7 +112,9 @@ class Outbox:
                     self._clash(record.engine)
                 message = self._message(*key[:2], record.order, record.data, record.standing)
                 message.age = (
-                    now - federated.heard if record is federated.current else GAUGES_EXPIRE_SECONDS
+                    now - federated.sent_at
+                    if record is federated.current
+                    else GAUGES_EXPIRE_SECONDS
                 )
                 message.labels = {**self._labels, **record.labels}
                 yield Due(key, state, message)

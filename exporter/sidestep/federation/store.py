@@ -93,8 +93,8 @@ class Store:
         record = SourceRecord(
             message.source, message.engine, *order, data, message.standing, message.labels
         )
-        heard = now - message.age
-        return self._apply(record, heard if known is None else max(heard, known.heard), now)
+        sent_at = now - message.age
+        return self._apply(record, sent_at if known is None else max(sent_at, known.sent_at), now)
 
     def restore(
         self,
@@ -152,10 +152,10 @@ class Store:
         self._pieces = Pieces()
         self.bytes = 0
 
-    def _apply(self, record: SourceRecord, heard: float, now: float) -> Iterator[None]:
+    def _apply(self, record: SourceRecord, sent_at: float, now: float) -> Iterator[None]:
         known = self.find(record.source, record.engine)
         if known is not None and known.repeats(record):
-            known.current, known.heard = record, heard
+            known.current, known.sent_at = record, sent_at
             known.place(self._registry, now)
             return
         found = yield from decode_in_parts(record.data)
@@ -172,7 +172,7 @@ class Store:
             return
         goes_on = known is not None and is_same(known.info, info)
         shown = known.engine if known is not None and goes_on else engine
-        made = FederatedEngine(shown, info, record, heard, base, ended)
+        made = FederatedEngine(shown, info, record, sent_at, base, ended)
         self._put(known, made)
         if shown is not engine:
             shown.update(info)

@@ -39,4 +39,4 @@ class Folder(Protocol):
         """Add an encoded item; return whether it could be counted."""
 
     def seal(self) -> Folded:
-        """Return what was folded; the next item begins anew."""
+        """Return what was folded, and start again with the next item."""

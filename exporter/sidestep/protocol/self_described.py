@@ -103,7 +103,7 @@ def check_sample_count(raw: bytes | memoryview | msgspec.Raw) -> None:
     try:
         families = _shape.decode(raw).families
     except DECODE_ERRORS:
-        # Another kind, or nonsense: whoever reads it says so.
+        # Another kind or an invalid value: the reader rejects it.
         return
     if sum(len(family.samples) for family in families) > MAX_OBSERVATIONS:
         raise WireError("too_big", "more samples than an item may have")

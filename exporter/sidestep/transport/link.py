@@ -13,7 +13,7 @@ PAUSE = (0.05, 1.0)
 PENALTY = (1.0, 60.0)
 """Likewise where the exporter broke the protocol or sent too much."""
 LASTING = 5.0
-"""Seconds that a connection must last until the pauses begin anew."""
+"""Seconds that a connection must last until the backoff is reset."""
 FORGIVEN = 60.0
 """Likewise, until earlier penalties are forgotten."""
 
@@ -45,7 +45,7 @@ class Connection(Protocol):
 
 
 class Link:
-    """Keeps a connection to ``endpoint``; a sender says Hello anew on each.
+    """Persistent connection to ``endpoint``; a sender sends a new Hello on each reconnect.
 
     Args:
         endpoint: ``ipc://`` or ``tcp://``; with keys in the environment, over CURVE.
