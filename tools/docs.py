@@ -2,8 +2,7 @@
 
 docs/metrics.md and docs/triton-fields.md come from the catalogue, docs/configuration.md from the
 settings, README.md's figures from the table in docs/performance.md. ``--check`` also follows every
-link inside the repository and refuses this project's former private words
-(tools/private_words.txt) where they are gone; ``--words`` lists those that remain.
+link inside the repository and refuses the words of tools/private_words.txt.
 """
 
 from __future__ import annotations
@@ -106,7 +105,7 @@ SAMPLED = {
         "They travel self-described; a connector's appear where it is configured.\n\n",
     ),
     "sglang": (
-        "what its collectors are told one by one",
+        "what the engine passes to its collectors one value at a time",
         (
             "Each appears with its first data. Labels are those of the collector that counts it:\n"
             "a scheduler's ranks, none of a tokenizer's; `dp_rank` of a scheduler and labels that\n"
@@ -499,46 +498,27 @@ def is_log(call: ast.Call) -> bool:
     return isinstance(call.func, ast.Attribute) and call.func.attr in levels
 
 
-def private_words() -> Iterator[tuple[bool, str]]:
-    """Private words in texts that users read: whether it is an error, and where and what to say."""
-    rules, unfinished = word_list(WORDS.read_text(encoding="utf-8"))
+def private_words(listed: str) -> Iterator[str]:
+    """Where texts that users read have words of a list, and what to say instead."""
+    rules = word_list(listed)
     for file, line, text in texts():
-        for word, everywhere, instead in rules:
-            for said in word.finditer(text):
-                yield (
-                    everywhere or file not in unfinished,
-                    f"{file}:{line}: {said[0]!r}: say {instead}",
-                )
+        for words, instead in rules:
+            for said in words.finditer(text):
+                yield f"{file}:{line}: {said[0]!r}: say {instead}"
 
 
-def word_list(text: str) -> tuple[list[tuple[re.Pattern[str], bool, str]], set[str]]:
-    """Read a list of words: patterns, whether each is an error everywhere, what to say instead.
-
-    The set has the files in which the other words are not yet an error.
-    """
-    rules: list[tuple[re.Pattern[str], bool, str]] = []
-    unfinished = set()
-    for line in text.splitlines():
-        if line.startswith("unfinished "):
-            unfinished.add(line.split()[1])
-        elif line and not line.startswith("#"):
-            pattern, _, instead = line.partition(" -> ")
-            everywhere = pattern.startswith("! ")
-            words = re.compile(pattern.removeprefix("! "), re.IGNORECASE)
-            rules.append((words, everywhere, instead))
-    return rules, unfinished
+def word_list(text: str) -> list[tuple[re.Pattern[str], str]]:
+    """Read a list of words: patterns and what to say instead."""
+    lines = (line for line in text.splitlines() if line and not line.startswith("#"))
+    rules = (line.partition(" -> ") for line in lines)
+    return [(re.compile(words, re.IGNORECASE), instead) for words, _, instead in rules]
 
 
 def main() -> int:
     """Write, or compare."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="fail where a document is out of date")
-    parser.add_argument("--words", action="store_true", help="list private words that remain")
     args = parser.parse_args()
-    if args.words:
-        found = [where for _, where in private_words()]
-        print("\n".join(found), f"{len(found)} private words", sep="\n")
-        return 0
     written = {
         DOCS / "metrics.md": metrics(),
         DOCS / "configuration.md": configuration(),
@@ -556,7 +536,7 @@ def main() -> int:
         if not path.exists() or path.read_text(encoding="utf-8") != text
     ]
     wrong += broken_links(TEXTS)
-    wrong += [where for error, where in private_words() if error]
+    wrong += private_words(WORDS.read_text(encoding="utf-8"))
     sys.stderr.writelines(f"{line}\n" for line in wrong)
     return 1 if wrong else 0
 

@@ -66,7 +66,7 @@ TILES = (
         limits=(1, 1),
     ),
     tile(
-        "Out of reach",
+        "Unreachable targets",
         "Targets that Prometheus cannot scrape.",
         "Prometheus has no such target.",
         total(f"{target('up')} == bool 0"),

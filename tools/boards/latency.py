@@ -221,7 +221,7 @@ BOARD = Dashboard(
                 ),
                 lines(
                     "Not served",
-                    "Requests in a second that ended in an error, were aborted, or were turned away.",
+                    "Requests in a second that ended in an error, were aborted, or were rejected.",
                     reasons.ENGINES,
                     Query(
                         rate(
@@ -230,7 +230,7 @@ BOARD = Dashboard(
                         ),
                         "vLLM {{finished_reason}}",
                     ),
-                    Query(rate(of("vllm:admission_rejections_total")), "vLLM turned away"),
+                    Query(rate(of("vllm:admission_rejections_total")), "vLLM rejected"),
                     Query(rate(of("sglang:num_aborted_requests_total")), "SGLang aborted"),
                     unit="reqps",
                     width=12,

@@ -56,7 +56,7 @@ TILES = (
         width=4,
     ),
     tile(
-        "Drafted in vain",
+        "Rejected draft tokens",
         "Drafted tokens in a second that were not accepted: work for nothing.",
         reasons.SPECULATION,
         f"{rate(of(DRAFTED))} - {rate(of(ACCEPTED))}",

@@ -240,8 +240,8 @@ RESPONSES = (
         width=6,
     ),
     lines(
-        "Counted anew",
-        "Times in a second that a server began to count anew: a restart, a reload, another version.",
+        "Counter resets",
+        "Times in a second that a server's counters started at 0 again: a restart, a reload, another version.",
         reasons.TRITON,
         Query(rate(of("sidestep_triton_resets_total"), MODEL), NAME),
         unit="cps",

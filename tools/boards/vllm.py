@@ -120,8 +120,8 @@ LOAD = (
         stacked=True,
     ),
     lines(
-        "Turned away",
-        "Requests in a second that were refused: by the front end because queues are full, or by the core.",
+        "Rejected requests",
+        "Requests in a second that were rejected: by the front end because queues are full, or by the core.",
         reasons.VLLM,
         Query(rate(front("vllm:admission_rejections_total"), "reason"), "front end {{reason}}"),
         Query(rate(of("sidestep_refused_requests_total"), "reason"), "core {{reason}}"),
@@ -296,7 +296,7 @@ ABORTS = (
         width=6,
     ),
     lines(
-        "Tokens generated in vain",
+        "Tokens of aborted requests",
         "Tokens in a second that had been generated for clients that left.",
         reasons.TAP,
         Query(ABORTED.added(), "tokens"),
