@@ -87,6 +87,9 @@ class Exporter:
             max_age=config.requests_max_age,
         )
         sampling = Sampling(config.kv_sample_rate, config.kv_scale_samples, config.kv_max_tracked)
+        self.series_filter = series_filter(config)
+        self.metrics = SelfMetrics()
+        self.collectors = own_registry(self.metrics, [*installed.collectors(), *collectors])
         self.registry = Registry(
             layouts,
             config.buckets,
@@ -94,11 +97,10 @@ class Exporter:
             sampling,
             native_histograms(config),
             objectives=Objectives(config.slo),
+            reserved=names(self.collectors),
+            is_exposed=functools.lru_cache(4096)(self.series_filter.shows),
         )
         self.passthrough = PassthroughRegistry(self.registry.names)
-        self.series_filter = series_filter(config)
-        self.registry.is_exposed = functools.lru_cache(4096)(self.series_filter.shows)
-        self.metrics = SelfMetrics()
         allowed = access(config)
         watchdog = Watchdog(
             config.limits_memory_soft * MIB, config.limits_memory_hard * MIB, resident
@@ -109,15 +111,13 @@ class Exporter:
             boot=secrets.randbits(63),
             clock=time.monotonic,
             wall=time.time,
+            settings=engine_settings(config),
             guard=Guard(self.metrics, time.monotonic, allowed.keys, lambda: watchdog.full),
         )
         check_forward_labels(config, layouts)
-        self.intake.receiver.settings = engine_settings(config)
         self.ingest = Ingest(self.intake, allowed, watchdog)
         self.durability = NOT_DURABLE
         self._set_sample_rate()
-        self.collectors = own_registry(self.metrics, [*installed.collectors(), *collectors])
-        self.registry.reserved = names(self.collectors)
         self.addresses: list[tuple[str, int]] = []
         self.front = HttpServer(config.web_config_file, self.metrics)
 

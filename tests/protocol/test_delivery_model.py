@@ -49,10 +49,14 @@ class Exporter:
         self.now = 0.0
         metrics = SelfMetrics()
         self.intake = Intake(
-            Registry(layouts, {}), metrics, boot=boot, clock=lambda: self.now, wall=lambda: 1.0
+            Registry(layouts, {}),
+            metrics,
+            boot=boot,
+            clock=lambda: self.now,
+            wall=lambda: 1.0,
+            settings=Settings(),
         )
         self.intake.receiver.durable = True
-        self.intake.receiver.settings = Settings()
         self.capture = Capture(self.intake)
         self.written: list[bytes] | None = None
         if disk is not None:

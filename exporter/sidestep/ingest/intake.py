@@ -27,7 +27,7 @@ from sidestep.metrics.load_inputs import LoadTracker
 from sidestep.metrics.record_codec import decode_record
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.limits import MAX_ITEM_BYTES
-from sidestep.protocol.messages import FromSender, Hello, decode_from_sender
+from sidestep.protocol.messages import FromSender, Hello, Settings, decode_from_sender
 from sidestep.protocol.receiver import Receiver, Stream
 from sidestep.telemetry.logs import RateLimitedLog
 from sidestep.telemetry.self_metrics import SelfMetrics
@@ -49,6 +49,7 @@ class Intake:
 
     Args:
         wall: Unix time, for display only.
+        settings: Settings by which senders fold.
         guard: Authorization and throttling of peers; by default everything is allowed.
 
     Attributes:
@@ -70,11 +71,12 @@ class Intake:
         boot: int,
         clock: Callable[[], float],
         wall: Callable[[], float],
+        settings: Settings | None = None,
         guard: Guard | None = None,
     ) -> None:
         self.registry = registry
         self.metrics = metrics
-        self.receiver = Receiver(boot)
+        self.receiver = Receiver(boot, settings)
         self.applier = Applier(registry)
         self.guard = guard or Guard(metrics, clock)
         self.refused = self.items = 0

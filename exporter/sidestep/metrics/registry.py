@@ -78,6 +78,8 @@ class Registry:
         native: NativeSettings | None = None,
         *,
         objectives: Objectives | None = None,
+        reserved: frozenset[str] = frozenset(),
+        is_exposed: Callable[[str], bool] = lambda _: True,
     ) -> None:
         self.layouts = layouts
         self.overrides = overrides
@@ -93,8 +95,8 @@ class Registry:
         self.refused_blocks: Counter[str] = Counter()
         self.parts = 0
         self.quota = OpenFamilyQuota()
-        self.reserved: frozenset[str] = frozenset()
-        self.is_exposed: Callable[[str], bool] = lambda _: True
+        self.reserved = reserved
+        self.is_exposed = is_exposed
         self._label_keys: set[LabelKey] = set()
         """Labels of the engines that are exposed."""
 

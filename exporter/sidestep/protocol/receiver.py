@@ -119,18 +119,18 @@ class Receiver:
         durable: Whether ``mark_durable`` reports what outlives this process; if not, durable
             equals applied (R4).
         changes: Version of everything that a snapshot of the streams holds.
-        settings: Settings by which senders fold; part of the answer to a Hello.
+        settings: Settings by which senders fold, part of the answer to a Hello; None: none are sent.
         kv_sample_rate: Share of KV blocks that senders sample. May be set at any time: open
             streams get it with the next acknowledgement.
     """
 
-    def __init__(self, boot: int) -> None:
+    def __init__(self, boot: int, settings: Settings | None = None) -> None:
         self.boot = boot
+        self.settings = settings
         self.streams: dict[str, Stream] = {}
         self.kv_sample_rate: float | None = None
         self.durable = False
         self.changes = 0
-        self.settings: Settings | None = None
         self._by_incarnation: dict[int, Stream] = {}
 
     def receive(  # noqa: PLR0911

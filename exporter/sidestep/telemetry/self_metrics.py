@@ -155,10 +155,13 @@ def own_registry(metrics: SelfMetrics, others: Iterable[Collector]) -> OwnRegist
     return registry
 
 
-def names(registry: CollectorRegistry) -> frozenset[str]:
-    """Return all sample names that the families of ``registry`` take, as ``layout.taken`` does."""
+def names(registry: OwnRegistry) -> frozenset[str]:
+    """Return all sample names that the families of ``registry`` take, as ``layout.taken`` does.
+
+    Own families count where they have no samples yet.
+    """
     found: set[str] = set()
-    for family in registry.collect():
+    for family in (*registry.metrics.describe(), *registry.others.collect()):
         found |= {family.name, *(sample.name for sample in family.samples)}
         if family.type == "counter":
             found |= exposed_names(f"{family.name}_total", "counter")
