@@ -261,7 +261,9 @@ class Delivery(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 2), lost=st.booleans())
     def describe(self, which: int, lost: bool) -> None:
-        """The engine tells of one engine more, and an acknowledgement comes at that moment."""
+        """A stream gets a second engine, an acknowledgement arrives at that moment, and both engines go on."""
+        self.work(which, 1, 2)
+        self.apply_only(which, 1)
         process = self.pick(which)
         process.engines = [*process.engines[:1], info(f"late/{process.stream}")]
         process.sender.describe(process.engines)
@@ -270,6 +272,7 @@ class Delivery(RuleBasedStateMachine):
             process.up.clear()
         self.hand_out()
         self.all_hear(process)
+        self.work(which, 2, 2)
 
     # Several steps at once: with single ones alone a search hardly gets past the handshake.
 
